@@ -21,14 +21,14 @@ from flwr.supercore.privacy_accounting.rdp_accountant import RdpAccountant as Fl
 from side_by_side import Case, main
 
 from fl_dp.accounting import (
-    DeclaredFilter,
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyBudget,
     calibrate_noise_multiplier,
     epsilon,
-    pld_epsilon,
 )
+from fl_dp.accounting.bounds import pld_epsilon
+from fl_dp.accounting.filters import DeclaredFilter
 from fl_dp.accounting.loss_distributions import poisson_gaussian
 from fl_dp.accounting.renyi import ORDERS, renyi_divergences
 

@@ -22,7 +22,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from side_by_side import Case, main
 
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
-from fl_dp.updates import ClippedSum, VectorLayout, only_array_record
+from fl_dp.updates import VectorLayout, only_array_record
+from fl_dp.updates.clipped_sum import ClippedSum
 
 CLIPPING_NORM, NOISE_MULTIPLIER = 1.0, 1.0
 SMALL_CNN = {  # 1.09 M parameters

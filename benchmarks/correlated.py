@@ -23,7 +23,8 @@ from side_by_side import Case, compare
 
 from fl_dp.accounting import model_error, optimal_coefficients, squared_norm
 from fl_dp.accounting.banded import _optimal
-from fl_dp.mechanisms import BandedStream, DiscreteGaussian, NoiseStream, SecureRandom, WhiteStream
+from fl_dp.mechanisms import BandedStream, NoiseStream, SecureRandom, WhiteStream
+from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
 
 CASES = ((100, 10), (300, 30), (1000, 16), (1000, 100), (2000, 100), (2000, 500))
 SIZE, BANDS, ROUNDS = 1_000_000, 16, 1000

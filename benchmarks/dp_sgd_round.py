@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.clients import DPSGD, OpacusClient, RecordWise
-from fl_dp.ledger import Account, NodeLedger
+from fl_dp.ledger import NodeLedger
+from fl_dp.ledger.node import Account
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.models import get_arrays
 

@@ -35,7 +35,8 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from fl_dp.app.private_training import Records
-from fl_dp.clients import DPSGD, RecordWise, train_with_dp_sgd
+from fl_dp.clients import DPSGD, RecordWise
+from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.models import build_model
 from fl_dp.tasks.training import UnitData, train_together

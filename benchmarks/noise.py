@@ -15,14 +15,10 @@ import importlib.util
 import numpy as np
 from side_by_side import Case, main
 
-from fl_dp.mechanisms import (
-    DiscreteGaussian,
-    DiscreteLaplace,
-    GaussianMechanism,
-    GridExponentialMechanism,
-    LaplaceMechanism,
-    SecureRandom,
-)
+from fl_dp.mechanisms import GaussianMechanism, LaplaceMechanism, SecureRandom
+from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
+from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
+from fl_dp.mechanisms.laplace import DiscreteLaplace
 
 MANY, FEWER = 1_000_000, 100_000
 SCALE = 1.3 * 2.0**30  # in grid steps, as the mechanisms have it

@@ -35,7 +35,7 @@ from fl_dp.clients import (
     exchanged_arrays,
     numpy_client_app,
 )
-from fl_dp.ledger import Account
+from fl_dp.ledger.node import Account
 from fl_dp.plan import RecordPlan
 from fl_dp.strategies import PoissonSelection, UnprotectedFedAvg
 from fl_dp.tasks.datasets import load_dataset

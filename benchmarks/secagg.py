@@ -36,8 +36,9 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key
 from side_by_side import Case, compare
 
 from fl_dp.mechanisms import Segment
-from fl_dp.secagg import MaskedMessage, Opened, OpenSum, Participation, SumTerms
-from fl_dp.secagg.member import open_bundles
+from fl_dp.secagg import OpenSum, SumTerms
+from fl_dp.secagg.client import MaskedMessage, Participation
+from fl_dp.secagg.member import Opened, open_bundles
 from fl_dp.secagg.texts import prf
 
 _BITS, _MOD, _TARGET = 16, 1 << 32, 1 << 22  # ours; Flower's defaults

@@ -27,7 +27,8 @@ from fl_dp.accounting import PrivacyBudget
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.private_training import Records
 from fl_dp.app.workload import dataset_of, model_of
-from fl_dp.clients import DPSGD, RecordWise, train_with_dp_sgd
+from fl_dp.clients import DPSGD, RecordWise
+from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.training import evaluate
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_dp.app.exclusions import NOISE, PARTS, RECORDS, STATISTICS, UTILITIES
 from fl_dp.app.option_keys import in_keys
-from fl_dp.lab.tuning.priced import CHOOSING
+from fl_dp.lab.tuning.candidates import CHOOSING
 from fl_dp.option_errors import Exclusion, rendered
 from fl_dp.plan.exclusions import EXCLUSIONS
 

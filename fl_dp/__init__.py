@@ -9,7 +9,11 @@ if TYPE_CHECKING:
     from fl_dp.ledger import PrivacyLedger
     from fl_dp.plan import PrivacyPlan
 else:
-    __getattr__ = lazy_exports(__name__)
+    # Every module of the package imports this one first.
+    __getattr__ = lazy_exports(
+        __name__,
+        {"PrivacyBudget": "accounting", "PrivacyLedger": "ledger", "PrivacyPlan": "plan"},
+    )
 
 __version__ = "0.1.0"
 __all__ = ["PrivacyBudget", "PrivacyLedger", "PrivacyPlan", "__version__"]

@@ -1,55 +1,36 @@
-"""Names of a package that are imported when they are first asked for.
+"""Names that a package imports when they are first asked for, because their modules load slowly.
 
-A command that needs little must not pay for torch or for dp-accounting: importing
-`fl_dp.accounting.schedules` imports `fl_dp.accounting` first, and with it nothing else.
+Importing a module imports its package first: without this, `fl_dp.accounting.schedules` would load
+SciPy. What loads fast is imported as usual. The rest stands twice:
 
-A package writes its imports once, for type checkers, and this reads them:
-
-    if TYPE_CHECKING:
-        from .bounds import EpsilonBounds, epsilon
-    else:
-        __getattr__ = lazy_exports(__name__)
+    if TYPE_CHECKING:  # for type checkers and editors
+        from .bounds import epsilon
+    else:  # for Python
+        __getattr__ = lazy_exports(__name__, {"epsilon": "bounds"})
 """
 
 from __future__ import annotations
 
-import ast
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 
-def lazy_exports(package: str) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package whose imports stand under `if TYPE_CHECKING:`.
-
-    No name may be that of one of the package's modules: importing the module would put it in the
-    name's place.
+def lazy_exports(package: str, module_of: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package, which Python calls for a name that is not there yet.
 
     Args:
         package: The package's `__name__`.
+        module_of: The module inside the package that each name is imported from. No name may be
+            that of a module of the package: importing the module would take the name's place.
     """
-    module_of = dict(_imported_names(sys.modules[package]))
 
     def get(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module '{package}' has no attribute '{name}'")
-        value = getattr(import_module(module_of[name], package), name)
+        value = getattr(import_module(f"{package}.{module_of[name]}"), name)
         setattr(sys.modules[package], name, value)
         return value
 
     return get
-
-
-def _imported_names(package: ModuleType) -> Iterator[tuple[str, str]]:
-    """Yield each name that the package imports for type checkers, and the module it is in."""
-    loader = None if package.__spec__ is None else package.__spec__.loader
-    source = loader.get_source(package.__name__)  # type: ignore[union-attr]  # of every source file
-    for statement in ast.parse(source).body:
-        if not isinstance(statement, ast.If) or ast.unparse(statement.test) != "TYPE_CHECKING":
-            continue
-        for each in statement.body:
-            if isinstance(each, ast.ImportFrom):
-                module = "." * each.level + (each.module or "")
-                yield from ((alias.name, module) for alias in each.names)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from flwr.app import ArrayRecord
 
-from fl_dp.accounting import freeze, sampler_slack
+from fl_dp.accounting import freeze
+from fl_dp.accounting.shared_noise import sampler_slack
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import PrivacyPlan
-from fl_dp.updates import VectorLayout, running_statistics
+from fl_dp.updates import VectorLayout
+from fl_dp.updates.batch_norm import running_statistics
 
 from .selection import Selection, selection_of
 

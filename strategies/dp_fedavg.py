@@ -34,14 +34,13 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import (
     NeighboringRelation,
-    PlateauController,
     PrivacyBudget,
     PrivacyBudgetExhausted,
     default_delta,
 )
+from fl_dp.accounting.schedules import PlateauController
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import (
-    DEFAULT_CLIPPING,
     BandedStream,
     Clipping,
     NoiseStream,
@@ -49,15 +48,10 @@ from fl_dp.mechanisms import (
     SecureRandom,
     WhiteStream,
 )
-from fl_dp.plan import (
-    ClientNoise,
-    DistributedNoise,
-    PlanArguments,
-    PrivacyPlan,
-    RecordPlan,
-    SecureSum,
-)
+from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
+from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan, RecordPlan, SecureSum
 from fl_dp.plan.arguments import keywords_of, require_known, require_types
+from fl_dp.plan.noise import ClientNoise
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.secagg import Roster as SecureRoster

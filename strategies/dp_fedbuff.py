@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.plan import PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.updates import VectorLayout, array_bytes
+from fl_dp.updates import VectorLayout
+from fl_dp.updates.compression import array_bytes
 
 from .buffer import Buffer, OpenBuffer
 from .compatibility import require_trainable

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import ClientNoise
+from fl_dp.plan.noise import ClientNoise
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
     STATISTIC_ACTION,

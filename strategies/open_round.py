@@ -12,7 +12,8 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.updates import RefusedUpdate, VectorLayout, with_sound_variances
+from fl_dp.updates import RefusedUpdate, VectorLayout
+from fl_dp.updates.batch_norm import with_sound_variances
 
 from .exchange import one_of_each
 from .modes import Ask, Cohort, Mode

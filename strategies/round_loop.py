@@ -25,7 +25,9 @@ from fl_dp.plan import RecordPlan
 from fl_dp.protocol.identity import forms_of, forms_to_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
-from fl_dp.updates import Compression, VectorLayout, array_bytes, widen
+from fl_dp.updates import Compression, VectorLayout
+from fl_dp.updates.compression import array_bytes
+from fl_dp.updates.narrow import widen
 
 from .checkpoint import Checkpoint
 from .contributions import ContributionCheck

@@ -18,7 +18,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fl_dp.accounting import (
-    BufferedSampling,
     CyclicSampling,
     FixedSizeSampling,
     History,
@@ -28,6 +27,7 @@ from fl_dp.accounting import (
     TruncatedPoissonSampling,
     VisibleSampling,
 )
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.checks import require_count

@@ -27,7 +27,7 @@ from flwr.serverapp.strategy import FedAvgM, Strategy
 from numpy.typing import NDArray
 
 from fl_dp.protocol.flower_compat import give_id
-from fl_dp.updates import values_of
+from fl_dp.updates.arrays import values_of
 
 from .optimizer_state import NotPlain, fingerprint, is_function, pack, unpack
 

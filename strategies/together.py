@@ -8,7 +8,7 @@ from fl_dp.mechanisms.checks import require_positive
 from fl_dp.option_errors import require_compatible
 from fl_dp.plan import PrivacyPlan, RecordPlan
 from fl_dp.plan.exclusions import EXCLUSIONS, Asked
-from fl_dp.updates import Compression
+from fl_dp.updates.compression_options import CompressionOptions
 
 from .selection import PoissonSelection, Selection
 
@@ -19,7 +19,7 @@ def check_together(
     *,
     weight_cap: float | None,
     record_plan: RecordPlan | None,
-    compression: Compression,
+    compression: CompressionOptions,
     roster_may_grow: bool = False,
 ) -> None:
     """Refuse options of a round that its plan, or DP-SGD at the clients, does not allow.

@@ -17,13 +17,13 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.accounting import (
-    GaussianEvent,
     History,
     PrivacyBudgetExhausted,
     UtilityPoissonSampling,
     VisibleSampling,
 )
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import OptionError
 from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery

@@ -72,7 +72,7 @@ def _step(rounds: int, floor: float) -> _Weights:
 
 
 # Each gives the late version: the weights never fall.
-_SHAPES: dict[str, Callable[[int, float], _Weights]] = {
+SHAPES: dict[str, Callable[[int, float], _Weights]] = {
     "constant": _constant,
     "seed_rule": _seed_rule,
     "linear": _linear,
@@ -123,10 +123,10 @@ class NoiseSchedule:
             ValueError: If the shape is unknown, a field is out of range, or weights are missing,
                 misplaced, or not positive and finite.
         """
-        if self.name not in _SHAPES and self.name != _CUSTOM:
+        if self.name not in SHAPES and self.name != _CUSTOM:
             raise ValueError(
                 f"no noise schedule is called {self.name!r}: use one of "
-                f"{', '.join([*_SHAPES, _CUSTOM])}"
+                f"{', '.join([*SHAPES, _CUSTOM])}"
             )
         if self.spend not in (None, _EARLY, _LATE):
             raise ValueError(
@@ -214,7 +214,7 @@ class NoiseSchedule:
                 )
             # Before any squaring, which could overflow in the user's unit.
             return np.array(self.weights) / max(self.weights)
-        late = _SHAPES[self.name](rounds, self.floor)
+        late = SHAPES[self.name](rounds, self.floor)
         return late[::-1] if self.spends_early else late
 
     def multipliers(self, scale: float, rounds: int) -> tuple[float, ...]:

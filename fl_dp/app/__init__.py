@@ -14,6 +14,7 @@ from fl_dp.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from .local.simulation import simulate
 else:
-    __getattr__ = lazy_exports(__name__)
+    # With Flower and an engine.
+    __getattr__ = lazy_exports(__name__, {"simulate": "local.simulation"})
 
 __all__ = ["simulate"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from fl_dp.accounting import exposures_noise_multiplier, udp_sigma
+from fl_dp.accounting.gaussian import exposures_noise_multiplier, udp_sigma
 
 from .compose import compose_settings, expand_sweep
 from .keys import all_keys
@@ -226,7 +226,7 @@ def moved(settings: Settings, key: str, value: str) -> Settings:
 
 def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
     """Return the noise multiplier of each upload that a formula of the literature asks for."""
-    if settings.privacy.mode != "local":
+    if settings.privacy.noised_by != "clients":
         raise ConfigError(
             f"a curve with the formula '{formula}' sets the noise of each client's upload: write "
             f"privacy=local among its overrides, got privacy={settings.privacy.mode}"

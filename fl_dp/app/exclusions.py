@@ -9,20 +9,20 @@ from __future__ import annotations
 from fl_dp.option_errors import Exclusion
 
 from .settings import Settings
+from .settings.noises import NOISES
 
 _BY_UTILITY = ("exponential", "dp_utility")
 _SEEN_BY_SERVER = ("update_norm", "staleness")
-_SELECTIONS_OF_NOISE = {
-    "independent": None,
-    "spaced": ("public", "buffered"),
-    "cyclic": ("poisson", "truncated_poisson"),
-    "auto": ("poisson", "public"),
-}
+_FITTING = [
+    f"{{noise={each.name}}} goes with {{selection={each.selections[0]}}} or {each.selections[1]}"
+    for each in NOISES
+    if each.selections
+]
 
 
 def _needs_another_selection(settings: Settings) -> bool:
-    fitting = _SELECTIONS_OF_NOISE[settings.noise.name]
-    return fitting is not None and settings.selection.name not in fitting
+    fitting = settings.noise.selections
+    return bool(fitting) and settings.selection.name not in fitting
 
 
 PARTS: tuple[Exclusion[Settings], ...] = (
@@ -46,7 +46,9 @@ PARTS: tuple[Exclusion[Settings], ...] = (
 NOISE: tuple[Exclusion[Settings], ...] = (
     Exclusion(
         options=("noise", "privacy"),
-        when=lambda given: given.noise.name != "independent" and given.privacy.mode != "central",
+        when=lambda given: (
+            given.noise.name != "independent" and given.privacy.noised_by != "server"
+        ),
         why="correlated noise is the server's own, and nodes that add noise can't take earlier "
         "noise away",
         instead="write {privacy=central} or {noise=independent}",
@@ -64,9 +66,7 @@ NOISE: tuple[Exclusion[Settings], ...] = (
     Exclusion(
         options=("selection", "noise"),
         when=_needs_another_selection,
-        why="{noise=spaced} goes with {selection=public} or buffered, "
-        "{noise=cyclic} with {selection=poisson} or truncated_poisson, and "
-        "{noise=auto} with {selection=poisson} or public",
+        why=", ".join(_FITTING),
         instead="write that selection too",
         got=(
             "noise",
@@ -185,7 +185,7 @@ RECORDS: tuple[Exclusion[Settings], ...] = (
 STATISTICS: tuple[Exclusion[Settings], ...] = (
     Exclusion(
         options=("privacy", "statistic.query"),
-        when=lambda given: given.privacy.mode not in ("central", "distributed"),
+        when=lambda given: given.privacy.noised_by not in ("server", "nodes"),
         why="{privacy=?} has nobody to add a statistic's noise",
         instead="write {privacy=central} or {privacy=distributed}",
     ),
@@ -215,7 +215,7 @@ STATISTICS: tuple[Exclusion[Settings], ...] = (
     ),
     Exclusion(
         options=("statistic.law", "privacy"),
-        when=lambda given: given.privacy.mode == "distributed" and given.statistic.law == "laplace",
+        when=lambda given: given.privacy.noised_by == "nodes" and given.statistic.law == "laplace",
         why="the noise of a secure sum is Gaussian",
         instead="leave {statistic.law} out",
     ),
@@ -230,7 +230,7 @@ STATISTICS: tuple[Exclusion[Settings], ...] = (
     Exclusion(
         options=("privacy.insecure_seed", "privacy"),
         when=lambda given: (
-            given.privacy.mode == "distributed" and given.privacy.insecure_seed is not None
+            given.privacy.noised_by == "nodes" and given.privacy.insecure_seed is not None
         ),
         why="{privacy.insecure_seed} does not reach the nodes' noise",
         instead="leave it out with a statistic by secure sums",

@@ -112,9 +112,11 @@ class Key:
 def all_keys() -> dict[str, Key]:
     """Return every key by its name, the run's own first."""
     found = {key.name: key for key in _keys("", Settings())}
+    told = {each.name for each in fields(Settings) if is_told(each)}
     for group, settings in groups().items():
         if group not in OPTIONS:
-            found |= {key.name: key for key in _keys(group, settings())}
+            of_group = _keys(group, settings(), all_told=group in told)
+            found |= {key.name: key for key in of_group}
             continue
         for option, defaults in OPTIONS[group].items():
             for key in _keys(group, defaults):
@@ -122,7 +124,7 @@ def all_keys() -> dict[str, Key]:
     return found
 
 
-def _keys(group: str, settings: Any) -> Iterator[Key]:
+def _keys(group: str, settings: Any, *, all_told: bool = False) -> Iterator[Key]:
     """Yield the keys of a group, with those of a group inside it."""
     helps, types = _attributes(type(settings)), get_type_hints(type(settings))
     for each in fields(settings):
@@ -140,7 +142,7 @@ def _keys(group: str, settings: Any) -> Iterator[Key]:
                 nullable=nullable,
                 choices=CHOICES.get(key, each.metadata.get("choices", ())),
                 help=helps.get(name, ""),
-                told=is_told(each),
+                told=all_told or is_told(each),
                 tunable=is_tunable(each),
             )
 
@@ -156,12 +158,14 @@ def _also(first: Key, key: Key, option: str) -> Key:
 
 
 def nearest_keys(name: str) -> list[str]:
-    """Return the keys that somebody who wrote `name` may have meant, the likeliest first."""
+    """Return the keys, or the group, that `name` may stand for, the likeliest first."""
     keys = all_keys()
     name = name.replace("/", ".")
     if name in keys:
         return [name]
     group, _, last = name.rpartition(".")
+    if group in groups() and last in groups():
+        return [last]
     inside = [key for key in keys if key.startswith(f"{group}.")] if group else list(keys)
     by_last = {key: key.rpartition(".")[2] for key in inside or keys}
     if not group:

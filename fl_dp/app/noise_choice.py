@@ -19,7 +19,12 @@ from fl_dp.updates import VectorLayout
 
 from .exclusions import NOISE
 from .settings import Settings
-from .settings.noises import CyclicNoiseSettings, NoiseSettings, SpacedNoiseSettings
+from .settings.noises import (
+    CorrelatedNoiseSettings,
+    CyclicNoiseSettings,
+    NoiseSettings,
+    SpacedNoiseSettings,
+)
 from .settings.selections import BufferedSettings, PublicSettings, TruncatedPoissonSettings
 
 _MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless noise.bands says more
@@ -110,9 +115,10 @@ def correlation_of(settings: Settings) -> Banded | None:
         ValueError: If there are more bands than rounds between two of a client.
     """
     noise = settings.noise
-    if noise.name == "independent":
+    if not isinstance(noise, CorrelatedNoiseSettings):
         return None
-    apart = separation_of(settings) if noise.name == "spaced" else _groups(settings)
+    cyclic = isinstance(noise, CyclicNoiseSettings)
+    apart = _groups(settings) if cyclic else separation_of(settings)
     bands = noise.bands or min(apart, _most_bands(settings))
     return Banded.optimal(rounds=settings.rounds, bands=bands, momentum=server_momentum(settings))
 

@@ -33,7 +33,7 @@ def wanted_noise(
         ValueError: If the settings ask for what correlated noise does not go with.
     """
     privacy = settings.privacy
-    if privacy.mode != "central" or privacy.unit != "client":
+    if privacy.noised_by != "server" or privacy.unit != "client":
         raise ValueError(
             "kinds of noise are compared where the server adds it to protect clients: write "
             f"privacy=central privacy.unit=client, got privacy={privacy.mode} "

@@ -13,6 +13,8 @@ from functools import partial
 
 from fl_dp.option_errors import NamesOptions
 
+from .settings.selections import SELECTIONS
+
 KEYS = {
     "bands": "noise.bands",
     "capped_denominator": "weights.capped_denominator",
@@ -55,19 +57,7 @@ CHOICES = {
 }
 """The choice that stands for an option, whatever its value."""
 
-_SELECTIONS = {
-    "BufferedSampling": "buffered",
-    "CyclicSampling": "poisson noise=cyclic",
-    "FixedSizeSampling": "fixed",
-    "PoissonSampling": "poisson",
-    "PoissonSelection": "poisson",
-    "PublicSelection": "public",
-    "TruncatedPoissonSampling": "truncated_poisson",
-    "UtilityPoissonSampling": "dp_utility",
-    "VisibleSampling": "public",
-}
-# A law that several selections share means the one that was chosen, if it is among these.
-_SHARED = {"VisibleSampling": ("public", "exponential")}
+_OF_NOISE = {"CyclicSampling": "poisson noise=cyclic"}  # a sampling that no selection has
 _WORDS, _QUOTE = {"True": "true", "False": "false", "None": "null"}, "'"
 _OF_DP_SGD = ("clipping_norm", "sampling_rate")
 
@@ -92,8 +82,9 @@ def in_keys(
         return key
     if key == "selection":
         law = value.partition("(")[0]
-        chosen = selection if selection in _SHARED.get(law, ()) else None
-        return f"{key}={chosen or _SELECTIONS.get(law, law)}"
+        having = [each.name for each in SELECTIONS if law in each.in_python]
+        having = having or [_OF_NOISE.get(law, law)]
+        return f"{key}={selection if selection in having else having[0]}"
     return f"{key}={_WORDS.get(value, value.strip(_QUOTE))}"
 
 

@@ -55,6 +55,14 @@ def ends_apart(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
     return low - margin, high + margin
 
 
+def where_drawn(*pictures: object, drawn: bool) -> str:
+    """Return a line that says where pictures are, or what brings them."""
+    noun = "picture" if len(pictures) == 1 else "pictures"
+    if drawn:
+        return f"{noun.capitalize()}: {', '.join(map(str, pictures))}"
+    return f"No {noun}: pip install 'fl-dp[viewer]' brings matplotlib"
+
+
 def save_picture(figure: Figure, target: Path) -> None:
     """Give every panel the shared look and write a PNG."""
     for axes in figure.axes:

@@ -154,11 +154,11 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
     budget = PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta)
     # The strategy checks the same when it is made; here it comes before any noise is calibrated.
     check_together(
-        PrivacyPlan.draft(budget, 1.0, arguments),
+        PrivacyPlan.draft(budget, 1.0, **arguments),
         selection,
         weight_cap=settings.weights.cap,
         record_plan=None,  # `make_record_plan` has words of its own
-        compression=settings.compression.compression,
+        compression=settings.compression,
         roster_may_grow=settings.roster_may_grow,
     )
     if privacy.noise_multiplier is None:

@@ -15,9 +15,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fl_dp.accounting import ExponentialEvent, RandomStoppingEvent, ZcdpEvent
+from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.events import ExponentialEvent, ZcdpEvent
 from fl_dp.plan import PrivacyPlan
 from fl_dp.protocol.flower_compat import be_in_a_run, give_id
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, RecordWise, fingerprint
-from fl_dp.clients.fingerprint import fingerprint_of_files
+from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, RecordWise
+from fl_dp.clients.fingerprint import fingerprint, fingerprint_of_files
 from fl_dp.clients.node_privacy import in_simulation
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.app.overrides import ConfigError
-from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, PlanMismatch
+from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable
+from fl_dp.ledger.training import PlanMismatch
 from fl_dp.strategies import (
     NobodyContributes,
     RehearsalFailed,

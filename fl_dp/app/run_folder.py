@@ -135,8 +135,11 @@ class RunFolder:
             return settings_of(dict(OmegaConf.load(self.config)))
         # OmegaConf raises an OSError for YAML that is a number.
         except (OmegaConfBaseException, YAMLError, ValueError, OSError, *MALFORMED) as error:
+            # OmegaConf says the key on a line of its own.
+            key, (what, _, _) = getattr(error, "full_key", None), str(error).partition("\n")
+            at = f" at {key}" if key else ""
             raise ValueError(
-                f"{self.config} does not fit this version of fl-dp: {error}"
+                f"{self.config} does not fit this version of fl-dp{at}: {what}"
             ) from error
 
     def witness(self, settings: Settings) -> Witness | None:

@@ -96,4 +96,8 @@ def _schema() -> DictConfig:
 
     schema = OmegaConf.structured(settings_class())
     assert isinstance(schema, DictConfig)
+    for group in groups():
+        OmegaConf.set_readonly(
+            schema[group], None
+        )  # a frozen class of the library is composed, too
     return schema

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,6 +23,7 @@ from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import DPFedAvg, DPFedBuff, UnprotectedFedAvg, wait_for_roster
 from fl_dp.tasks.training import evaluate
+from fl_dp.updates import Compression
 
 from .cautions import cautions, cautions_of_data
 from .cells import digest_of
@@ -231,7 +232,7 @@ def _options(
         "rng": rng,
         "after_round": lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
         "record_plan": record_plan,
-        "compression": settings.compression.compression,
+        "compression": Compression(**asdict(settings.compression)),
     }
 
 
@@ -310,7 +311,7 @@ def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
     if settings.features.digest is not None:
         config[ENCODER_KEY] = settings.features.digest
     # A node's ledger needs a cap of the node's own where the noise changes over the rounds.
-    charged = settings.privacy.mode in ("local", "distributed")
+    charged = settings.privacy.noised_by in ("clients", "nodes")
     charged = charged and settings.schedule.name == "constant"
     if settings.protects_records or charged:
         ledgers = folder.node_ledgers

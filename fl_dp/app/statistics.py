@@ -13,15 +13,11 @@ import numpy as np
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from fl_dp.accounting import (
-    GaussianEvent,
-    NeighboringRelation,
-    PrivacyBudget,
-    PrivacyEvent,
-)
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyEvent
 from fl_dp.files import private_folder, write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import require_compatible
 from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
@@ -78,7 +74,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     with logged_to(folder.log), errors_in_keys():
         check_data(settings)
         rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
-        shared = settings.privacy.mode == "distributed"
+        shared = settings.privacy.noised_by == "nodes"
         told: dict[str, str] = {SETTINGS_KEY: for_clients(settings).to_json()}
         if shared:  # each simulated node charges itself, as a real one does
             private_folder(folder.node_ledgers)

@@ -14,14 +14,8 @@ from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_dp.clients import (
-    NodeConfig,
-    NodeUnits,
-    PersonalPart,
-    TrainedRows,
-    UnitReport,
-    numpy_client_app,
-)
+from fl_dp.clients import NodeConfig, NodeUnits, TrainedRows, UnitReport, numpy_client_app
+from fl_dp.clients.personal_part import PersonalPart
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
     INSTRUCTION_KEY,

@@ -25,7 +25,7 @@ from fl_dp.tasks.datasets import (
     form_of,
     load_dataset,
 )
-from fl_dp.tasks.models.fit import require_fit
+from fl_dp.tasks.fit import require_fit
 from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format

@@ -11,36 +11,45 @@ from fl_dp.lazy_exports import lazy_exports
 from .client_noise import client_noise_mod
 from .compression import compression_mod
 from .deadline import deadline_mod
-from .fingerprint import fingerprint
 from .node_config import NodeConfig, NodeConfigError
-from .node_policy import PolicyRefusal, node_policy_mod
-from .node_privacy import NodePrivacy
+from .node_policy import PolicyRefusal
 from .numpy_client_app import numpy_client_app
-from .personal_part import PersonalClient, PersonalPart
+from .personal_part import PersonalClient
 from .trained_unit import TrainedRows, UnitReport
 from .units import NodeUnits
 
 if TYPE_CHECKING:
-    from .dp_sgd import DPSGD, train_with_dp_sgd
+    from .dp_sgd import DPSGD
     from .fit_for_dp_sgd import exchanged_arrays, private_module
     from .node_records import NodeRecords
     from .opacus_client import OpacusClient
     from .record_batches import FixedLengthPadding, RecordWise
     from .training_check import check_training
 else:
-    __getattr__ = lazy_exports(__name__)
+    # With torch and Opacus, which many clients can do without.
+    __getattr__ = lazy_exports(
+        __name__,
+        {
+            "DPSGD": "dp_sgd",
+            "exchanged_arrays": "fit_for_dp_sgd",
+            "private_module": "fit_for_dp_sgd",
+            "NodeRecords": "node_records",
+            "OpacusClient": "opacus_client",
+            "FixedLengthPadding": "record_batches",
+            "RecordWise": "record_batches",
+            "check_training": "training_check",
+        },
+    )
 
 __all__ = [
     "DPSGD",
     "FixedLengthPadding",
     "NodeConfig",
     "NodeConfigError",
-    "NodePrivacy",
     "NodeRecords",
     "NodeUnits",
     "OpacusClient",
     "PersonalClient",
-    "PersonalPart",
     "PolicyRefusal",
     "RecordWise",
     "TrainedRows",
@@ -50,9 +59,6 @@ __all__ = [
     "compression_mod",
     "deadline_mod",
     "exchanged_arrays",
-    "fingerprint",
-    "node_policy_mod",
     "numpy_client_app",
     "private_module",
-    "train_with_dp_sgd",
 ]

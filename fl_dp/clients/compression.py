@@ -6,8 +6,9 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.updates import VectorLayout, only_array_record, widen
+from fl_dp.updates import VectorLayout, only_array_record
 from fl_dp.updates.compression import ENCODED_UPDATE
+from fl_dp.updates.narrow import widen
 
 from .records import instruction_of, only_record
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from fl_dp.documents import keys_given_twice, plain_yaml
-from fl_dp.updates import matching
+from fl_dp.updates.shared_part import matching
 
 from .running_app import AppRule, rules_in
 

@@ -32,7 +32,8 @@ from .node_config import LEDGER_PATH_KEY, NodeConfig
 from .running_app import running_app
 
 if TYPE_CHECKING:
-    from fl_dp.ledger import Account, NodeLedger, Use, Witness
+    from fl_dp.ledger import NodeLedger, Witness
+    from fl_dp.ledger.node import Account, Use
     from fl_dp.plan import RecordPlan
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -168,7 +169,7 @@ class NodePrivacy:
 
     def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
         """Return whose spending it is."""
-        from fl_dp.ledger import Account  # with SciPy, for a node that keeps a ledger alone
+        from fl_dp.ledger.node import Account  # with SciPy, for a node that keeps a ledger alone
 
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
 
@@ -178,7 +179,7 @@ class NodePrivacy:
         Args:
             purpose: Type of the message that asks.
         """
-        from fl_dp.ledger import Use  # with SciPy, for a node that keeps a ledger alone
+        from fl_dp.ledger.node import Use  # with SciPy, for a node that keeps a ledger alone
 
         app = running_app()
         return Use(run=self.run, purpose=purpose, app=None if app is None else str(app))

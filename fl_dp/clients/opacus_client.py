@@ -31,7 +31,8 @@ from torch.utils.data import DataLoader
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted
 from fl_dp.files import write_text
-from fl_dp.ledger import Account, NodeLedger, Use, Witness
+from fl_dp.ledger import NodeLedger, Witness
+from fl_dp.ledger.node import Account, Use
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 

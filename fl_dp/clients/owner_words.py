@@ -110,7 +110,8 @@ def _ledger(owner: NodeConfig, wrong: list[str]) -> list[str]:
             f'{LEDGER_PATH_KEY}="/data/ledger.db" makes it count'
         ]
     # Imported only here: this room's other files are read by nodes that keep no ledger.
-    from fl_dp.ledger import NodeLedger, shown_location, witness_at
+    from fl_dp.ledger import NodeLedger, witness_at
+    from fl_dp.ledger.store import shown_location
 
     shown = shown_location(place)
     said = [f"What its data spend adds up under the name '{owner.source}' in {shown}"]

@@ -27,7 +27,8 @@ from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 
-from fl_dp.updates import SharedPart, in_order
+from fl_dp.updates import SharedPart
+from fl_dp.updates.shared_part import in_order
 
 from .node_config import NodeConfig
 

@@ -26,7 +26,8 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.statistics import Evaluation, query_from_json
+from fl_dp.statistics import Evaluation
+from fl_dp.statistics.wire import query_from_json
 
 from .records import Config, config_of, only_record
 from .trained_unit import RECORDS_UTILITY

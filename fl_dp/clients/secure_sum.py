@@ -21,17 +21,15 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from fl_dp.accounting import (
-    GaussianEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyBudgetExhausted,
     PrivacyEvent,
     SharedNoise,
-    shared_noise_multiplier,
-    shared_noise_slack,
-    within_slack,
 )
+from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack, within_slack
 from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
     content_digest,

@@ -21,8 +21,9 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.protocol.secure_sum import SUM_KEY
 from fl_dp.secagg import Refused
-from fl_dp.statistics import query_from_json
-from fl_dp.updates import BundleSum, VectorLayout, only_array_record, widen
+from fl_dp.statistics.wire import query_from_json
+from fl_dp.updates import BundleSum, VectorLayout, only_array_record
+from fl_dp.updates.narrow import widen
 
 from .records import config_of, instruction_of, only_record
 

@@ -83,11 +83,24 @@ def warnings_shown() -> Iterator[None]:
         warn(text)
 
 
+def finite(document: dict[str, Any]) -> dict[str, Any]:
+    """Return a document with null for what JSON has no number for."""
+    found: dict[str, Any] = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    return found
+
+
 def print_json(document: dict[str, Any]) -> None:
     """Print the one document of `--json`."""
-    # Null stands for what JSON has no number for.
-    finite = json.loads(json.dumps(document), parse_constant=lambda _: None)
-    typer.echo(json.dumps(finite, indent=2, allow_nan=False))
+    typer.echo(json.dumps(finite(document), indent=2, allow_nan=False))
+
+
+def print_plainly(console: Console, *lines: RenderableType) -> None:
+    """Print tables, and sentences as they are: without markup, and no line is broken."""
+    for line in lines:
+        if isinstance(line, str):
+            console.print(line, soft_wrap=True, markup=False)
+        else:
+            console.print(line)
 
 
 def print_shown(document: dict[str, Any], lines: Sequence[RenderableType], as_json: bool) -> None:

@@ -27,12 +27,8 @@ from fl_dp.commands.terminal.node_ledger_view import (
 )
 from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger, witness_at
 from fl_dp.ledger.training import library_versions
-from fl_dp.statement import (
-    entries_behind_statement,
-    read_statement,
-    statement_differences,
-    statement_page,
-)
+from fl_dp.statement import read_statement
+from fl_dp.statement.check import entries_behind_statement, statement_differences, statement_page
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,10 +17,11 @@ from fl_dp.app.keys import all_keys
 from fl_dp.app.overrides import with_choices
 from fl_dp.app.recipes import with_recipe
 from fl_dp.app.settings import Settings
-from fl_dp.mechanisms import least_noise_multiplier
+from fl_dp.mechanisms.grid import least_noise_multiplier
 
 _HARDLY_ANY = 1e-4  # noise multiplier: ten thousandth of what one client adds
 _PAID_SELECTIONS = ("exponential", "dp_utility")  # a training without a promise has none of them
+_OF_A_PROMISE = ("selection.participation_cap=null", "selection.coins=server")
 
 _ONE_COURSE = ("schedule=constant", "noise=independent")
 _UNPROTECTED = (
@@ -79,7 +80,12 @@ def steps_to(settings: Settings) -> tuple[Step, ...]:
     return (
         Step(
             name="everybody, unclipped, without noise",
-            changes=(*_UNPROTECTED, "selection=poisson", "selection.sampling_rate=1"),
+            changes=(
+                *_UNPROTECTED,
+                "selection=poisson",
+                "selection.sampling_rate=1",
+                *_OF_A_PROMISE,
+            ),
         ),
         Step(
             name=f"+ {cohort}",
@@ -104,8 +110,8 @@ def _without_promise(settings: Settings) -> tuple[str, ...]:
     chosen = settings.selection.name
     if chosen in _PAID_SELECTIONS:
         return ("selection=poisson",)
-    own = ("selection.participation_cap=null", "selection.coins=server")
-    return tuple(each for each in own if chosen in all_keys()[each.partition("=")[0]].options)
+    keys = all_keys()
+    return tuple(each for each in _OF_A_PROMISE if chosen in keys[each.partition("=")[0]].options)
 
 
 def _noise_of(settings: Settings) -> str:
@@ -127,13 +133,13 @@ def _require_price(settings: Settings) -> None:
             "privacy=dp_sgd out, and compare whole trainings with `fl-dp run -m "
             "dp_sgd.epsilon=2,4,8`"
         )
-    if privacy.mode == "none":
+    if privacy.noised_by == "nobody":
         raise ValueError(
             "privacy=none costs nothing: write what is to be priced, for example privacy.epsilon=4"
         )
     if privacy.unit == "record":
         raise ValueError("prices are those of a promise to clients: leave privacy.unit=record out")
-    if privacy.mode == "local" and privacy.scheme != "gaussian":
+    if privacy.noised_by == "clients" and privacy.scheme != "gaussian":
         raise ValueError(
             f"privacy.scheme={privacy.scheme} bounds another norm than the step before its noise "
             "would: prices are those of privacy.scheme=gaussian"

@@ -22,13 +22,23 @@ class Lab(Wing):
 
     def add_commands(self, app: Any) -> None:
         """Add `tune`, `price`, `audit` and `attack`."""
-        from .commands.attack import attack
+        import typer
+
+        from .commands.attack_inversion import inversion
+        from .commands.attack_membership import membership
         from .commands.audit import audit
         from .commands.price import price
         from .commands.tune import tune
 
         for command in (tune, price, audit):
             app.command()(command)
+        attack = typer.Typer(
+            help="Attack a simulated training: what does it tell about those who took part?",
+            no_args_is_help=True,
+            rich_markup_mode="markdown",
+        )
+        attack.command()(membership)
+        attack.command()(inversion)
         app.add_typer(attack, name="attack")
 
     @property
@@ -40,7 +50,7 @@ class Lab(Wing):
 
     def charges(self, settings: Settings) -> Sequence[tuple[PrivacyEvent, int]]:
         """Return what a vote on hyper-parameters is charged as, if clients cast one."""
-        from .tuning.priced import vote_of
+        from fl_dp.lab.tuning.candidates import vote_of
 
         vote = vote_of(settings)
         return () if vote is None else [(event, 1) for event in vote.events]
@@ -67,7 +77,7 @@ class Lab(Wing):
 
         if name != TRIAL_VALUES:
             return None
-        from .tuning.scores import scores_of_unit
+        from fl_dp.lab.tuning.trial_scores import scores_of_unit
 
         return scores_of_unit(place, node_config, config)
 

@@ -56,15 +56,13 @@ from fl_dp.accounting import (
     PrivacyBudget,
     PrivacyBudgetExhausted,
     PrivacyEvent,
-    best_filter_order,
     epsilon,
-    event_to_dict,
     freeze,
-    release_from_dict,
     tight_epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
-from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.events import FrozenHistory, event_to_dict, release_from_dict
+from fl_dp.accounting.filters import best_filter_order
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import (
     divergence_at_order,

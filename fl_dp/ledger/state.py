@@ -10,13 +10,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fl_dp.accounting import (
-    CyclicSampling,
-    PrivacyBudgetExhausted,
-    PrivacyEvent,
-    PrivacyFilter,
-    event_from_dict,
-)
+from fl_dp.accounting import CyclicSampling, PrivacyBudgetExhausted, PrivacyEvent
+from fl_dp.accounting.events import event_from_dict
+from fl_dp.accounting.filters import PrivacyFilter
 from fl_dp.plan import PrivacyPlan
 
 from .asks import Asks

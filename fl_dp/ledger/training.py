@@ -24,12 +24,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from fl_dp.accounting import (
-    CyclicSampling,
-    PrivacyBudgetExhausted,
-    PrivacyEvent,
-    event_to_dict,
-)
+from fl_dp.accounting import CyclicSampling, PrivacyBudgetExhausted, PrivacyEvent
+from fl_dp.accounting.events import event_to_dict
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
 

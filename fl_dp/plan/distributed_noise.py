@@ -8,22 +8,19 @@ from math import inf, sqrt
 from typing import Any, ClassVar, Self
 
 from fl_dp.accounting import (
-    DeclaredFilter,
-    GaussianEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyBudget,
     PrivacyEvent,
-    PrivacyFilter,
     Sampling,
     SharedNoise,
-    shared_noise_slack,
-    usual_colluding,
-    within_slack,
 )
 from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.filters import DeclaredFilter, PrivacyFilter
+from fl_dp.accounting.shared_noise import shared_noise_slack, usual_colluding, within_slack
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.checks import require_count, require_positive
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import OptionError
 from fl_dp.secagg.terms import require_time
 
@@ -359,7 +356,7 @@ class DistributedNoise(Noise):
             return told
         return (
             "a server that invents nodes, swaps keys or tells members different repliers: nodes "
-            "have no roster of identities (`secure_sum.roster`)",
+            "have no roster of identities (`roster` of the secure sum)",
             *told,
         )
 

@@ -22,7 +22,8 @@ from fl_dp.accounting import (
     UtilityPoissonSampling,
     VisibleSampling,
 )
-from fl_dp.mechanisms import DEFAULT_CLIPPING, FixedClipping
+from fl_dp.mechanisms import FixedClipping
+from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.option_errors import Exclusion
 from fl_dp.updates.compression_options import CompressionOptions
 

@@ -12,19 +12,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from fl_dp.accounting import (
-    DeclaredFilter,
-    GaussianFilter,
     NeighboringRelation,
     NoiseSchedule,
-    PlateauController,
     PlateauSchedule,
     PrivacyBudget,
     PrivacyEvent,
-    PrivacyFilter,
-    RenyiFilter,
     Sampling,
 )
 from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.filters import DeclaredFilter, GaussianFilter, PrivacyFilter, RenyiFilter
+from fl_dp.accounting.schedules import PlateauController
 from fl_dp.mechanisms import ClientScheme, client_scheme
 from fl_dp.option_errors import Exclusion
 

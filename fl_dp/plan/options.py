@@ -1,10 +1,9 @@
-"""The flat keywords of a plan's one-line doors, sorted into the objects that own them."""
+"""Flat keywords of a plan, and the objects of the plan that are made of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, Required, TypedDict, get_type_hints
+from dataclasses import replace
+from typing import TypedDict, get_type_hints
 
 from fl_dp.accounting import (
     History,
@@ -15,9 +14,10 @@ from fl_dp.accounting import (
     Sampling,
     VisibleSampling,
     freeze,
-    usual_colluding,
 )
-from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, FixedClipping, ScalarMetric
+from fl_dp.accounting.shared_noise import usual_colluding
+from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric
+from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .arguments import require_known, require_types
@@ -28,16 +28,19 @@ from .noise import CentralNoise, ClientNoise, Noise
 from .release import Release
 
 
-class PlanArguments(TypedDict, total=False):
-    """Keywords of a plan's doors: rounds and roster, sampling and clipping, and the options.
+class _Required(TypedDict):
+    rounds: int
+    num_clients: int
+
+
+class PlanArguments(_Required, total=False):
+    """Keywords that the classmethods of `PrivacyPlan` take; editors and type checkers know them.
 
     `sampling_rate` is short for a `PoissonSampling`, and `clipping_norm` for a `FixedClipping`. The
     others are attributes of `PrivacyPlan`, `Release`, `Hosting` or the noise: `CentralNoise`,
     `ClientNoise` if `client_scheme` is given, or `DistributedNoise` if `secure_sum` is.
     """
 
-    rounds: Required[int]
-    num_clients: Required[int]
     sampling_rate: float | None
     sampling: Sampling | None
     clipping_norm: float | None
@@ -61,108 +64,98 @@ class PlanArguments(TypedDict, total=False):
     contribution_check: bool
 
 
-def plan_fields(
-    *,
-    noise_multiplier: float,
-    sampling_rate: float | None = None,
-    sampling: Sampling | None = None,
-    clipping_norm: float | None = None,
-    clipping: Clipping | None = None,
-    client_scheme: str | None = None,
-    secure_sum: SecureSum | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Return the arguments of `PrivacyPlan` that flat keywords stand for.
-
-    Args:
-        noise_multiplier: Of the noise.
-        sampling_rate: Short for `sampling=PoissonSampling(sampling_rate=...)`.
-        sampling: How each cohort is sampled.
-        clipping_norm: Short for `clipping=FixedClipping(norm=...)`.
-        clipping: What bounds an update; `DEFAULT_CLIPPING` if both are left out.
-        client_scheme: Each client adds noise of this scheme itself; None: the server adds it.
-        secure_sum: Each node adds a share of the noise under masks; None: the server adds it.
-        **options: Fields of a plan and of its parts.
-
-    Raises:
-        ValueError: If two of them say the same, or an option is of another kind of noise.
-    """
-    options |= {"clipping": _one_clipping(clipping_norm, clipping, client_scheme)}
-    of_noise = _taken(options, CentralNoise) | {"multiplier": noise_multiplier}
-    if "other_releases" in options:
-        options["other_releases"] = freeze(options["other_releases"])
-    hosting = Hosting(**_taken(options, Hosting))
-    sampled = _one_sampling(sampling_rate, sampling)
-    if secure_sum is None:
-        noise = _noise(of_noise, client_scheme)
-    else:
-        noise = _shared_noise(of_noise, client_scheme, secure_sum, sampled, hosting, options)
-    return {
-        "release": Release(**_taken(options, Release)),
-        "hosting": hosting,
-        "noise": noise,
-        "sampling": sampled,
-        **options,
-    }
-
-
-def require_plan_arguments(given: Mapping[str, Any], *, of: str) -> None:
-    """Refuse an argument that a plan does not have, or of the wrong type.
+def require_plan_arguments(given: PlanArguments, *, of: str) -> None:
+    """Refuse what a type checker would: without one, a wrong type fails far from where it is.
 
     Raises:
         TypeError: With the nearest right name, or what to write.
     """
     hints = get_type_hints(PlanArguments)
     require_known(given, hints, of=of)
+    for name in sorted(PlanArguments.__required_keys__ - given.keys()):
+        raise TypeError(f"{of} needs {name}: write {name}=...")
     # A clipping rule is checked by `Release`, whose error says where rules are described.
     require_types({name: each for name, each in given.items() if name != "clipping"}, hints)
 
 
-def _taken(options: dict[str, Any], owner: type) -> dict[str, Any]:
-    """Take out the options that are fields of `owner`."""
-    names = {each.name for each in fields(owner)}
-    return {name: options.pop(name) for name in list(options) if name in names}
+def sampling_of(given: PlanArguments) -> Sampling:
+    """Return how each cohort is sampled.
+
+    Raises:
+        ValueError: Unless one of `sampling_rate` and `sampling` is given.
+    """
+    rate, sampling = given.get("sampling_rate"), given.get("sampling")
+    if (rate is None) == (sampling is None):
+        raise IncompatibleOptions("give either {sampling_rate} or {sampling}")
+    return sampling if sampling is not None else PoissonSampling(sampling_rate=rate or 0.0)
 
 
-def _noise(given: Mapping[str, Any], client_scheme: str | None) -> Noise:
-    if client_scheme is None:
-        return CentralNoise(**given)
-    others = dict(given)
-    own = _taken(others, ClientNoise)
-    for name, value in others.items():
-        if value is not None:
-            raise IncompatibleOptions(
-                f"{{{name}}} needs noise at the server: leave {{client_scheme}} out"
-            )
-    return ClientNoise(**own, scheme=client_scheme)
+def hosting_of(given: PlanArguments) -> Hosting:
+    """Return how units lie on nodes."""
+    return Hosting(
+        units_per_node=given.get("units_per_node", Hosting.units_per_node),
+        coins_at_nodes=given.get("coins_at_nodes", Hosting.coins_at_nodes),
+        nodes=given.get("nodes"),
+    )
+
+
+def release_of(given: PlanArguments) -> Release:
+    """Return what a round publishes; what bounds an update is `DEFAULT_CLIPPING` if left out.
+
+    Raises:
+        ValueError: If `clipping_norm` and `clipping` are both given, or neither where one has to.
+    """
+    return Release(
+        clipping=_clipping_of(given),
+        metrics=given.get("metrics", Release.metrics),
+        scalar_noise_std=given.get("scalar_noise_std"),
+        total_weight=given.get("total_weight"),
+        capped_denominator=given.get("capped_denominator", Release.capped_denominator),
+        contribution_check=given.get("contribution_check", Release.contribution_check),
+    )
+
+
+def noise_of(given: PlanArguments, multiplier: float) -> Noise:
+    """Return who adds the noise, and how much.
+
+    Raises:
+        ValueError: If an argument is of another kind of noise.
+    """
+    schedule = given.get("schedule", Noise.schedule)
+    plateau, correlation = given.get("plateau"), given.get("correlation")
+    scheme, secure_sum = given.get("client_scheme"), given.get("secure_sum")
+    if secure_sum is not None:
+        return _shared_noise(given, secure_sum, multiplier, schedule)
+    if scheme is None:
+        return CentralNoise(
+            multiplier=multiplier, schedule=schedule, plateau=plateau, correlation=correlation
+        )
+    if plateau is not None or correlation is not None:
+        name = "plateau" if plateau is not None else "correlation"
+        raise IncompatibleOptions(
+            f"{{{name}}} needs noise at the server: leave {{client_scheme}} out"
+        )
+    return ClientNoise(multiplier=multiplier, schedule=schedule, scheme=scheme)
 
 
 def _shared_noise(
-    given: Mapping[str, Any],
-    client_scheme: str | None,
-    secure_sum: SecureSum,
-    sampling: Sampling,
-    hosting: Hosting,
-    options: Mapping[str, Any],
-) -> Noise:
-    if client_scheme is not None:
+    given: PlanArguments, secure_sum: SecureSum, multiplier: float, schedule: NoiseSchedule
+) -> DistributedNoise:
+    if given.get("client_scheme") is not None:
         raise IncompatibleOptions(
             "{client_scheme} and {secure_sum} are two answers to who adds the noise: leave one out"
         )
-    others = dict(given)
-    own = _taken(others, Noise)
-    if others.pop("correlation", None) is not None:
+    if given.get("correlation") is not None:
         raise IncompatibleOptions(
-            "correlated noise takes earlier noise away, which nobody knows where it is in shares: "
+            "correlated noise takes earlier noise away, and no node knows the sum of the shares: "
             "leave {correlation} or {secure_sum} out"
         )
-    for name, value in others.items():
-        if value is not None:
-            raise IncompatibleOptions(
-                f"{{{name}}} chooses noise from what was released, and shares are fixed before: "
-                "leave {secure_sum} out"
-            )
-    units: int = options["num_clients"]
+    if given.get("plateau") is not None:
+        raise IncompatibleOptions(
+            "{plateau} chooses noise from what was released, and shares are fixed before: leave "
+            "{secure_sum} out"
+        )
+    sampling, hosting, units = sampling_of(given), hosting_of(given), given["num_clients"]
     if isinstance(sampling, VisibleSampling):
         if secure_sum.roster and secure_sum.colluding is None:
             # A server that lies chooses the cohort, and all who collude may be in it.
@@ -175,24 +168,19 @@ def _shared_noise(
                 )
             secure_sum = replace(secure_sum, colluding=usual)
         units = sampling.cohort
+    others = freeze(given.get("other_releases", ()))
     return DistributedNoise(
-        **own,
+        multiplier=multiplier,
+        schedule=schedule,
         nodes=hosting.nodes_of(units),
         units_in_sum=hosting.most_drawn(sampling),
-        sums=options["rounds"] + sum(count for _, count in options.get("other_releases", ())),
+        sums=given["rounds"] + sum(count for _, count in others),
         secure_sum=secure_sum,
     )
 
 
-def _one_sampling(rate: float | None, sampling: Sampling | None) -> Sampling:
-    if (rate is None) == (sampling is None):
-        raise IncompatibleOptions("give either {sampling_rate} or {sampling}")
-    return sampling if sampling is not None else PoissonSampling(sampling_rate=rate or 0.0)
-
-
-def _one_clipping(
-    norm: float | None, clipping: Clipping | None, client_scheme: str | None
-) -> Clipping:
+def _clipping_of(given: PlanArguments) -> Clipping:
+    norm, clipping = given.get("clipping_norm"), given.get("clipping")
     if norm is not None and clipping is not None:
         raise IncompatibleOptions(
             f"give either {{clipping_norm}} or {{clipping}}, got {{clipping_norm={norm}}} and "
@@ -202,10 +190,10 @@ def _one_clipping(
         return clipping
     if norm is not None:
         return FixedClipping(norm=norm)
-    if client_scheme is not None:
+    if given.get("client_scheme") is not None:
         raise IncompatibleOptions(
-            "{clipping_norm} can't be left out with noise at the clients ({client_scheme}): nobody "
-            "sees how many updates a norm clips, so none can be found during training; write "
+            "{clipping_norm} can't be left out with noise at the clients ({client_scheme}): the "
+            "server can't count how many updates a norm clips, so it can't find one; write "
             "{clipping_norm=...}, docs/choosing_a_clipping_norm.md tells which"
         )
     return DEFAULT_CLIPPING

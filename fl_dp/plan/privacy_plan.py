@@ -26,15 +26,16 @@ from fl_dp.accounting import (
     NeighboringRelation,
     PrivacyBudget,
     PrivacyEvent,
-    PrivacyFilter,
     Sampling,
     epsilon,
     freeze,
 )
 from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
+from fl_dp.accounting.filters import PrivacyFilter
 from fl_dp.accounting.sampling import sampling_from_dict
-from fl_dp.mechanisms import GaussianBundle, least_noise_multiplier
+from fl_dp.mechanisms import GaussianBundle
+from fl_dp.mechanisms.grid import least_noise_multiplier
 from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
 
 from .calibrated import PlannedReleases, calibrated_noise, fitting_rounds, with_filter_order
@@ -43,7 +44,14 @@ from .exclusions import EXCLUSIONS, Asked
 from .hosting import Hosting
 from .noise import CentralNoise, Noise
 from .noise_kinds import noise_from_dict
-from .options import PlanArguments, plan_fields, require_plan_arguments
+from .options import (
+    PlanArguments,
+    hosting_of,
+    noise_of,
+    release_of,
+    require_plan_arguments,
+    sampling_of,
+)
 from .release import Release
 from .shared_bundle import SharedBundle
 
@@ -203,7 +211,7 @@ class PrivacyPlan:
             TypeError: If an argument is misspelt or of the wrong type.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
-        draft = cls.draft(budget, 1.0, given)
+        draft = cls.draft(budget, 1.0, **given)
         return draft._finished(given, noise=calibrated_noise(draft.noise, draft.planned_releases))
 
     @classmethod
@@ -224,7 +232,7 @@ class PrivacyPlan:
             ValueError: If an argument is out of range, or the rounds spend more than `max_epsilon`.
         """
         budget = PrivacyBudget(epsilon=max_epsilon or 1.0, delta=delta)
-        draft = cls.draft(budget, noise_multiplier, given)
+        draft = cls.draft(budget, noise_multiplier, **given)
         return draft._finished(given, budget=draft._needed_budget(max_epsilon))
 
     @classmethod
@@ -240,20 +248,22 @@ class PrivacyPlan:
             ValueError: If an argument is out of range.
         """
         require_plan_arguments(given, of=cls.__name__)
-        made = plan_fields(noise_multiplier=noise_multiplier, **given)
-        if made["noise"].adaptive:
-            draft = cls.draft(budget, noise_multiplier, given)
-            made["noise"] = with_filter_order(made["noise"], draft.planned_releases)
-        return cls(budget=budget, **made)
+        noise = noise_of(given, noise_multiplier)
+        if noise.adaptive:
+            draft = cls.draft(budget, noise_multiplier, **given)
+            noise = with_filter_order(noise, draft.planned_releases)
+        return cls._made(budget, noise, given)
 
     @classmethod
-    def draft(cls, budget: PrivacyBudget, noise_multiplier: float, given: PlanArguments) -> Self:
+    def draft(
+        cls, budget: PrivacyBudget, noise_multiplier: float, **given: Unpack[PlanArguments]
+    ) -> Self:
         """Return the plan before its numbers are found, at once: what is refused shows here.
 
         Args:
             budget: May still change.
             noise_multiplier: May still change.
-            given: As for `calibrate`.
+            **given: As for `calibrate`.
 
         Raises:
             TypeError: If an argument is misspelt or of the wrong type.
@@ -264,12 +274,28 @@ class PrivacyPlan:
         given = given | {"scalar_noise_std": None}
         if (secure_sum := given.get("secure_sum")) is not None:
             given = given | {"secure_sum": secure_sum.with_most_bits()}
-        made = plan_fields(noise_multiplier=noise_multiplier, **given)
-        if made["noise"].adaptive:  # the order depends on the multiplier, too
-            made["noise"] = replace(made["noise"], filter_order=_ANY_ORDER)
+        noise = noise_of(given, noise_multiplier)
+        if isinstance(noise, CentralNoise) and noise.adaptive:
+            noise = replace(noise, filter_order=_ANY_ORDER)  # it depends on the multiplier, too
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the finished plan warns
-            return cls(budget=budget, **made)
+            return cls._made(budget, noise, given)
+
+    @classmethod
+    def _made(cls, budget: PrivacyBudget, noise: Noise, given: PlanArguments) -> Self:
+        return cls(
+            budget=budget,
+            rounds=given["rounds"],
+            num_clients=given["num_clients"],
+            sampling=sampling_of(given),
+            noise=noise,
+            release=release_of(given),
+            hosting=hosting_of(given),
+            neighboring_relation=given.get("neighboring_relation", cls.neighboring_relation),
+            participation_cap=given.get("participation_cap"),
+            other_releases=freeze(given.get("other_releases", ())),
+            unit=given.get("unit", cls.unit),
+        )
 
     def _finished(self, given: PlanArguments, **found: Any) -> Self:
         """Return the draft with what was found for it."""

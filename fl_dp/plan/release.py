@@ -13,13 +13,10 @@ from fl_dp.mechanisms import (
     GaussianBundle,
     GaussianMechanism,
     ScalarMetric,
-    capped_denominator_sensitivity,
-    clipping_from_dict,
-    clipping_to_dict,
-    default_bit_noise_std,
-    joint_clipping_norm,
-    require_clipping,
 )
+from fl_dp.mechanisms.adaptive_clipping import default_bit_noise_std
+from fl_dp.mechanisms.clipping import capped_denominator_sensitivity, joint_clipping_norm
+from fl_dp.mechanisms.clipping_rules import clipping_from_dict, clipping_to_dict, require_clipping
 from fl_dp.option_errors import OptionError
 
 # A part of noise std r times the round's own costs the rest a factor (1 - r^-2)^-1/2: solved for r.

@@ -12,15 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.accounting import SharedNoise, shared_noise_multiplier
-from fl_dp.mechanisms import (
-    LEAST_NOISE_SCALE,
-    GaussianBundle,
-    GaussianMechanism,
-    NoiseShare,
-    SecureRandom,
-    Segment,
-)
+from fl_dp.accounting import SharedNoise
+from fl_dp.accounting.shared_noise import shared_noise_multiplier
+from fl_dp.mechanisms import GaussianBundle, GaussianMechanism, NoiseShare, SecureRandom, Segment
+from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE
 
 MOST_BITS = 32
 _SMALL_CAP = 0.25  # of what a node can reach: only an update of a few entries has one beyond

@@ -19,7 +19,8 @@ from typing import Any, Self, TypeAlias, cast
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
-from fl_dp.secagg import MaskedMessage, Opened
+from fl_dp.secagg.client import MaskedMessage
+from fl_dp.secagg.member import Opened
 from fl_dp.secagg.texts import digest
 from fl_dp.updates import RefusedUpdate
 

@@ -16,8 +16,9 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from fl_dp.accounting.shared_noise import SharedNoise
-from fl_dp.mechanisms import LEAST_NOISE_SCALE, Segment
+from fl_dp.mechanisms import Segment
 from fl_dp.mechanisms.checks import require_positive, require_rate
+from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE
 from fl_dp.option_errors import OptionError
 
 from .directory import MOST_RUNS, Directory

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fl_dp.accounting import RandomStoppingEvent, freeze
+from fl_dp.accounting import freeze
+from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import DistributedNoise, PrivacyPlan

@@ -10,7 +10,8 @@ from typing import Any, Self
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget
 from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
 from fl_dp.ledger import LedgerAnchor
-from fl_dp.mechanisms import Clipping, clipping_from_dict, clipping_to_dict
+from fl_dp.mechanisms import Clipping
+from fl_dp.mechanisms.clipping_rules import clipping_from_dict, clipping_to_dict
 
 
 @dataclass(frozen=True, kw_only=True)

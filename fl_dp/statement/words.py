@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from decimal import ROUND_CEILING, Context, Decimal
 
-from fl_dp.accounting import (
-    ExponentialEvent,
+from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent, PrivacyEvent
+from fl_dp.accounting.events import (
     FixedSizeGaussianEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    NeighboringRelation,
-    PoissonGaussianEvent,
-    PrivacyEvent,
     RandomStoppingEvent,
     TruncatedPoissonGaussianEvent,
-    ZcdpEvent,
 )
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 
 ACCOUNTANTS = {
     "pld": "privacy-loss distributions",

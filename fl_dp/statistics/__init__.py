@@ -16,29 +16,38 @@ from typing import TYPE_CHECKING
 
 from fl_dp.lazy_exports import lazy_exports
 
+from .evaluation import Evaluation
+from .histograms import Frequencies, Histogram
+from .quantiles import Quantiles
+from .query import Query
+from .sums import Count, Mean, Sum
+from .votes import Vote
+from .wire import query_from_dict, query_to_dict
+
 if TYPE_CHECKING:
-    from .evaluation import Evaluation
-    from .histograms import Frequencies, Histogram
-    from .noise_choice import NoiseChoice, NoiseLaw, choose_noise
-    from .quantiles import Quantiles
-    from .query import Estimate, Query
+    from .noise_choice import NoiseChoice, choose_noise
     from .release import Answer, charged_release, release_statistic
-    from .sums import Count, Mean, Sum
-    from .votes import Vote
-    from .wire import query_from_dict, query_from_json, query_to_dict
 else:
-    __getattr__ = lazy_exports(__name__)
+    # With SciPy and a ledger: the server alone needs them.
+    __getattr__ = lazy_exports(
+        __name__,
+        {
+            "NoiseChoice": "noise_choice",
+            "choose_noise": "noise_choice",
+            "Answer": "release",
+            "charged_release": "release",
+            "release_statistic": "release",
+        },
+    )
 
 __all__ = [
     "Answer",
     "Count",
-    "Estimate",
     "Evaluation",
     "Frequencies",
     "Histogram",
     "Mean",
     "NoiseChoice",
-    "NoiseLaw",
     "Quantiles",
     "Query",
     "Sum",
@@ -46,7 +55,6 @@ __all__ = [
     "charged_release",
     "choose_noise",
     "query_from_dict",
-    "query_from_json",
     "query_to_dict",
     "release_statistic",
 ]

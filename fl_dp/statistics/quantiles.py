@@ -12,7 +12,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_dp.mechanisms import Norm, clip_by_norm
+from fl_dp.mechanisms import clip_by_norm
+from fl_dp.mechanisms.clipping import Norm
 
 from .query import Estimate, SumQuery, as_numbers, require_increasing
 from .values import records

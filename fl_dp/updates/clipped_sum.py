@@ -27,7 +27,8 @@ import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from fl_dp.mechanisms import clip_by_norm, joint_clipping_norm, l2_norm
+from fl_dp.mechanisms import clip_by_norm
+from fl_dp.mechanisms.clipping import joint_clipping_norm, l2_norm
 
 from .layout import RefusedUpdate, VectorLayout
 

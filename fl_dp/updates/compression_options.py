@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_dp.option_errors import OptionError
+
 NARROW_FORMATS = ("float16", "bfloat16")
 """Formats that the model may travel down in and updates up; half a float32."""
 
@@ -15,15 +17,15 @@ DOWNLINKS = ("none", *NARROW_FORMATS)
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionOptions:
-    """Options of the encoding of updates and models.
+    """Fewer bytes on the wire. It costs no privacy; docs/privacy.md says why.
 
     Attributes:
-        up: Of updates: `none`; `float16` or `bfloat16`, rounded to nearest; `quantize`, rounded at
-            random to `bits` bits a number, right on average; `top_k`, the largest magnitudes alone,
-            quantised. What `top_k` leaves out is lost.
-        bits: Bits of each number that is sent under `quantize` and `top_k`, 1 to 16.
+        up: Of a client's update: `none`, `float16`, `bfloat16`, `quantize` (rounded at random to
+            `bits` bits, without bias) or `top_k` (the largest magnitudes alone, quantised; the
+            others are lost).
+        bits: Bits of each number that is sent, for `quantize` and `top_k`, 1 to 16.
         fraction: Share of the coordinates that `top_k` sends, in (0, 1].
-        down: Of models: `none`, `float16` (what is beyond 65,504 is cut) or `bfloat16`. The server
+        down: Of the model: `none`, `float16` (values are cut at 65,504) or `bfloat16`. The server
             keeps its exact model; an update is relative to the model that clients got.
     """
 
@@ -39,13 +41,17 @@ class CompressionOptions:
             ValueError: If a name is unknown or a number is out of range.
         """
         if self.up not in UPLINKS:
-            raise ValueError(f"up must be one of {', '.join(UPLINKS)}, got '{self.up}'")
+            raise OptionError(
+                f"{{compression.up}} must be one of {', '.join(UPLINKS)}, got '{self.up}'"
+            )
         if self.down not in DOWNLINKS:
-            raise ValueError(f"down must be one of {', '.join(DOWNLINKS)}, got '{self.down}'")
+            raise OptionError(
+                f"{{compression.down}} must be one of {', '.join(DOWNLINKS)}, got '{self.down}'"
+            )
         if not 1 <= self.bits <= MOST_BITS:
-            raise ValueError(f"bits must lie in [1, {MOST_BITS}], got {self.bits}")
+            raise OptionError(f"{{compression.bits}} must lie in [1, {MOST_BITS}], got {self.bits}")
         if not 0.0 < self.fraction <= 1.0:
-            raise ValueError(
-                f"fraction must lie in (0, 1], got {self.fraction}: write for example 0.1 to send "
-                "a tenth of the coordinates"
+            raise OptionError(
+                f"{{compression.fraction}} must lie in (0, 1], got {self.fraction}: write for "
+                "example 0.1 to send a tenth of the coordinates"
             )

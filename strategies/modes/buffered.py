@@ -7,7 +7,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.protocol.keys import UTILITY_METRIC
-from fl_dp.updates import update_in
+from fl_dp.updates.compression import update_in
 
 from ..roster import Unit
 from ..selection import Observation

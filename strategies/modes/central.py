@@ -19,7 +19,8 @@ from fl_dp.mechanisms import (
 from fl_dp.plan import PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
-from fl_dp.updates import BundleSum, VectorLayout, only_array_record, sum_bytes, update_in
+from fl_dp.updates import BundleSum, VectorLayout, only_array_record
+from fl_dp.updates.compression import sum_bytes, update_in
 
 from ..exchange import Ask
 from ..roster import Unit

@@ -10,10 +10,14 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.mechanisms import GridExponentialMechanism, SecureRandom
-from fl_dp.plan import ClientNoise, PrivacyPlan
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
+from fl_dp.plan import PrivacyPlan
+from fl_dp.plan.noise import ClientNoise
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
-from fl_dp.updates import Compression, PlainSum, VectorLayout, update_in
+from fl_dp.updates import Compression, VectorLayout
+from fl_dp.updates.clipped_sum import PlainSum
+from fl_dp.updates.compression import update_in
 
 from ..exchange import Ask
 from ..roster import Unit

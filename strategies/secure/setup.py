@@ -11,7 +11,8 @@ from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 
-from fl_dp.accounting import SharedNoise, usual_colluding
+from fl_dp.accounting import SharedNoise
+from fl_dp.accounting.shared_noise import usual_colluding
 from fl_dp.ledger.run_receipt import SealedHead
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.secure_sum import (
@@ -23,7 +24,8 @@ from fl_dp.protocol.secure_sum import (
     text_to_content,
     with_receipts,
 )
-from fl_dp.secagg import Directory, Entry, OpenSum, Roster, SecureSumFailed
+from fl_dp.secagg import Directory, OpenSum, Roster, SecureSumFailed
+from fl_dp.secagg.directory import Entry
 
 from ..exchange import Ask
 from ..rehearsal import RehearsalFailed, meaning_of
@@ -174,7 +176,7 @@ class SecureSums:
                 why += f"{' or ' if why else ''}were not done in time ({late}; raise reply_after)"
             raise SecureSumFailed(
                 f"{len(there) - left} of {len(there)} nodes {why}, and a sum needs {least}: train "
-                "without them, or write a smaller secure_sum.least"
+                "without them, or lower `least` of the secure sum"
             )
 
     def _identity_of(self, node: int) -> bytes:

@@ -13,17 +13,16 @@ from scipy.stats import norm
 from fl_dp.accounting import (
     CyclicSampling,
     PoissonSampling,
-    calibrate_noise,
     calibrate_noise_multiplier,
     model_error,
     optimal_coefficients,
-    pld_epsilon,
-    sensitivity_squared,
     squared_norm,
 )
-from fl_dp.accounting.banded import log_loss
+from fl_dp.accounting.banded import log_loss, sensitivity_squared
+from fl_dp.accounting.bounds import pld_epsilon
+from fl_dp.accounting.calibration import calibrate_noise
 from fl_dp.accounting.events import PoissonGaussianEvent
-from fl_dp.mechanisms import COEFFICIENT_ONE
+from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 
 WHITE = (COEFFICIENT_ONE,)
 EIGHTHS = (4096, 2048, 1536, 1280)  # 1, 1/2, 3/8, 5/16: every sum below is exact

@@ -18,21 +18,16 @@ from hypothesis import strategies as st
 
 from fl_dp.accounting import (
     EpsilonBounds,
-    ExponentialEvent,
-    FixedSizeGaussianEvent,
-    GaussianEvent,
-    LaplaceEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyEvent,
-    TruncatedPoissonGaussianEvent,
-    ZcdpEvent,
     epsilon,
-    gaussian_epsilon,
-    pld_epsilon,
     tight_epsilon,
 )
-from fl_dp.accounting.bounds import VAST_EPSILON, zcdp_epsilon
+from fl_dp.accounting.bounds import VAST_EPSILON, pld_epsilon, zcdp_epsilon
+from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
+from fl_dp.accounting.gaussian import gaussian_epsilon
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 
 COARSE = 1e-3
 

@@ -6,17 +6,11 @@ import math
 
 import pytest
 
-from fl_dp.accounting import (
-    FixedSizeGaussianEvent,
-    GaussianEvent,
-    NeighboringRelation,
-    PoissonGaussianEvent,
-    epsilon,
-    pld_epsilon,
-    tight_epsilon,
-)
-from fl_dp.accounting.events import freeze
+from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent, epsilon, tight_epsilon
+from fl_dp.accounting.bounds import pld_epsilon
+from fl_dp.accounting.events import FixedSizeGaussianEvent, freeze
 from fl_dp.accounting.renyi import renyi_epsilon
+from fl_dp.mechanisms.events import GaussianEvent
 
 
 def sampled(multiplier: float, rate: float) -> PoissonGaussianEvent:

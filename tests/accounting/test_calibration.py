@@ -13,29 +13,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dp.accounting import (
-    ExponentialEvent,
-    GaussianEvent,
-    LaplaceEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyBudget,
     PrivacyBudgetExhausted,
     PrivacyEvent,
-    TruncatedPoissonGaussianEvent,
-    ZcdpEvent,
-    affordable_rounds,
     bounds,
-    calibrate_noise,
     calibrate_noise_multiplier,
     calibration,
     epsilon,
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-    pld_epsilon,
     tight_epsilon,
 )
+from fl_dp.accounting.bounds import pld_epsilon
+from fl_dp.accounting.calibration import affordable_rounds, calibrate_noise
 from fl_dp.accounting.calibration_cache import SWITCH
+from fl_dp.accounting.events import TruncatedPoissonGaussianEvent
+from fl_dp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from fl_dp.ledger import PrivacyLedger
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.plan import PrivacyPlan
 from fl_dp.statement import privacy_statement
 

@@ -6,25 +6,15 @@ from typing import Any
 
 import pytest
 
-from fl_dp.accounting import (
-    ExponentialEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    NeighboringRelation,
-    ZcdpEvent,
-    calibrate_client_scheme,
-    gaussian_noise_multiplier,
-    tight_epsilon,
-)
-from fl_dp.mechanisms import (
-    DiscreteLaplace,
-    ExponentialMechanism,
-    GaussianMechanism,
-    GridExponentialMechanism,
-    LaplaceMechanism,
-    Norm,
-)
+from fl_dp.accounting import NeighboringRelation, tight_epsilon
+from fl_dp.accounting.calibration import calibrate_client_scheme
+from fl_dp.accounting.gaussian import gaussian_noise_multiplier
+from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
+from fl_dp.mechanisms.clipping import Norm
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.mechanisms.grid import GridMechanism
+from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
+from fl_dp.mechanisms.laplace import DiscreteLaplace
 
 NAMES = ["gaussian", "laplace", "exponential"]
 

@@ -14,19 +14,14 @@ import pytest
 from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
 from scipy.integrate import quad
 
-from fl_dp.accounting import (
-    ExponentialEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    NeighboringRelation,
-    epsilon,
-    pld_epsilon,
-)
+from fl_dp.accounting import NeighboringRelation, epsilon
 from fl_dp.accounting.bounded_range import (
     additive_gumbel_delta,
     bounded_range_delta,
     bounded_range_renyi,
 )
+from fl_dp.accounting.bounds import pld_epsilon
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
 
 RANGES = [0.1, 0.5, 1.0, 3.0, 8.0]
 GUMBEL_STD = math.pi / math.sqrt(6.0)

@@ -16,28 +16,26 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from fl_dp.accounting import (
-    DeclaredFilter,
-    ExponentialEvent,
-    FixedSizeGaussianEvent,
-    GaussianEvent,
-    GaussianFilter,
-    LaplaceEvent,
     NeighboringRelation,
     NoiseSchedule,
     PoissonGaussianEvent,
     PrivacyBudget,
     PrivacyEvent,
+    tight_epsilon,
+)
+from fl_dp.accounting.calibration import affordable_rounds, schedule_history
+from fl_dp.accounting.events import FixedSizeGaussianEvent
+from fl_dp.accounting.filters import (
+    DeclaredFilter,
+    GaussianFilter,
     PrivacyFilter,
     RenyiFilter,
     RenyiOdometer,
-    affordable_rounds,
     best_filter_order,
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-    schedule_history,
-    tight_epsilon,
 )
+from fl_dp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier
 from fl_dp.accounting.renyi import epsilon_at_order
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
 
 Event = TypeVar("Event", bound=PrivacyEvent)
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-5)

@@ -11,15 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from fl_dp.accounting import (
-    ExponentialEvent,
-    GaussianEvent,
-    NeighboringRelation,
-    PoissonGaussianEvent,
-    PrivacyEvent,
-    ZcdpEvent,
-    pld_epsilon,
-)
+from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent, PrivacyEvent
+from fl_dp.accounting.bounds import pld_epsilon
 from fl_dp.accounting.convolutions import composed_pair, composed_with_itself, epsilon_at
 from fl_dp.accounting.events import freeze
 from fl_dp.accounting.loss_distributions import (
@@ -29,6 +22,7 @@ from fl_dp.accounting.loss_distributions import (
     poisson_gaussian,
     reporting_interval,
 )
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, ZcdpEvent
 
 SETTINGS = [(0.5, 0.01), (1.0, 0.1), (1.0, 1.0), (3.0, 0.5), (0.2, 1e-3), (20.0, 0.9)]
 

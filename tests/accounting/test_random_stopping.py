@@ -11,21 +11,15 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
-from fl_dp.accounting import (
-    DeclaredFilter,
-    GaussianEvent,
-    PoissonGaussianEvent,
-    PrivacyBudget,
-    RandomStoppingEvent,
-    calibrate_noise,
-    epsilon,
-    event_from_dict,
-    event_to_dict,
-)
+from fl_dp.accounting import PoissonGaussianEvent, PrivacyBudget, epsilon
 from fl_dp.accounting.budget import NeighboringRelation
+from fl_dp.accounting.calibration import calibrate_noise
+from fl_dp.accounting.events import RandomStoppingEvent, event_from_dict, event_to_dict
+from fl_dp.accounting.filters import DeclaredFilter
 from fl_dp.accounting.random_stopping import RunsLaw
 from fl_dp.accounting.renyi import ORDERS, renyi_divergences
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.events import GaussianEvent
 
 GOLDEN = (3.8897413324947587, 3.638537753049733, 3.351381287963876, 5.395207686693676)
 LAWS = [(5.0, 1.0), (10.0, 0.0), (3.0, 0.5), (20.0, 2.0)]

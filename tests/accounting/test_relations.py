@@ -11,17 +11,16 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
 from fl_dp.accounting import (
-    FixedSizeGaussianEvent,
-    GaussianEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyEvent,
-    TruncatedPoissonGaussianEvent,
     epsilon,
-    gaussian_epsilon,
-    pld_epsilon,
     tight_epsilon,
 )
+from fl_dp.accounting.bounds import pld_epsilon
+from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
+from fl_dp.accounting.gaussian import gaussian_epsilon
+from fl_dp.mechanisms.events import GaussianEvent
 
 ADD_OR_REMOVE, ZERO_OUT, REPLACE_ONE = NeighboringRelation
 

@@ -13,21 +13,15 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from fl_dp.accounting import (
-    FixedSizeGaussianEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    NeighboringRelation,
-    PoissonGaussianEvent,
-    TruncatedPoissonGaussianEvent,
-    ZcdpEvent,
-)
+from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent
+from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
 from fl_dp.accounting.renyi import (
     ORDERS,
     divergence_at_order,
     epsilon_at_order,
     renyi_divergences,
 )
+from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent, ZcdpEvent
 
 ZERO_OUT = NeighboringRelation.ZERO_OUT
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE

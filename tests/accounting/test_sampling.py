@@ -12,22 +12,21 @@ from fl_dp.strategies.selection import selection_of
 from fl_dp import PrivacyPlan
 from fl_dp.accounting import (
     CyclicSampling,
-    FixedSizeGaussianEvent,
     FixedSizeSampling,
-    GaussianEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
     PoissonSampling,
     PrivacyBudget,
     Sampling,
-    TruncatedPoissonGaussianEvent,
     TruncatedPoissonSampling,
     UtilityPoissonSampling,
     VisibleSampling,
     epsilon,
 )
+from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import FixedClipping
+from fl_dp.mechanisms.events import GaussianEvent
 
 ADD_OR_REMOVE, ZERO_OUT, REPLACE_ONE = NeighboringRelation
 N = 40

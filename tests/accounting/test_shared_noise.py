@@ -8,11 +8,8 @@ import math
 import numpy as np
 import pytest
 
-from fl_dp.accounting import (
-    SharedNoise,
-    shared_noise_multiplier,
-    shared_noise_slack,
-)
+from fl_dp.accounting import SharedNoise
+from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack
 
 
 def noise(n: int, least: int, c: int, members: int, t: int, **more: bool) -> SharedNoise:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fl_dp.accounting import BufferedSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.app import server
 from fl_dp.app.checkpoints import save_checkpoint
 from fl_dp.app.compose import ConfigError, compose_settings

@@ -8,7 +8,8 @@ from fl_dp.accounting import CyclicSampling, PoissonSampling, TruncatedPoissonSa
 from fl_dp.accounting import VisibleSampling as Visible
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan, make_selection
-from fl_dp.plan import CentralNoise, PrivacyPlan
+from fl_dp.plan import PrivacyPlan
+from fl_dp.plan.noise import CentralNoise
 from fl_dp.statement.of_clients import promise_in_words
 from fl_dp.strategies import CyclicSelection, SpacedSelection
 

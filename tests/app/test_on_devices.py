@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp import PrivacyBudget
-from fl_dp.clients import DPSGD, train_with_dp_sgd
+from fl_dp.clients import DPSGD
 from fl_dp.clients.clipped_gradients import ClippedGradients, GhostGradients
-from fl_dp.clients.dp_sgd import train_on_noise
+from fl_dp.clients.dp_sgd import train_on_noise, train_with_dp_sgd
 from fl_dp.clients.record_gradients import LossOfEach
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.datasets.shipped import load_digits

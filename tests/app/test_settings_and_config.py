@@ -253,6 +253,7 @@ def test_letters_of_every_language_need_no_quotes(name: str) -> None:
         ("privacy/mode=central", "write privacy=central, distributed, local, none"),
         ("privacy.noise_multipler=1", "did you mean privacy.noise_multiplier?"),
         ("taks=digits", "did you mean task?"),
+        ("privacy.noise=cyclic", "did you mean noise?"),
         ("task=fashon_mnist", "did you mean task=fashion_mnist?"),
         ("privacy=locl", "did you mean privacy=local?"),
         ("selection.name=fixed", "write selection=poisson, truncated_poisson, fixed"),

@@ -12,7 +12,6 @@ from fl_dp.strategies.modes.base import RoundFailed
 from flwr.app import ArrayRecord, Context, Message
 from torch import nn
 
-from fl_dp.accounting import IncompatibleOptions
 from fl_dp.app import server, task_client
 from fl_dp.app.checkpoints import save_checkpoint
 from fl_dp.app.compose import compose_settings
@@ -24,6 +23,7 @@ from fl_dp.app.workload import model_of
 from fl_dp.clients import OpacusClient, node_records
 from fl_dp.clients.node_privacy import simulated_nodes
 from fl_dp.ledger import PrivacyLedger
+from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.secagg import SumTerms
 from fl_dp.strategies import Checkpoint
 from fl_dp.tasks.models import get_arrays

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fl_dp.accounting import IncompatibleOptions
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.planning import make_plan
@@ -16,9 +15,11 @@ from fl_dp.app.server import train
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import initial_arrays_of
 from fl_dp.clients.node_privacy import simulated_nodes
-from fl_dp.statement import statement_page
+from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.statement.check import statement_page
 
 SMALL = ["model=mlp", "model.hidden=4", "task.num_clients=2", "rounds=2", "client.epochs=1"]
+NO_CHECK = "privacy.contribution_check=false"
 
 
 def trained(tmp_path: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
@@ -27,7 +28,6 @@ def trained(tmp_path: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
         [
             *SMALL,
             "selection.sampling_rate=0.9",
-            "privacy.contribution_check=false",
             f"output_dir={tmp_path}",
             "run_name=run",
             *overrides,
@@ -42,9 +42,9 @@ def trained(tmp_path: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        (["model.shared=['5.*']"], ["5.weight", "5.bias"]),
+        ([NO_CHECK, "model.shared=['5.*']"], ["5.weight", "5.bias"]),
         (["model.shared=['5.*']", "privacy=dp_sgd", "dp_sgd.steps=1"], ["5.weight", "5.bias"]),
-        (["model.lora_rank=2"], ["1.b.weight", "3.b.weight", "5.b.weight"]),
+        ([NO_CHECK, "model.lora_rank=2"], ["1.b.weight", "3.b.weight", "5.b.weight"]),
     ],
 )
 def test_the_server_has_what_travels_alone_and_the_statement_says_what(

@@ -22,6 +22,8 @@ from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.keys import FOLDERS, SECRET, all_keys
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
+from fl_dp.app.settings import OPTIONS
+from fl_dp.app.settings.options import chosen_by
 from fl_dp.app.shown import for_clients
 from fl_dp.app.task_client import app as client_app
 from fl_dp.app.tracking import FINAL, PROMISE, ROUND, MetricsPage, RunStart, Tracker, make_tracker
@@ -82,7 +84,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "run-0"
     gc.collect()  # whatever earlier tests left would be finalised while the packages are imported
     trackers = tuple(
-        make_tracker(name, path, shared=folder, project="fl-dp", uri=None, online=False)
+        make_tracker(OPTIONS["tracking"][name], path, shared=folder)
         for name in ("tensorboard", "mlflow", "wandb")
     )
     with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as proxy:
@@ -189,7 +191,8 @@ def test_what_they_write_only_the_owner_enters(sweep: Path) -> None:
 
 def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> None:
     withheld = all_keys().keys() - TOLD
-    assert all_keys().keys() >= TOLD
+    chosen = {f"{group}.{chosen_by(group)}" for group in OPTIONS if group != "tracking"}
+    assert TOLD - all_keys().keys() == chosen
     assert withheld >= SECRET | FOLDERS
     assert {
         key
@@ -205,7 +208,7 @@ def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> Non
         "task.std",
         "privacy.secure_sum.reply_after",
         *(f"simulation.{name}" for name in ("num_cpus", "num_gpus", "workers")),
-        *(f"tracking.{name}" for name in ("name", "project", "uri", "mode", "metrics_port")),
+        *(f"tracking.{name}" for name in ("project", "uri", "mode", "metrics_port")),
     }
 
 
@@ -284,7 +287,7 @@ def test_a_tracker_that_fails_changes_no_model_and_no_charge(tmp_path: Path) -> 
 def test_a_missing_package_ends_in_one_line_before_there_is_even_a_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl_dp.app.tracking.makers.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_dp.app.tracking.tracker.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=rf"pip install 'fl-dp\[{name}\]'"):
         train_small(tmp_path, f"tracking={name}")
     result = call("run", f"tracking={name}", f"output_dir={tmp_path}")
@@ -371,13 +374,16 @@ class _Recorder:
     [
         ("tracking=wanb", "did you mean tracking=wandb?"),
         ("tracking=wandb tracking.mode=onlin", "did you mean online?"),
-        ("tracking.mode=online", "write tracking=wandb too"),
-        ("tracking=mlflow tracking.mode=online", "its address as tracking.uri"),
-        ("tracking=tensorboard tracking.uri=sqlite:////a/b.db", "write tracking=mlflow too"),
+        ("tracking.mode=online", "is a key of tracking=mlflow or wandb, which is not chosen"),
+        ("tracking=mlflow tracking.mode=online", "the address of MLflow as tracking.uri"),
+        (
+            "tracking=tensorboard tracking.uri=sqlite:////a/b.db",
+            "is a key of tracking=mlflow, which is not chosen",
+        ),
         ("tracking=mlflow tracking.uri=https://a.example", "write tracking.mode=online too"),
         ("tracking=mlflow tracking.uri=mlruns", "must be like https://mlflow.example.org"),
         ("tracking=mlflow tracking.uri=sqlite:///b.db", "(an absolute path)"),
-        ("tracking.project=''", "tracking.project must be a plain name"),
+        ("tracking=wandb tracking.project=''", "tracking.project must be a plain name"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_with_what_to_write(

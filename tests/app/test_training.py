@@ -147,7 +147,11 @@ def test_an_exact_sum_is_never_encoded(sums: str) -> None:
 
 
 def test_a_run_without_privacy_promises_nothing_and_learns(tmp_path: Path) -> None:
-    done, statement = run(tmp_path, "privacy=none", "rounds=6", "client.epochs=3")
+    folder = [f"output_dir={tmp_path}", "run_name=run", "task.num_clients=12", "rounds=6"]
+    settings = compose_settings(["privacy=none", "client.epochs=3", *folder])
+    train(grid_for(settings), settings, run_id="1")
+    done = RunFolder(tmp_path / "run")
+    statement = done.read_statement()
     assert (statement["quoted"], statement["epsilon"]) == ("none", {})
     assert "Nothing is promised" in done.statement_page.read_text()
     assert not done.ledger.exists()

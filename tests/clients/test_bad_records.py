@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, OpacusClient
-from fl_dp.ledger import Account, NodeLedger
+from fl_dp.ledger import NodeLedger
+from fl_dp.ledger.node import Account
 from fl_dp.plan import RecordPlan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")

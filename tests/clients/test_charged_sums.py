@@ -24,7 +24,7 @@ from fl_dp.clients import secure_sum
 from fl_dp.clients.trained_unit import train_unit
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import SumInstruction
-from fl_dp.secagg import Participation
+from fl_dp.secagg.client import Participation
 
 RICH = SumInstruction(rounds=1000, epsilon=1e6, delta=1e-3)
 POOR = replace(RICH, epsilon=1e-3)

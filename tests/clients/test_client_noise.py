@@ -28,10 +28,14 @@ from laws import ALARM, counts_p
 from scipy import stats
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import GaussianEvent, PrivacyEvent, affordable_rounds
+from fl_dp.accounting import PrivacyEvent
+from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.clients import client_noise_mod, numpy_client_app
-from fl_dp.ledger import Account, NodeLedger
-from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism, ScalarMetric
+from fl_dp.ledger import NodeLedger
+from fl_dp.ledger.node import Account
+from fl_dp.mechanisms import GaussianBundle, ScalarMetric
+from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 
 SECRET = "patient 4711 has condition X"

@@ -12,11 +12,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from fl_dp.clients import client_noise_mod, compression_mod, numpy_client_app
-from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism
+from fl_dp.mechanisms import GaussianBundle
+from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
-from fl_dp.updates import Compression, update_in
-from fl_dp.updates.compression import ENCODED_UPDATE
+from fl_dp.updates import Compression
+from fl_dp.updates.compression import ENCODED_UPDATE, update_in
 from fl_dp.updates.narrow import narrow
 
 SIZE = 40_000

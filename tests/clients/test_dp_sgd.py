@@ -20,8 +20,9 @@ from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_dp import PrivacyBudget
-from fl_dp.clients import DPSGD, check_training, train_with_dp_sgd
+from fl_dp.clients import DPSGD, check_training
 from fl_dp.clients.clipped_gradients import MixesRecords
+from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 

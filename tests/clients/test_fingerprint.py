@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_dp.clients import fingerprint
-from fl_dp.clients.fingerprint import fingerprint_of_files
+from fl_dp.clients.fingerprint import fingerprint, fingerprint_of_files
 
 GENERATOR = np.random.default_rng(0)
 FEATURES = GENERATOR.normal(size=(40, 3, 2)).astype(np.float32)

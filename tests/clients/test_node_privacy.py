@@ -12,9 +12,8 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fl_dp import PrivacyBudget
-from fl_dp.clients import NodePrivacy
-from fl_dp.clients.node_privacy import in_simulation, simulated_nodes
-from fl_dp.ledger import Account
+from fl_dp.clients.node_privacy import NodePrivacy, in_simulation, simulated_nodes
+from fl_dp.ledger.node import Account
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 
 ASKED = PrivacyBudget(epsilon=3.0, delta=1e-5)

@@ -34,7 +34,8 @@ from fl_dp.clients import (
 )
 from fl_dp.clients.clipped_gradients import ClippedGradients
 from fl_dp.clients.fit_for_dp_sgd import exchanged_names
-from fl_dp.ledger import Account, NodeLedger
+from fl_dp.ledger import NodeLedger
+from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 

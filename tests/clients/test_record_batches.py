@@ -11,14 +11,9 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from fl_dp import PrivacyBudget
-from fl_dp.clients import (
-    DPSGD,
-    FixedLengthPadding,
-    RecordWise,
-    check_training,
-    train_with_dp_sgd,
-)
+from fl_dp.clients import DPSGD, FixedLengthPadding, RecordWise, check_training
 from fl_dp.clients.clipped_gradients import MixesRecords
+from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.clients.record_batches import BatchForm, RecordBatches
 from fl_dp.plan import RecordPlan
 

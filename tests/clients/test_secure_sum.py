@@ -43,14 +43,8 @@ from fl_dp.protocol.secure_sum import (
     text_to_content,
     with_terms,
 )
-from fl_dp.secagg import (
-    Identity,
-    MaskedMessage,
-    Participation,
-    Refused,
-    SecureNode,
-    SQLiteStore,
-)
+from fl_dp.secagg import Identity, Refused, SecureNode, SQLiteStore
+from fl_dp.secagg.client import MaskedMessage, Participation
 from fl_dp.statistics import Mean, query_to_dict
 
 pytestmark = pytest.mark.slow

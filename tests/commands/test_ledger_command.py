@@ -243,7 +243,8 @@ def test_a_checkpoint_of_an_older_version_is_refused_with_what_to_do(run: RunFol
 
 
 def test_a_statement_of_records_alone_is_checked_by_its_parameters(tmp_path: Path) -> None:
-    from fl_dp.ledger import Account, NodeLedger
+    from fl_dp.ledger import NodeLedger
+    from fl_dp.ledger.node import Account
     from fl_dp.statement import record_statement
 
     plan = RecordPlan.from_noise_multiplier(

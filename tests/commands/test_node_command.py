@@ -11,9 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import GaussianEvent
 from fl_dp.commands.app import app
-from fl_dp.ledger import Account, FileWitness, NodeLedger, Use
+from fl_dp.ledger import NodeLedger
+from fl_dp.ledger.node import Account, Use
+from fl_dp.ledger.witness import FileWitness
+from fl_dp.mechanisms.events import GaussianEvent
 
 
 def call(*arguments: object, answer: str = "") -> tuple[int, str]:

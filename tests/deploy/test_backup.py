@@ -11,9 +11,10 @@ import backup
 import pytest
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import GaussianEvent
 from fl_dp.commands.shown_ledger import show_ledger
-from fl_dp.ledger import Account, LedgerCorrupted, NodeLedger, witness_at
+from fl_dp.ledger import LedgerCorrupted, NodeLedger, witness_at
+from fl_dp.ledger.node import Account
+from fl_dp.mechanisms.events import GaussianEvent
 
 
 @pytest.fixture

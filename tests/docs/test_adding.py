@@ -186,20 +186,302 @@ def load_stripes() -> Dataset:
     },
 )
 
-ADDITIONS = (SELECTION, MECHANISM, SCHEME, TASK)
+SELECTION_OF_APP = Addition(
+    row="selection of the app",
+    written={},
+    registered={
+        "fl_dp/app/settings/selections.py": {
+            "SELECTIONS: tuple[": '''@dataclass(kw_only=True)
+class InTurnSettings(SelectionSettings):
+    """Clients in the order of the roster.
+
+    Attributes:
+        participation_cap: Most rounds of one client; null charges every round.
+    """
+
+    name: str = told("in_turn")
+    participation_cap: int | None = told(None)
+
+    def make(self, num_clients: int, *, separation: int) -> Selection:
+        """Return who takes part."""
+        from fl_dp.strategies import InTurnSelection
+
+        return InTurnSelection(self.cohort(num_clients))
+
+
+SELECTIONS: tuple[''',
+            "    BufferedSettings(),\n": "    BufferedSettings(),\n    InTurnSettings(),\n",
+        }
+    },
+)
+
+NOISE_OF_APP = Addition(
+    row="noise of the app",
+    written={},
+    registered={
+        "fl_dp/app/settings/noises.py": {
+            "NOISES: tuple[": '''@dataclass(kw_only=True)
+class RestedNoiseSettings(SpacedNoiseSettings):
+    """Clients rest for three rounds."""
+
+    name: str = told("rested")
+    separation: int | None = told(4)
+
+
+NOISES: tuple[''',
+            "    SpacedNoiseSettings(),\n": (
+                "    SpacedNoiseSettings(),\n    RestedNoiseSettings(),\n"
+            ),
+        }
+    },
+)
+
+CLIPPING = Addition(
+    row="clipping",
+    written={},
+    registered={
+        "fl_dp/mechanisms/clipping_rules.py": {
+            "Clipping: TypeAlias = FixedClipping |": '''@dataclass(frozen=True, kw_only=True)
+class PowerClipping:
+    """One L2 bound on the whole update, a power of two.
+
+    Attributes:
+        power: Of two.
+    """
+
+    kind: ClassVar[str] = "power"
+    power: int
+
+    @property
+    def first_norms(self) -> tuple[float, ...]:
+        """Bounds of the first round."""
+        return (2.0**self.power,)
+
+
+Clipping: TypeAlias = FixedClipping | PowerClipping |''',
+        },
+        "fl_dp/mechanisms/__init__.py": {
+            "FixedClipping, PerLayerClipping\n": "FixedClipping, PerLayerClipping, PowerClipping\n",
+            '    "PerLayerClipping",\n': '    "PerLayerClipping",\n    "PowerClipping",\n',
+        },
+        "fl_dp/app/settings/clippings.py": {
+            "CLIPPINGS: tuple[": '''@dataclass(kw_only=True)
+class PowerClippingSettings(ClippingSettings):
+    """A bound that is a power of two.
+
+    Attributes:
+        power: Of two.
+    """
+
+    name: str = told("power")
+    power: int = told(-2)
+
+    def make(self, num_arrays: Callable[[], int]) -> Clipping:
+        """Return what bounds an update."""
+        from fl_dp.mechanisms import PowerClipping
+
+        return PowerClipping(power=self.power)
+
+
+CLIPPINGS: tuple[''',
+            "    ClippingSettings(),\n": "    ClippingSettings(),\n    PowerClippingSettings(),\n",
+        },
+    },
+)
+
+SCHEDULE = Addition(
+    row="schedule",
+    written={},
+    registered={
+        "fl_dp/accounting/schedules.py": {
+            "# Each gives the late version": """def _square(rounds: int, floor: float) -> _Weights:
+    return floor + (1.0 - floor) * np.linspace(0.0, 1.0, rounds) ** 2
+
+
+# Each gives the late version""",
+            '    "step": _step,\n': '    "step": _step,\n    "square": _square,\n',
+        }
+    },
+)
+
+MODE_OF_APP = Addition(
+    row="mode of the app",
+    written={},
+    registered={
+        "fl_dp/app/settings/promises.py": {
+            "PROMISES: tuple[": '''@dataclass(kw_only=True)
+class RoundedPrivacySettings(LocalPrivacySettings):
+    """Each client adds noise and rounds what it sends."""
+
+    mode: str = told("rounded")
+    scheme: str = told("rounded")
+
+
+PROMISES: tuple[''',
+            "    LocalPrivacySettings(),\n": (
+                "    LocalPrivacySettings(),\n    RoundedPrivacySettings(),\n"
+            ),
+        }
+    },
+)
+
+PRESET = Addition(
+    row="preset",
+    written={
+        "conf/privacy/strict.yaml": "# @package _global_\ndefaults:\n  - /privacy/central@privacy\n"
+        "  - _self_\n\nprivacy:\n  epsilon: 1.0\n"
+    },
+    registered={},
+)
+
+OPTIMIZER = Addition(
+    row="server optimizer",
+    written={},
+    registered={
+        "fl_dp/app/settings/optimizers.py": {
+            "SERVER_OPTIMIZERS: tuple[": '''@dataclass(kw_only=True)
+class HalfStepSettings(ServerOptimizerSettings):
+    """Half of the mean update."""
+
+    name: str = told("half")
+
+    def make(self) -> Strategy:
+        """Return the Flower strategy that makes the step."""
+        from flwr.serverapp.strategy import FedAvgM
+
+        return FedAvgM(server_learning_rate=0.5, server_momentum=0.0)
+
+
+SERVER_OPTIMIZERS: tuple[''',
+            "    FedYogiSettings(),\n": "    FedYogiSettings(),\n    HalfStepSettings(),\n",
+        }
+    },
+)
+
+SETTING = Addition(
+    row="setting",
+    written={},
+    registered={
+        "fl_dp/app/settings/promises.py": {
+            "        contribution_check: End a run": (
+                "        delta_power: A delta that nobody writes is `num_clients` to minus this.\n"
+                "        contribution_check: End a run"
+            ),
+            "    contribution_check: bool = told(True)\n": (
+                "    delta_power: float = told(1.1)\n    contribution_check: bool = told(True)\n"
+            ),
+        },
+        "fl_dp/app/planning.py": {
+            "    return default_delta(settings.task.num_clients)\n": (
+                "    return settings.task.num_clients**-settings.promise.delta_power\n"
+            )
+        },
+    },
+)
+
+TUNABLE = Addition(
+    row="tunable key",
+    written={},
+    registered={
+        "fl_dp/app/settings/optimizers.py": {
+            "    batch_size: int = told(32, tunable=True)\n": (
+                "    batch_size: int = told(32, tunable=True)\n"
+                "    patience: int = told(3, tunable=True)\n"
+            ),
+        }
+    },
+)
+
+TRACKER = Addition(
+    row="tracker",
+    written={
+        "fl_dp/app/tracking/text_lines.py": '''
+"""Released values as lines of a text file."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from .tracker import RunStart, Scalar
+
+
+class LinesTracker:
+    """Writes one line for each call."""
+
+    def __init__(self, folder: Path) -> None:
+        """Name the folder of the file."""
+        self._file = folder / "lines.txt"
+
+    def started(self, run: RunStart) -> None:
+        """Write the name."""
+        self._file.write_text(f"{run.name}\\n", encoding="utf-8")
+
+    def released(self, server_round: int, values: Mapping[str, float]) -> None:
+        """Write the round."""
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.write(f"{server_round} {dict(values)}\\n")
+
+    def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
+        """Write nothing."""
+'''
+    },
+    registered={
+        "fl_dp/app/settings/tracking.py": {
+            "def _check_uri": '''@dataclass(kw_only=True)
+class LinesSettings(TrackingSettings):
+    """A text file in the run's folder."""
+
+    name: str = "lines"
+
+    def make(self, folder: Path, *, shared: Path) -> Tracker:
+        """Return the tracker."""
+        from fl_dp.app.tracking.text_lines import LinesTracker
+
+        return LinesTracker(folder)
+
+
+def _check_uri''',
+            "    TensorBoardSettings(),\n": "    TensorBoardSettings(),\n    LinesSettings(),\n",
+        }
+    },
+)
+
+ADDITIONS = (
+    SELECTION,
+    SELECTION_OF_APP,
+    MECHANISM,
+    SCHEME,
+    NOISE_OF_APP,
+    CLIPPING,
+    SCHEDULE,
+    MODE_OF_APP,
+    PRESET,
+    OPTIMIZER,
+    TASK,
+    SETTING,
+    TUNABLE,
+    TRACKER,
+)
 
 PROGRAM = """
 import json
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from local_grid import FIRST_NODE, answer_with_app, answer_with_update
 from trainings import FixedClient, client_fn, plan_of, record, train
 from typer.testing import CliRunner
 
-from fl_dp.accounting import VisibleSampling, event_to_dict
+from fl_dp.accounting import VisibleSampling
+from fl_dp.accounting.events import event_to_dict
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.keys import all_keys
+from fl_dp.app.tracking import RunStart, make_tracker
 from fl_dp.clients import numpy_client_app
 from fl_dp.commands.app import app
+from fl_dp.lab.tuning.candidates import require_tunable
 from fl_dp.mechanisms import FixedClipping, SecureRandom, TwiceLaplaceMechanism
 from fl_dp.strategies import InTurnSelection
 
@@ -237,14 +519,39 @@ found["client scheme"] = {"std": float(released.std()), "charged": charged(train
 for name, keys in {
     "client scheme": ["privacy=local", "privacy.scheme=rounded", "selection=public"],
     "task": ["task=stripes", "privacy.noise_multiplier=1"],
+    "selection of the app": ["selection=in_turn", "selection.participation_cap=1", "rounds=9"],
+    "noise of the app": ["noise=rested", "selection=public", "rounds=9"],
+    "clipping": ["clipping=power", "clipping.power=-3"],
+    "schedule": ["schedule=square", "rounds=3"],
+    "mode of the app": ["privacy=rounded", "selection=public"],
+    "preset": ["privacy=strict"],
+    "setting": ["privacy.delta_power=2"],
 }.items():
-    planned = CliRunner().invoke(app, ["plan", *keys, "rounds=2", "--json"])
+    planned = CliRunner().invoke(app, ["plan", "rounds=2", *keys, "--json"])
     assert planned.exit_code == 0, planned.output
     found.setdefault(name, {})["planned"] = json.loads(planned.stdout)
 
 from fl_dp.tasks.datasets import form_of, load_dataset
 
 stripes = load_dataset("stripes")
+for name, keys in {
+    "server optimizer": ["server_optimizer=half"],
+    "tracker": ["tracking=lines"],
+}.items():
+    found[name] = compose_settings(keys)
+step = found.pop("server optimizer").server_optimizer.make()
+found["server optimizer"] = [type(step).__name__, step.server_learning_rate]
+
+sys.modules["lines"] = ModuleType("lines")  # the tracker's package
+sys.modules["lines"].__spec__ = ModuleSpec("lines", None)
+tracker = make_tracker(found.pop("tracker").tracking, Path("."), shared=Path("."))
+tracker.started(RunStart(name="wards"))
+tracker.released(1, {"epsilon": 1.0})
+found["tracker"] = Path("lines.txt").read_text().splitlines()
+
+require_tunable("client.patience")
+found["setting"]["help"] = all_keys()["privacy.delta_power"].help
+
 found["task"] |= {"records": len(stripes.train_y), "form": stripes.form == form_of("stripes", None)}
 print(json.dumps(found))
 """
@@ -252,7 +559,7 @@ print(json.dumps(found))
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    copy = copy_with(ADDITIONS, tmp_path_factory.mktemp("added"), without=("lab", "viewer"))
+    copy = copy_with(ADDITIONS, tmp_path_factory.mktemp("added"), without=("viewer",))
     told: dict[str, Any] = json.loads(run_in(copy, PROGRAM).splitlines()[-1])
     return told
 
@@ -292,3 +599,32 @@ def test_a_task_that_was_added_is_loaded_and_planned_by_its_name(found: dict[str
     assert found["task"]["records"] == 80
     assert found["task"]["form"]
     assert found["task"]["planned"]["epsilon"]["pld"] > 0.0
+
+
+def test_a_name_of_the_app_that_was_added_is_planned(found: dict[str, Any]) -> None:
+    # One round of each client in turn, of 9 planned.
+    assert found["selection of the app"]["planned"]["expected_cohort"] == 50.0
+    spent = [value for _, value in found["selection of the app"]["planned"]["epsilon_over_rounds"]]
+    assert spent[0] == spent[-1]
+    assert "the noise of the 3 rounds before" in str(
+        found["noise of the app"]["planned"]["promise"]
+    )
+    assert found["clipping"]["planned"]["clipping_norm"] == 0.125
+    low, middle, high = found["schedule"]["planned"]["noise_multipliers"]
+    assert low / high == pytest.approx(2.0)
+    assert middle / high == pytest.approx(1.6, rel=0.05)  # 0.5 + 0.5 / 4, in one of 16 levels
+    assert found["mode of the app"]["planned"]["promise"]["trusted"]
+    assert found["preset"]["planned"]["budget"] == 1.0
+
+
+def test_a_setting_that_was_added_is_read_and_explained(found: dict[str, Any]) -> None:
+    assert found["setting"]["planned"]["delta"] == pytest.approx(200**-2)
+    assert found["setting"]["help"].startswith("A delta that nobody writes")
+
+
+def test_a_server_optimizer_that_was_added_makes_its_step(found: dict[str, Any]) -> None:
+    assert found["server optimizer"] == ["FedAvgM", 0.5]
+
+
+def test_a_tracker_that_was_added_is_told(found: dict[str, Any]) -> None:
+    assert found["tracker"] == ["wards", "1 {'epsilon': 1.0}"]

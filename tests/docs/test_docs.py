@@ -16,7 +16,7 @@ from tables import with_tables
 
 import fl_dp
 from fl_dp import PrivacyLedger
-from fl_dp.accounting import calibrate_client_scheme
+from fl_dp.accounting.calibration import calibrate_client_scheme
 from fl_dp.app.keys import all_keys
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +33,8 @@ def test_the_configuration_guide_has_every_key_with_its_default_and_its_sentence
     """The sentences are those of the settings' docstrings, which `fl-dp config` shows."""
     guide = (ROOT / "docs/configuration.md").read_text()
     row = r"^\| `([\w.]+\.?[\w.]*)` \|(?: (?:all|(?:`\w+`(?:, )?)+) \|)? `([^`]*)`[^|]* \| (.*) \|$"
-    rows = re.findall(row, guide, re.MULTILINE)
+    tables = "".join(re.findall(r"<!-- keys of .*?<!-- end -->", guide, re.DOTALL))
+    rows = re.findall(row, tables, re.MULTILINE)
     keys = {key.name: (key.default_text, key.help) for key in all_keys().values()}
     assert {name: (default, meaning) for name, default, meaning in rows} == keys
 

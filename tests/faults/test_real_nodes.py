@@ -19,7 +19,7 @@ from soundness import require_sound, require_sound_buffers
 from stages import STAGES
 
 from fl_dp import PrivacyBudget, PrivacyPlan
-from fl_dp.accounting import BufferedSampling
+from fl_dp.accounting.sampling import BufferedSampling
 
 NODES = ("steady", "faulty")
 ROUNDS = 2

@@ -24,7 +24,8 @@ from fl_dp.clients.node_config import NodeConfig, NodeConfigError
 from fl_dp.commands.terminal.results import Result, read_results, write_results
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.secagg import Roster
-from fl_dp.statement import privacy_statement, read_statement, statement_differences, statement_page
+from fl_dp.statement import privacy_statement, read_statement
+from fl_dp.statement.check import statement_differences, statement_page
 
 POLICY = {
     "max-epsilon": 4.0,

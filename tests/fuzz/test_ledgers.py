@@ -21,11 +21,13 @@ from hostile import cases, changed, damaged, damaged_bytes
 from ledger_files import fresh_path
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import GaussianEvent, LaplaceEvent, PoissonGaussianEvent
+from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.commands.terminal.ledger_view import ledger_table
-from fl_dp.ledger import Account, LedgerAnchor, LedgerCorrupted, NodeLedger, SpentLedger
+from fl_dp.ledger import LedgerAnchor, LedgerCorrupted, NodeLedger, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry, LedgerUnavailable, next_entry
+from fl_dp.ledger.node import Account
 from fl_dp.ledger.witness import FileWitness
+from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 
 BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-3)
 PLAN = PrivacyPlan.from_noise_multiplier(

@@ -16,7 +16,7 @@ from local_grid import LocalGrid, arrays_of
 from trainings import plan_of
 
 from fl_dp import PrivacyLedger
-from fl_dp.accounting import BufferedSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
 from fl_dp.strategies import DPFedAvg, DPFedBuff

@@ -23,9 +23,12 @@ from fl_dp.plan import RecordPlan
 from fl_dp.protocol.identity import NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.secagg import Directory, Entry, Receipt, Refused, SumTerms
+from fl_dp.secagg import Directory, Refused, SumTerms
+from fl_dp.secagg.directory import Entry
 from fl_dp.secagg.evidence import Evidence
-from fl_dp.statistics import Frequencies, Histogram, Mean, Quantiles, query_from_json, query_to_dict
+from fl_dp.secagg.receipts import Receipt
+from fl_dp.statistics import Frequencies, Histogram, Mean, Quantiles, query_to_dict
+from fl_dp.statistics.wire import query_from_json
 from fl_dp.updates import Compression
 
 FEDERATION = Federation.of(4, pinned=True)

@@ -22,7 +22,7 @@ from fl_dp.app.settings.optimizers import FedAvgMSettings
 from fl_dp.app.workload import dataset_of, initial_arrays_of, parts_of
 from fl_dp.commands.app import app
 from fl_dp.lab.attacks.membership.observations import Observations
-from fl_dp.lab.membership import Played, play, promise_to, train_with
+from fl_dp.lab.games.membership import Played, play, promise_to, train_with
 
 TINY = ("task.num_clients=4", "rounds=1", "client.epochs=1", "selection.sampling_rate=1")
 
@@ -238,8 +238,8 @@ def test_an_attack_above_the_curve_ends_with_status_1(
 ) -> None:
     # A promise that the trainings do not keep: they are not private at all.
     promise = promise_to(settings_of("privacy.epsilon=1", "privacy.delta=1e-5"), "client")
-    monkeypatch.setattr("fl_dp.lab.membership.promise_to", lambda settings, unit: promise)
-    monkeypatch.setattr("fl_dp.lab.membership.play", lambda *_, **__: perfect)
+    monkeypatch.setattr("fl_dp.lab.games.membership.promise_to", lambda settings, unit: promise)
+    monkeypatch.setattr("fl_dp.lab.games.membership.play", lambda *_, **__: perfect)
     found = attack_records(tmp_path, random_labels, "privacy=none", status=1)
     assert found["exceeds"]
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_dp.accounting import epsilon_delta_trade_off, gaussian_trade_off
-from fl_dp.lab.attacks.membership.roc import Roc
-from fl_dp.lab.membership_view import plot_roc
+from fl_dp.lab.attacks.membership.roc import Roc, plot_roc
 
 
 def test_attacks_are_drawn_below_what_is_allowed(tmp_path: Path) -> None:

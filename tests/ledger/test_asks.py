@@ -11,10 +11,11 @@ import pytest
 from trainings import plan_of
 
 from fl_dp import PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import BufferedSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.commands.terminal.ledger_view import ledger_table
-from fl_dp.ledger import LedgerCorrupted, ParticipationCapReached, SeparationBroken
+from fl_dp.ledger import LedgerCorrupted
 from fl_dp.ledger.entries import next_entry
+from fl_dp.ledger.state import ParticipationCapReached, SeparationBroken
 from fl_dp.plan import Banded
 
 NAMES = [f"ward-{number}" for number in range(6)]

@@ -20,10 +20,14 @@ from postgres_server import PostgresServer
 from postgres_server import postgres_server as postgres_server
 
 from fl_dp import PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import GaussianEvent, PoissonSampling, PrivacyBudgetExhausted
-from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, PlanMismatch, Reservation
+from fl_dp.accounting import PoissonSampling, PrivacyBudgetExhausted
+from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, Reservation
+from fl_dp.ledger.training import PlanMismatch
 from fl_dp.mechanisms import FixedClipping
-from fl_dp.plan import CentralNoise, Hosting, Release
+from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.plan.hosting import Hosting
+from fl_dp.plan.noise import CentralNoise
+from fl_dp.plan.release import Release
 
 PLAN = PrivacyPlan.from_noise_multiplier(
     1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200

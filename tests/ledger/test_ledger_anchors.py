@@ -13,16 +13,11 @@ from typing import Any
 import pytest
 
 from fl_dp import PrivacyLedger, PrivacyPlan
-from fl_dp.ledger import LedgerAnchor, LedgerCorrupted, LedgerEntry
-from fl_dp.ledger.entries import next_entry
+from fl_dp.ledger import LedgerAnchor, LedgerCorrupted
+from fl_dp.ledger.entries import LedgerEntry, next_entry
 from fl_dp.plan import RecordPlan
-from fl_dp.statement import (
-    entries_behind_statement,
-    privacy_statement,
-    read_statement,
-    record_statement,
-    statement_differences,
-)
+from fl_dp.statement import privacy_statement, read_statement, record_statement
+from fl_dp.statement.check import entries_behind_statement, statement_differences
 
 PLAN = PrivacyPlan.from_noise_multiplier(
     1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200

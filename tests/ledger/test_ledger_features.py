@@ -16,9 +16,6 @@ import pytest
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
-    ExponentialEvent,
-    GaussianEvent,
-    LaplaceEvent,
     NeighboringRelation,
     NoiseSchedule,
     PlateauSchedule,
@@ -26,18 +23,19 @@ from fl_dp.accounting import (
     PrivacyBudget,
     PrivacyBudgetExhausted,
     PrivacyEvent,
-    TruncatedPoissonGaussianEvent,
-    ZcdpEvent,
-    affordable_rounds,
     bounds,
     epsilon,
     filters,
-    gaussian_noise_multiplier,
 )
+from fl_dp.accounting.calibration import affordable_rounds
+from fl_dp.accounting.events import TruncatedPoissonGaussianEvent
+from fl_dp.accounting.gaussian import gaussian_noise_multiplier
 from fl_dp.commands.terminal.ledger_view import ledger_json, write_csv
-from fl_dp.ledger import LedgerCorrupted, LedgerEntry, ParticipationCapReached
-from fl_dp.ledger.entries import SCHEMA, next_entry
+from fl_dp.ledger import LedgerCorrupted
+from fl_dp.ledger.entries import SCHEMA, LedgerEntry, next_entry
+from fl_dp.ledger.state import ParticipationCapReached
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.statement import privacy_statement
 
 BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-3)

@@ -15,20 +15,13 @@ from hypothesis import strategies as st
 from ledger_files import fresh_path
 
 from fl_dp import PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import (
-    ExponentialEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    NoiseSchedule,
-    PlateauSchedule,
-    PrivacyBudget,
-    PrivacyBudgetExhausted,
-    RenyiFilter,
-    gaussian_noise_multiplier,
-)
+from fl_dp.accounting import NoiseSchedule, PlateauSchedule, PrivacyBudget, PrivacyBudgetExhausted
 from fl_dp.accounting.events import freeze
+from fl_dp.accounting.filters import RenyiFilter
+from fl_dp.accounting.gaussian import gaussian_noise_multiplier
 from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences
 from fl_dp.ledger import LedgerCorrupted
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
 
 BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-3)
 RELEASES = (

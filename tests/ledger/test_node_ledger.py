@@ -20,20 +20,20 @@ from scipy.stats import norm
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
-    GaussianEvent,
-    LaplaceEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyBudgetExhausted,
     PrivacyEvent,
-    TruncatedPoissonGaussianEvent,
-    affordable_rounds,
     epsilon,
     tight_epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.accounting.calibration import affordable_rounds
+from fl_dp.accounting.events import TruncatedPoissonGaussianEvent
 from fl_dp.accounting.renyi import epsilon_at_order, renyi_divergences
-from fl_dp.ledger import Account, ConsentRevoked, LedgerCorrupted, NodeLedger
+from fl_dp.ledger import LedgerCorrupted, NodeLedger
+from fl_dp.ledger.node import Account, ConsentRevoked
+from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 
 DELTA = 1e-5
 STEP = PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1)
@@ -161,7 +161,8 @@ def test_kill_nine_in_the_middle_of_training_leaves_the_round_spent(path: Path) 
         f"""
         import time
         from fl_dp.accounting import PoissonGaussianEvent, PrivacyBudget
-        from fl_dp.ledger import Account, NodeLedger
+        from fl_dp.ledger import NodeLedger
+        from fl_dp.ledger.node import Account
         NodeLedger.open({str(path)!r}).charge(
             Account(unit="record", source="ward"),
             PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1),
@@ -536,8 +537,10 @@ def test_two_processes_can_not_spend_the_same_budget_twice(path: Path) -> None:
     event, budget = GaussianEvent(noise_multiplier=8.0), PrivacyBudget(epsilon=2.0, delta=1e-3)
     won = race(
         f"""
-        from fl_dp.accounting import GaussianEvent, PrivacyBudget, PrivacyBudgetExhausted
-        from fl_dp.ledger import Account, NodeLedger
+        from fl_dp.accounting import PrivacyBudget, PrivacyBudgetExhausted
+        from fl_dp.mechanisms.events import GaussianEvent
+        from fl_dp.ledger import NodeLedger
+        from fl_dp.ledger.node import Account
         account = Account(unit="record", source="ward")
         budget = PrivacyBudget(epsilon=2.0, delta=1e-3)
         with NodeLedger.open({str(path)!r}) as ledger:

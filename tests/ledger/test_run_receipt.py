@@ -11,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import GaussianEvent
 from fl_dp.clients.run_receipts import IDENTITY_FILE
 from fl_dp.commands.app import app
-from fl_dp.ledger import Account, LedgerAnchor, NodeLedger, Use
+from fl_dp.ledger import LedgerAnchor, NodeLedger
+from fl_dp.ledger.node import Account, Use
 from fl_dp.ledger.run_receipt import RunReceipt, SealedHead, ServerHead, statement_hash
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.secagg import Identity
 from fl_dp.statement import privacy_statement
 

@@ -18,7 +18,9 @@ from fl_dp.accounting import (
     VisibleSampling,
 )
 from fl_dp.commands.app import app
-from fl_dp.ledger import LedgerCorrupted, ParticipationCapReached, PlanMismatch, SeparationBroken
+from fl_dp.ledger import LedgerCorrupted
+from fl_dp.ledger.state import ParticipationCapReached, SeparationBroken
+from fl_dp.ledger.training import PlanMismatch
 from fl_dp.plan import Banded
 
 GROUPS = 4

@@ -19,21 +19,20 @@ from postgres_server import postgres_server as postgres_server
 from typer.testing import CliRunner
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import GaussianEvent
 from fl_dp.clients.node_privacy import NodePrivacy, simulated_nodes
 from fl_dp.commands.app import app
 from fl_dp.ledger import (
-    Account,
-    FileWitness,
     LedgerAnchor,
     LedgerCorrupted,
     LedgerUnavailable,
     NodeLedger,
     SpentLedger,
-    TableWitness,
     Witness,
     witness_at,
 )
+from fl_dp.ledger.node import Account
+from fl_dp.ledger.witness import FileWitness, TableWitness
+from fl_dp.mechanisms.events import GaussianEvent
 
 PLAN = PrivacyPlan.from_noise_multiplier(
     1.0, delta=1e-3, rounds=9, sampling_rate=0.25, clipping_norm=1.0, num_clients=200

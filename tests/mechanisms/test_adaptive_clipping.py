@@ -7,14 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from fl_dp.mechanisms import (
-    AdaptiveClipping,
-    GaussianBundle,
-    GaussianMechanism,
-    SecureRandom,
-    default_bit_noise_std,
-    update_noise_multiplier,
-)
+from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, GaussianMechanism, SecureRandom
+from fl_dp.mechanisms.adaptive_clipping import default_bit_noise_std, update_noise_multiplier
 
 
 def sum_of_bits(norms: np.ndarray, clipping_norm: float) -> float:

@@ -10,17 +10,10 @@ import pytest
 from noise_covariance import covariance
 
 from fl_dp.accounting import optimal_coefficients
-from fl_dp.mechanisms import (
-    BandedGaussianMechanism,
-    BandedStream,
-    DiscreteGaussian,
-    DiscreteLaplace,
-    GaussianMechanism,
-    SecureRandom,
-    banded_noise_scale,
-    banded_stream,
-    column_norm,
-)
+from fl_dp.mechanisms import BandedStream, GaussianMechanism, SecureRandom, banded_stream
+from fl_dp.mechanisms.banded_stream import BandedGaussianMechanism, banded_noise_scale, column_norm
+from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
+from fl_dp.mechanisms.laplace import DiscreteLaplace
 
 COEFFICIENTS = (4096, 2895, 2486, 2151)
 SIGNED = (4096, -1500, 0, 777)

@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fl_dp.mechanisms import (
-    GaussianMechanism,
-    LaplaceMechanism,
-    Norm,
-    clip_by_norm,
-    joint_clipping_norm,
-    l1_norm,
-    l2_norm,
-)
+from fl_dp.mechanisms import GaussianMechanism, LaplaceMechanism, clip_by_norm
+from fl_dp.mechanisms.clipping import Norm, joint_clipping_norm, l1_norm, l2_norm
 
 pytestmark = pytest.mark.slow
 

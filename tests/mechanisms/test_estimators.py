@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fl_dp.mechanisms import capped_denominator_sensitivity
+from fl_dp.mechanisms.clipping import capped_denominator_sensitivity
 
 pytestmark = pytest.mark.slow
 

@@ -7,8 +7,8 @@ import pytest
 from laws import ALARM, DRAWS, discrete_gaussian_pmf, law_p
 from scipy import stats
 
-from fl_dp.mechanisms import DiscreteGaussian, GaussianMechanism, SecureRandom
-from fl_dp.mechanisms.discrete_gaussian import _Buckets, discrete_gaussian
+from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian, _Buckets, discrete_gaussian
 
 
 def chi_square_p(draws: np.ndarray, scale: float) -> float:

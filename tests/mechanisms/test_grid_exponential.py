@@ -13,7 +13,8 @@ from hypothesis.extra import numpy as hnp
 from laws import ALARM, DRAWS, counts_p
 from scipy.special import log_softmax, logsumexp
 
-from fl_dp.mechanisms import GridExponentialMechanism, SecureRandom
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 
 pytestmark = pytest.mark.slow
 

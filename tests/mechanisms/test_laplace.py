@@ -11,7 +11,9 @@ import pytest
 from laws import ALARM, DRAWS, discrete_laplace_pmf, law_p
 from scipy import stats
 
-from fl_dp.mechanisms import DiscreteLaplace, LaplaceMechanism, Norm, SecureRandom
+from fl_dp.mechanisms import LaplaceMechanism, SecureRandom
+from fl_dp.mechanisms.clipping import Norm
+from fl_dp.mechanisms.laplace import DiscreteLaplace
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from laws import ALARM, DRAWS, law_p
 
-from fl_dp.mechanisms import DiscreteGaussian, SecureRandom
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
 
 
 def around_p(draws: np.ndarray, centre: float, scale: float) -> float:

@@ -12,12 +12,12 @@ from laws import DRAWS
 from fl_dp.mechanisms import (
     ClientScheme,
     GaussianMechanism,
-    GridExponentialMechanism,
     LaplaceMechanism,
-    Norm,
     SecureRandom,
     client_scheme,
 )
+from fl_dp.mechanisms.clipping import Norm
+from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 
 KINDS = {
     "gaussian": (GaussianMechanism, Norm.L2),

@@ -8,17 +8,10 @@ from types import ModuleType
 
 import pytest
 
-from fl_dp.accounting import (
-    ExponentialEvent,
-    GaussianEvent,
-    LaplaceEvent,
-    NeighboringRelation,
-    PoissonGaussianEvent,
-    ZcdpEvent,
-    epsilon,
-    pld_epsilon,
-)
+from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent, epsilon
+from fl_dp.accounting.bounds import pld_epsilon
 from fl_dp.accounting.renyi import renyi_divergences
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 
 DELTA = 1e-5
 SETTINGS = [(1.0, 0.05, 100), (1.0, 0.01, 1000), (0.6, 0.001, 1000), (1.5, 0.04, 2250)]

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from laws import ALARM, same_law_p
 
-from fl_dp.mechanisms import DiscreteGaussian, DiscreteLaplace, SecureRandom
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
+from fl_dp.mechanisms.laplace import DiscreteLaplace
 
 dp = pytest.importorskip(
     "opendp.prelude", reason="compares with OpenDP: install it with pip install opendp"

@@ -72,8 +72,9 @@ OWN_DATA = frozenset({"PIL", "pyarrow"})
 ROLES = {
     "a strategy and clients of one's own": Role(
         rooms=(*PROMISE, "fl_dp.strategies", *BRIDGE, "fl_dp.app.local.simulation"),
-        # Of `app/overrides.py`, whose error alone is imported here.
-        on_demand=frozenset({"hydra", "omegaconf"}),
+        # Of `app/overrides.py`, whose error alone is imported here, and of trackers that settings
+        # can make: `make_tracker` asks for their extra first.
+        on_demand=TRACKERS | {"hydra", "omegaconf"},
     ),
     "a real node": Role(
         rooms=(
@@ -84,7 +85,7 @@ ROLES = {
             "fl_dp.tasks",
         ),
         extras=("torch",),
-        on_demand=OWN_DATA | {"datasets"},
+        on_demand=OWN_DATA | TRACKERS | {"datasets"},
     ),
     "an owner's and an auditor's commands": Role(
         rooms=(

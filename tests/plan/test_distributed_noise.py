@@ -15,8 +15,6 @@ import pytest
 
 from fl_dp import PrivacyPlan
 from fl_dp.accounting import (
-    GaussianEvent,
-    IncompatibleOptions,
     NeighboringRelation,
     NoiseSchedule,
     PlateauSchedule,
@@ -25,10 +23,9 @@ from fl_dp.accounting import (
     VisibleSampling,
     epsilon,
     freeze,
-    shared_noise_multiplier,
-    shared_noise_slack,
 )
 from fl_dp.accounting.renyi import renyi_epsilon
+from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     GaussianBundle,
@@ -36,7 +33,8 @@ from fl_dp.mechanisms import (
     ScalarMetric,
     SecureRandom,
 )
-from fl_dp.option_errors import require_compatible
+from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.option_errors import IncompatibleOptions, require_compatible
 from fl_dp.plan import DistributedNoise, SecureSum
 from fl_dp.plan.exclusions import EXCLUSIONS
 from fl_dp.plan.shared_bundle import WordSize

@@ -11,23 +11,24 @@ import pytest
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
-    GaussianEvent,
-    IncompatibleOptions,
-    LaplaceEvent,
     NeighboringRelation,
     PoissonSampling,
     PrivacyBudget,
     PrivacyEvent,
     Sampling,
     VisibleSampling,
-    gaussian_noise_multiplier,
 )
+from fl_dp.accounting.gaussian import gaussian_noise_multiplier
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
-from fl_dp.option_errors import Exclusion, require_compatible
-from fl_dp.plan import CentralNoise, ClientNoise, Hosting, Noise, Release, noise_kinds
+from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
+from fl_dp.option_errors import Exclusion, IncompatibleOptions, require_compatible
+from fl_dp.plan import noise_kinds
 from fl_dp.plan.calibrated import calibrated_noise
 from fl_dp.plan.exclusions import EXCLUSIONS
-from fl_dp.plan.options import plan_fields
+from fl_dp.plan.hosting import Hosting
+from fl_dp.plan.noise import CentralNoise, ClientNoise, Noise
+from fl_dp.plan.options import PlanArguments, hosting_of, noise_of, release_of, sampling_of
+from fl_dp.plan.release import Release
 from fl_dp.statement import privacy_statement
 
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-4)
@@ -195,29 +196,35 @@ def test_only_clients_that_trust_nobody_report_nothing(reported: str) -> None:
 
 
 def test_flat_keywords_go_to_the_objects_that_own_them() -> None:
-    fields = plan_fields(
-        noise_multiplier=2.0,
-        rounds=4,
-        num_clients=100,
-        sampling_rate=1.0,
-        clipping_norm=0.5,
-        client_scheme="gaussian",
-        contribution_check=False,
-        unit="client",
-    )
-    assert fields == {
+    given: PlanArguments = {
         "rounds": 4,
         "num_clients": 100,
+        "sampling_rate": 1.0,
+        "clipping_norm": 0.5,
+        "client_scheme": "gaussian",
+        "contribution_check": False,
         "unit": "client",
-        "sampling": EVERYBODY,
-        "noise": ClientNoise(multiplier=2.0, scheme="gaussian"),
-        "release": Release(clipping=FixedClipping(norm=0.5), contribution_check=False),
-        "hosting": Hosting(),
     }
+    assert sampling_of(given) == EVERYBODY
+    assert noise_of(given, 2.0) == ClientNoise(multiplier=2.0, scheme="gaussian")
+    assert release_of(given) == Release(clipping=FixedClipping(norm=0.5), contribution_check=False)
+    assert hosting_of(given) == Hosting()
+
+
+def test_what_is_left_out_is_what_the_objects_leave_out() -> None:
+    given: PlanArguments = {"rounds": 4, "num_clients": 100, "clipping_norm": 0.5}
+    assert noise_of(given, 2.0) == CentralNoise(multiplier=2.0)
+    assert release_of(given) == Release(clipping=FixedClipping(norm=0.5))
+    assert hosting_of(given) == Hosting()
+
+
+def test_an_argument_that_is_missing_is_named() -> None:
+    with pytest.raises(TypeError, match=r"PrivacyPlan needs num_clients: write num_clients=\.\.\."):
+        PrivacyPlan.calibrate(BUDGET, rounds=4, sampling_rate=1.0)  # type: ignore[call-arg]  # that is it
 
 
 def test_no_two_objects_have_a_field_of_one_name() -> None:
-    """A flat keyword would go to the first of them, in silence."""
+    """A flat keyword would stand for two things."""
     owners = (PrivacyPlan, Release, Hosting, CentralNoise)
     names = [name for owner in owners for name in owner.__dataclass_fields__]
     assert len(set(names)) == len(names)
@@ -225,8 +232,8 @@ def test_no_two_objects_have_a_field_of_one_name() -> None:
 
 def test_a_draft_is_checked_at_once_and_finished_as_a_plan() -> None:
     given: Any = dict(rounds=4, num_clients=100, sampling_rate=0.5, clipping_norm=1.0)
-    draft = PrivacyPlan.draft(BUDGET, 1.0, given)
+    draft = PrivacyPlan.draft(BUDGET, 1.0, **given)
     plan = PrivacyPlan.calibrate(BUDGET, **given)
     assert replace(draft, noise=plan.noise) == plan
     with pytest.raises(IncompatibleOptions, match="nothing is amplified"):
-        PrivacyPlan.draft(BUDGET, 1.0, given | {"client_scheme": "gaussian"})
+        PrivacyPlan.draft(BUDGET, 1.0, **given | {"client_scheme": "gaussian"})

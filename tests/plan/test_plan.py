@@ -12,11 +12,6 @@ import pytest
 
 from fl_dp.accounting import (
     CyclicSampling,
-    DeclaredFilter,
-    ExponentialEvent,
-    GaussianEvent,
-    GaussianFilter,
-    LaplaceEvent,
     NeighboringRelation,
     NoiseSchedule,
     PlateauSchedule,
@@ -24,16 +19,18 @@ from fl_dp.accounting import (
     PoissonSampling,
     PrivacyBudget,
     PrivacyEvent,
-    RenyiFilter,
     VisibleSampling,
     default_delta,
     epsilon,
     freeze,
-    gaussian_noise_multiplier,
     tight_epsilon,
 )
+from fl_dp.accounting.filters import DeclaredFilter, GaussianFilter, RenyiFilter
+from fl_dp.accounting.gaussian import gaussian_noise_multiplier
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
-from fl_dp.plan import CentralNoise, PrivacyPlan
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
+from fl_dp.plan import PrivacyPlan
+from fl_dp.plan.noise import CentralNoise
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,8 @@ from fl_dp.accounting import (
     calibrate_noise_multiplier,
 )
 from fl_dp.mechanisms import AdaptiveClipping, ScalarMetric
-from fl_dp.plan import DistributedNoise, Hosting, SecureSum
+from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.plan.hosting import Hosting
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,11 @@ from fl_dp.accounting import (
     PrivacyBudgetExhausted,
     epsilon,
 )
-from fl_dp.ledger import Account, NodeLedger
+from fl_dp.ledger import NodeLedger
+from fl_dp.ledger.node import Account
 from fl_dp.plan import RecordPlan
-from fl_dp.statement import record_statement, statement_page
+from fl_dp.statement import record_statement
+from fl_dp.statement.check import statement_page
 
 pytestmark = pytest.mark.slow
 

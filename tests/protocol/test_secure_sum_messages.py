@@ -26,7 +26,8 @@ from fl_dp.protocol.secure_sum import (
     with_terms,
     without_terms,
 )
-from fl_dp.secagg import MaskedMessage, Opened
+from fl_dp.secagg.client import MaskedMessage
+from fl_dp.secagg.member import Opened
 from fl_dp.updates import RefusedUpdate
 
 

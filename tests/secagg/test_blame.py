@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from secure_sums import Asked, Federation, ask
 
-from fl_dp.secagg import Opened, OpenSum
+from fl_dp.secagg import OpenSum
+from fl_dp.secagg.member import Opened
 
 
 def honest_sum(nodes: int, colluding: int) -> Asked:

@@ -13,17 +13,10 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from secure_sums import RUN, Federation
 
-from fl_dp.secagg import (
-    Directory,
-    Entry,
-    Identity,
-    Member,
-    Refused,
-    Roster,
-    SecureNode,
-    SQLiteStore,
-)
+from fl_dp.secagg import Directory, Identity, Refused, Roster, SecureNode, SQLiteStore
+from fl_dp.secagg.directory import Entry
 from fl_dp.secagg.keys import RunKey, is_signed
+from fl_dp.secagg.roster import Member
 
 
 def entry(name: str, *, run: int = RUN, epoch: int = 0, identity: Identity | None = None) -> Entry:

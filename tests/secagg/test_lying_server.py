@@ -21,7 +21,6 @@ from fl_dp.mechanisms import Segment
 from fl_dp.secagg import (
     Directory,
     Identity,
-    Member,
     OpenSum,
     Refused,
     Roster,
@@ -34,6 +33,7 @@ from fl_dp.secagg.client import sign_of
 from fl_dp.secagg.keys import RunKey
 from fl_dp.secagg.masks import add_mask, unpack
 from fl_dp.secagg.member import lost_neighbours
+from fl_dp.secagg.roster import Member
 from fl_dp.secagg.shares import combine
 from fl_dp.secagg.texts import digest, prf
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from secure_sums import RUN, Asked, Federation, ask, send
 
-from fl_dp.secagg import Directory, Receipt, Refused, SecureNode, SecureSumFailed
-from fl_dp.secagg.receipts import MerkleTree, root_over
+from fl_dp.secagg import Directory, Refused, SecureNode, SecureSumFailed
+from fl_dp.secagg.receipts import MerkleTree, Receipt, root_over
 
 _LABELS = st.lists(st.binary(min_size=1, max_size=3), min_size=1, max_size=17)
 

@@ -24,17 +24,10 @@ from hypothesis.stateful import (
 )
 from secure_sums import RUN, Federation, send
 
-from fl_dp.secagg import (
-    MaskedMessage,
-    Opened,
-    OpenSum,
-    Question,
-    Refused,
-    SecureNode,
-    SecureSumFailed,
-    SQLiteStore,
-    SumTerms,
-)
+from fl_dp.secagg import OpenSum, Refused, SecureNode, SecureSumFailed, SQLiteStore, SumTerms
+from fl_dp.secagg.client import MaskedMessage
+from fl_dp.secagg.member import Opened
+from fl_dp.secagg.opening import Question
 
 NODES = 5
 

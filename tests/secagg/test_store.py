@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_dp.secagg import Identity, Mark, Refused, SecureNode, SQLiteStore
+from fl_dp.secagg import Identity, Refused, SecureNode, SQLiteStore
+from fl_dp.secagg.store import Mark
 
 _BIG = 2**64 - 1  # Flower's largest run id
 MARK = Mark(b"t" * 32, b"v" * 32)

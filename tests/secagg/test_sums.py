@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_sums import Federation, ask, segments, send
 
-from fl_dp.secagg import Blame, MaskedMessage, Opened, OpenSum, Refused, SecureSumFailed
-from fl_dp.secagg.client import Participation
+from fl_dp.secagg import OpenSum, Refused, SecureSumFailed
+from fl_dp.secagg.client import MaskedMessage, Participation
+from fl_dp.secagg.member import Opened
+from fl_dp.secagg.opening import Blame
 
 _numbers = iter(range(1, 10**6))  # cached federations never see a number twice
 

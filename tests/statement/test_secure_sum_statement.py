@@ -11,7 +11,8 @@ import pytest
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.plan import DistributedNoise, SecureSum
-from fl_dp.statement import privacy_statement, statement_differences, statement_page
+from fl_dp.statement import privacy_statement
+from fl_dp.statement.check import statement_differences, statement_page
 
 
 def plan_of(**options: Any) -> PrivacyPlan:

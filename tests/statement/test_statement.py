@@ -19,11 +19,7 @@ from hypothesis import strategies as st
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
     EpsilonBounds,
-    ExponentialEvent,
-    FixedSizeGaussianEvent,
     FixedSizeSampling,
-    GaussianEvent,
-    LaplaceEvent,
     NeighboringRelation,
     NoiseSchedule,
     PlateauSchedule,
@@ -31,20 +27,16 @@ from fl_dp.accounting import (
     PoissonSampling,
     PrivacyBudget,
     PrivacyEvent,
-    TruncatedPoissonGaussianEvent,
-    ZcdpEvent,
     epsilon,
 )
-from fl_dp.accounting.events import freeze
+from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent, freeze
 from fl_dp.mechanisms import FixedClipping, SecureRandom
-from fl_dp.plan import CentralNoise, ClientNoise, SecureSum
-from fl_dp.statement import (
-    PrivacyStatement,
-    describe_event,
-    privacy_statement,
-    statement_markdown,
-    statement_page,
-)
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.plan import SecureSum
+from fl_dp.plan.noise import CentralNoise, ClientNoise
+from fl_dp.statement import PrivacyStatement, privacy_statement, statement_markdown
+from fl_dp.statement.check import statement_page
+from fl_dp.statement.words import describe_event
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(encoding="utf-8")
 (RECOMPUTE,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)

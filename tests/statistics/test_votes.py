@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_dp.accounting import ExponentialEvent
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, SecureRandom
+from fl_dp.mechanisms.events import ExponentialEvent
 from fl_dp.statistics import (
     NoiseChoice,
     Vote,

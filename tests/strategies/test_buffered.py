@@ -19,16 +19,13 @@ from noise_covariance import covariance, covariance_p
 from trainings import FixedClient, client_fn, plan_of
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import (
-    BufferedSampling,
-    GaussianEvent,
-    IncompatibleOptions,
-    PoissonSampling,
-    VisibleSampling,
-)
+from fl_dp.accounting import PoissonSampling, VisibleSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.app.virtual_time import VirtualTime, drawn_delays
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, SecureRandom
+from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan import Banded, SecureSum
 from fl_dp.statement import privacy_statement
 from fl_dp.strategies import BufferedSelection, Checkpoint, DPFedAvg, DPFedBuff, PublicSelection

@@ -19,9 +19,9 @@ from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping, client_scheme
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.strategies import DPFedAvg, PoissonSelection
-from fl_dp.updates import Compression, array_bytes
+from fl_dp.updates import Compression
 from fl_dp.updates.arrays import narrowed, widened
-from fl_dp.updates.compression import ENCODED_UPDATE
+from fl_dp.updates.compression import ENCODED_UPDATE, array_bytes
 
 N, SIZE, CLIP = 10, 20_000, 0.5
 QUIET = 1e-4  # a noise multiplier: what is left is the update

@@ -34,10 +34,8 @@ from trainings import FixedClient
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
-    BufferedSampling,
     CyclicSampling,
     FixedSizeSampling,
-    GaussianEvent,
     NeighboringRelation,
     NoiseSchedule,
     PlateauSchedule,
@@ -47,14 +45,11 @@ from fl_dp.accounting import (
     VisibleSampling,
     freeze,
 )
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.mechanisms import (
-    AdaptiveClipping,
-    BandedGaussianMechanism,
-    FixedClipping,
-    PerLayerClipping,
-    ScalarMetric,
-)
+from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
+from fl_dp.mechanisms.banded_stream import BandedGaussianMechanism
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import Banded, DistributedNoise, RecordPlan, SecureSum
 from fl_dp.strategies import (
     DPFedAvg,

@@ -15,10 +15,10 @@ from scipy import stats
 from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyPlan
-from fl_dp.accounting import GaussianEvent
 from fl_dp.app.played_rounds import HandOver, PaperLedger, play, reply_from
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, ScalarMetric
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.strategies import DPFedAvg
 
 ALARM = 1e-6

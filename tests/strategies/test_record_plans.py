@@ -18,7 +18,8 @@ from trainings import FixedClient, Training, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, OpacusClient, exchanged_arrays, numpy_client_app
-from fl_dp.ledger import Account, NodeLedger
+from fl_dp.ledger import NodeLedger
+from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY

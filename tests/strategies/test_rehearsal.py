@@ -591,7 +591,8 @@ def test_without_a_cap_a_silent_node_is_a_warning(
 def test_an_exhausted_node_is_named_only_if_its_owner_allows_it(
     start: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, told: bool, spent: bool
 ) -> None:
-    from fl_dp.ledger import Account, NodeLedger
+    from fl_dp.ledger import NodeLedger
+    from fl_dp.ledger.node import Account
     from fl_dp.plan import RecordPlan
 
     records = RecordPlan.from_noise_multiplier(

@@ -23,7 +23,7 @@ from fl_dp.strategies import (
     PoissonSelection,
     UnprotectedFedAvg,
 )
-from fl_dp.updates import running_statistics
+from fl_dp.updates.batch_norm import running_statistics
 
 N = 6
 SEEN: dict[str, Any] = {"sampling": VisibleSampling(cohort=N)}

@@ -25,7 +25,7 @@ from worked_here import work_here
 from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent
 from fl_dp.clients import NodeRecords, numpy_client_app, record_sums
 from fl_dp.ledger import NodeLedger, PrivacyLedger
-from fl_dp.mechanisms import DiscreteGaussian
+from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
 from fl_dp.plan import PrivacyPlan, SecureSum
 from fl_dp.statement import privacy_statement, statement_markdown
 from fl_dp.strategies import DPFedAvg

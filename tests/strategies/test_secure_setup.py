@@ -21,11 +21,8 @@ from fl_dp.mechanisms import NoiseShare
 from fl_dp.plan import DistributedNoise, SecureSum
 from fl_dp.protocol.secure_sum import terms_in, text_of, text_to_content
 from fl_dp.secagg import (
-    Blame,
     Directory,
-    Entry,
     Identity,
-    Member,
     OpenSum,
     Refused,
     Roster,
@@ -34,6 +31,9 @@ from fl_dp.secagg import (
     SQLiteStore,
     SumTerms,
 )
+from fl_dp.secagg.directory import Entry
+from fl_dp.secagg.opening import Blame
+from fl_dp.secagg.roster import Member
 
 Spoil = Callable[[Entry], Entry]
 

@@ -19,10 +19,11 @@ from local_grid import FIRST_NODE, LocalGrid
 from secure_nodes import SecureNodes, refusals
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import GaussianEvent, PrivacyBudgetExhausted
+from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.commands.terminal.ledger_view import ledger_summary, ledger_table
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import ExactShare, GaussianMechanism, SecureRandom
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import DistributedNoise, SecureSum
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.statement import privacy_statement
@@ -37,8 +38,8 @@ from fl_dp.statistics import (
     Query,
     Sum,
     choose_noise,
-    query_from_json,
 )
+from fl_dp.statistics.wire import query_from_json
 from fl_dp.strategies import (
     DPFedAvg,
     RosterTooLarge,

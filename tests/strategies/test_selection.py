@@ -23,19 +23,17 @@ from trainings import plan_of
 
 from fl_dp import PrivacyPlan
 from fl_dp.accounting import (
-    FixedSizeGaussianEvent,
     FixedSizeSampling,
-    GaussianEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
     PoissonSampling,
     Sampling,
-    TruncatedPoissonGaussianEvent,
     TruncatedPoissonSampling,
     UtilityPoissonSampling,
     VisibleSampling,
 )
-from fl_dp.accounting.events import freeze
+from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent, freeze
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.strategies import (
     DPFedAvg,
     DPUtilitySelection,

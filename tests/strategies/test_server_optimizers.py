@@ -40,7 +40,7 @@ from fl_dp.app.settings.optimizers import (
     FedYogiSettings,
 )
 from fl_dp.strategies import DPFedAvg
-from fl_dp.updates import ArrayForm, array_of
+from fl_dp.updates.arrays import ArrayForm, array_of
 
 MAKE: dict[str, Callable[[], Strategy]] = {
     "FedAvg": FedAvg,

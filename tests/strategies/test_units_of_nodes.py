@@ -21,7 +21,7 @@ from fl_dp.accounting import FixedSizeSampling, PoissonSampling, VisibleSampling
 from fl_dp.app.played_rounds import HandOver, PaperLedger
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric, SecureRandom
-from fl_dp.plan import Hosting
+from fl_dp.plan.hosting import Hosting
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, SCALARS_METRIC
 from fl_dp.strategies import DPFedAvg, FixedSelection

@@ -27,8 +27,6 @@ from local_grid import FIRST_NODE, LocalGrid, answer_with_app, answer_with_updat
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
-    ExponentialEvent,
-    GaussianEvent,
     History,
     NeighboringRelation,
     PoissonGaussianEvent,
@@ -43,6 +41,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.renyi import renyi_epsilon
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent
 from fl_dp.protocol.keys import UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statement import privacy_statement

@@ -16,14 +16,8 @@ from scipy.special import ndtr
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import NeighboringRelation, VisibleSampling
-from fl_dp.mechanisms import (
-    DEFAULT_CLIPPING,
-    AdaptiveClipping,
-    FixedClipping,
-    ScalarMetric,
-    clipping_from_dict,
-    clipping_to_dict,
-)
+from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric
+from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING, clipping_from_dict, clipping_to_dict
 from fl_dp.strategies import DPFedAvg, PoissonSelection
 
 ARGUMENTS: dict[str, Any] = {

@@ -53,7 +53,7 @@ def check_row(addition: Addition) -> None:
     start = f"| a **{addition.row}**", f"| an **{addition.row}**"
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     [row] = [line for line in lines if line.startswith(start)]
-    told = re.search(r"\b(\d+) files?\)", row)
+    told = re.search(r"\b(\d+) files?\b", row)
     assert told, f"the row says no number: {row}"
     assert len(addition.files) == int(told[1]), addition.files
     for name in addition.written:

@@ -29,7 +29,8 @@ from fl_dp.protocol.secure_sum import (
     text_to_content,
     with_terms,
 )
-from fl_dp.secagg import Directory, Entry, Identity, Roster, SumTerms
+from fl_dp.secagg import Directory, Identity, Roster, SumTerms
+from fl_dp.secagg.directory import Entry
 
 RUN, NODES = 7, 4
 SIZE = 3

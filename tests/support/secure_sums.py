@@ -12,8 +12,6 @@ from fl_dp.mechanisms import Segment
 from fl_dp.secagg import (
     Directory,
     Identity,
-    Member,
-    Opened,
     OpenSum,
     Refused,
     Roster,
@@ -21,6 +19,8 @@ from fl_dp.secagg import (
     SQLiteStore,
     SumTerms,
 )
+from fl_dp.secagg.member import Opened
+from fl_dp.secagg.roster import Member
 
 RUN, CONTENT, PURPOSE = 7, "ab" * 32, "train"
 

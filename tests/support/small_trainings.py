@@ -11,7 +11,7 @@ from local_grid import Answer, LocalGrid, answer_with_app, answer_with_update, i
 from trainings import FixedClient, client_fn
 
 from fl_dp import PrivacyBudget, PrivacyPlan
-from fl_dp.accounting import BufferedSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.clients import numpy_client_app
 
 CLIENTS, ROUNDS = 4, 3

@@ -16,7 +16,7 @@ from local_grid import Answer, LocalGrid
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import FixedClipping, SecureRandom
-from fl_dp.plan import Hosting
+from fl_dp.plan.hosting import Hosting
 from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg
 
 SIX_SIGMA = 6.0  # two in a billion draws lie further out

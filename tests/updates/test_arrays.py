@@ -13,8 +13,7 @@ from flwr.app import Array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_dp.updates import array_of, values_of
-from fl_dp.updates.arrays import narrowed, read, widened
+from fl_dp.updates.arrays import array_of, narrowed, read, values_of, widened
 
 FLOATS = [np.float16, np.float32, np.float64, np.longdouble, ">f4", ">f8"]
 EVERY_BFLOAT16 = np.arange(2**16, dtype=np.uint16)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from flwr.app import Array, ArrayRecord
 
-from fl_dp.updates import with_sound_variances
+from fl_dp.updates.batch_norm import with_sound_variances
 
 
 def test_a_negative_running_variance_becomes_zero_and_nothing_else_changes() -> None:

@@ -16,9 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fl_dp.mechanisms import GaussianMechanism, clip_by_norm, joint_clipping_norm, l2_norm
-from fl_dp.updates import ClippedSum, PlainSum, RefusedUpdate, VectorLayout, clipped_sum
+from fl_dp.mechanisms import GaussianMechanism, clip_by_norm
+from fl_dp.mechanisms.clipping import joint_clipping_norm, l2_norm
+from fl_dp.updates import RefusedUpdate, VectorLayout, clipped_sum
 from fl_dp.updates.arrays import narrowed
+from fl_dp.updates.clipped_sum import ClippedSum, PlainSum
 
 pytestmark = pytest.mark.slow
 

@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, MetricRecord, RecordDict
 
-from fl_dp.updates import (
-    Compression,
-    RefusedUpdate,
-    VectorLayout,
-    array_bytes,
-    sum_bytes,
-    update_in,
-)
-from fl_dp.updates.compression import ENCODED_UPDATE
+from fl_dp.updates import Compression, RefusedUpdate, VectorLayout
+from fl_dp.updates.compression import ENCODED_UPDATE, array_bytes, sum_bytes, update_in
 
 SIZE = 5000
 EVERY = {

@@ -11,8 +11,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg
 from local_grid import LocalGrid
 
-from fl_dp.updates import RefusedUpdate, VectorLayout, only_array_record, values_of
-from fl_dp.updates.arrays import narrowed
+from fl_dp.updates import RefusedUpdate, VectorLayout, only_array_record
+from fl_dp.updates.arrays import narrowed, values_of
 
 
 def bfloat16(values: Any) -> Array:

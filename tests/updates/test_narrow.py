@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from fl_dp.updates import VectorLayout, array_bytes, values_of, widen
-from fl_dp.updates.arrays import narrowed
+from fl_dp.updates import VectorLayout
+from fl_dp.updates.arrays import narrowed, values_of
+from fl_dp.updates.compression import array_bytes
 from fl_dp.updates.compression_options import NARROW_FORMATS
-from fl_dp.updates.narrow import narrow
+from fl_dp.updates.narrow import narrow, widen
 
 ERROR = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # of a number, relative
 BITS16 = Array("bfloat16", (2,), "numpy.ndarray", Array(np.array([0x3F80, 0x4000], "<u2")).data)

@@ -62,14 +62,14 @@ def _units(settings: Settings, workers: int) -> int:
 
 def _each_reply_needed(settings: Settings) -> str | None:
     """Return what needs the reply of each client by itself, if anything does."""
-    mode, chosen = settings.privacy.mode, settings.selection
+    noised_by, chosen = settings.privacy.noised_by, settings.selection
     by_norm = chosen.name == "exponential" and chosen.utility == "update_norm"
     needed = {
         "each brings its own data": settings.task.partition == "nodes",
         "each trains by DP-SGD": settings.protects_records,
-        "privacy=none clips nothing": mode == "none",
-        "privacy=local adds the noise at each client": mode == "local",
-        "privacy=distributed hides a node among nodes": mode == "distributed",
+        "privacy=none clips nothing": noised_by == "nobody",
+        "privacy=local adds the noise at each client": noised_by == "clients",
+        "privacy=distributed hides a node among nodes": noised_by == "nodes",
         f"compression.up={settings.compression.up} encodes each update": (
             settings.compression.up != "none"
         ),

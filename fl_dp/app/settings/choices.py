@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fl_dp.mechanisms.schemes import SCHEMES
 from fl_dp.tasks.datasets import DATASETS, PARTITIONS
-from fl_dp.tasks.models import MODELS, TRAINED_FACTORS
+from fl_dp.tasks.fit import MODELS, TRAINED_FACTORS
 from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS
 
 CHOICES = {

@@ -7,6 +7,9 @@ from typing import Any
 
 _TOLD, _TUNABLE = "told", "tunable"
 
+ALL_TOLD = {_TOLD: True}
+"""Metadata of a group of which trackers may be told every value: a class of the library's own."""
+
 
 def told(default: Any, *, tunable: bool = False) -> Any:
     """Return a field whose value trackers may be told; a plain field is told to nobody.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .checks import at_least
 from .fields import told
@@ -16,6 +17,7 @@ class NoiseSettings:
         name: Option of the group.
     """
 
+    selections: ClassVar[tuple[str, ...]] = ()  # those that it goes with; none: with each
     name: str = told("independent")
 
     def __str__(self) -> str:
@@ -38,6 +40,7 @@ class CorrelatedNoiseSettings(NoiseSettings):
             many as fit into 1 GiB.
     """
 
+    selections = ("poisson", "public")
     name: str = told("auto")
     bands: int | None = told(None)
 
@@ -54,6 +57,7 @@ class SpacedNoiseSettings(CorrelatedNoiseSettings):
         separation: Least distance of two rounds of one client; null is as far as the roster allows.
     """
 
+    selections = ("public", "buffered")
     name: str = told("spaced")
     separation: int | None = told(None)
 
@@ -71,6 +75,7 @@ class CyclicNoiseSettings(CorrelatedNoiseSettings):
         groups: Number of groups, each of which has every such round.
     """
 
+    selections = ("poisson", "truncated_poisson")
     name: str = told("cyclic")
     groups: int | None = told(None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from fl_dp.option_errors import OptionError
 
@@ -23,6 +24,7 @@ class PrivacySettings:
             ledger and statement then report for good; null means secret randomness.
     """
 
+    noised_by: ClassVar[str] = "nobody"  # or "server", "nodes" by shares, "clients" each
     mode: str = told("none")
     neighboring_relation: str = told("zero-out")
     insecure_seed: int | None = None
@@ -82,7 +84,8 @@ class CentralPrivacySettings(PrivacySettings):
     """The server clips, sums and adds the noise.
 
     Attributes:
-        unit: `client`, or `record`: one record; needs `replace-one`.
+        unit: `client`, or `record`: one record; needs `replace-one`, but not under
+            `privacy=distributed_records`.
         epsilon: The budget of each client over the whole training; null only with a noise
             multiplier.
         delta: The probability with which epsilon may fail; null means `num_clients ** -1.1`.
@@ -95,6 +98,7 @@ class CentralPrivacySettings(PrivacySettings):
             ledger has come; an older copy in its place is then refused. Null means none.
     """
 
+    noised_by = "server"
     mode: str = told("central")
     unit: str = told("client")
     epsilon: float | None = told(8.0)
@@ -127,6 +131,7 @@ class DistributedPrivacySettings(CentralPrivacySettings):
             (`privacy=distributed_records`).
     """
 
+    noised_by = "nodes"
     mode: str = told("distributed")
     secure_sum: SecureSumSettings = field(default_factory=SecureSumSettings)
 
@@ -144,6 +149,7 @@ class LocalPrivacySettings(CentralPrivacySettings):
         scheme: The clients' noise: `gaussian`, `laplace` or `exponential`.
     """
 
+    noised_by = "clients"
     mode: str = told("local")
     scheme: str = told("gaussian")
 

@@ -1,18 +1,13 @@
-"""Settings of what a round releases: weights, metrics, bytes."""
+"""Settings of what a round releases: weights and metrics."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from fl_dp.option_errors import IncompatibleOptions
-from fl_dp.updates.compression_options import CompressionOptions
 
 from .checks import ordered_pair, positive
 from .fields import told
-
-if TYPE_CHECKING:
-    from fl_dp.updates import Compression
 
 
 @dataclass(kw_only=True)
@@ -65,36 +60,3 @@ class MetricsSettings:
         ordered_pair("metrics.loss", self.loss)
         ordered_pair("metrics.accuracy", self.accuracy)
         positive("metrics.noise_std", self.noise_std)
-
-
-@dataclass(kw_only=True)
-class CompressionSettings:
-    """Fewer bytes on the wire. It costs no privacy; docs/privacy.md says why.
-
-    Attributes:
-        up: Of a client's update: `none`, `float16`, `bfloat16`, `quantize` (rounded at random to
-            `bits` bits, without bias) or `top_k` (the largest magnitudes alone, quantised; the
-            others are lost).
-        bits: Bits of each number that is sent, for `quantize` and `top_k`, 1 to 16.
-        fraction: Share of the coordinates that `top_k` sends, in (0, 1].
-        down: Of the model: `none`, `float16` (values are cut at 65,504) or `bfloat16`.
-    """
-
-    up: str = told("none")
-    bits: int = told(8)
-    fraction: float = told(0.1)
-    down: str = told("none")
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        try:
-            CompressionOptions(**asdict(self))  # they check themselves
-        except ValueError as error:
-            raise ValueError(f"compression.{error}") from error
-
-    @property
-    def compression(self) -> Compression:
-        """The same, as the strategy takes it."""
-        from fl_dp.updates import Compression  # brings Flower, which a check of settings needs not
-
-        return Compression(**asdict(self))

@@ -8,18 +8,19 @@ from typing import Any
 
 from fl_dp.documents import document, parsed_object
 from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.updates.compression_options import CompressionOptions
 
 from .checks import at_least, choices, positive
 from .clippings import ClippingSettings
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DPSGDOnSettings, DPSGDSettings
 from .features import FeaturesSettings
-from .fields import told
+from .fields import ALL_TOLD, told
 from .noises import NoiseSettings
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
 from .options import OPTIONS, option_of, with_values
 from .promises import CentralPrivacySettings, PrivacySettings
-from .released import CompressionSettings, MetricsSettings, WeightSettings
+from .released import MetricsSettings, WeightSettings
 from .schedules import ScheduleSettings
 from .selections import PoissonSettings, SelectionSettings
 from .simulation import SimulationSettings
@@ -71,7 +72,7 @@ class Settings:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     server_optimizer: ServerOptimizerSettings = field(default_factory=FedAvgMSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
-    compression: CompressionSettings = field(default_factory=CompressionSettings)
+    compression: CompressionOptions = field(default_factory=CompressionOptions, metadata=ALL_TOLD)
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     statistic: StatisticSettings = field(default_factory=StatisticSettings)
@@ -100,7 +101,7 @@ class Settings:
                 f"{{privacy={self.privacy.mode}}} does not: write {{privacy=central}}, or "
                 "{selection=public}"
             )
-        if self.privacy.mode == "none" and self.noise.name != "independent":
+        if self.privacy.noised_by == "nobody" and self.noise.name != "independent":
             raise IncompatibleOptions(
                 f"{{noise={self.noise.name}}} is the server's noise, and {{privacy=none}} "
                 "adds none: write {privacy=central}, or leave it out"
@@ -124,7 +125,7 @@ class Settings:
     @property
     def protects_clients(self) -> bool:
         """Whether something is promised to each client as a whole."""
-        return self.privacy.mode != "none"
+        return self.privacy.noised_by != "nobody"
 
     @property
     def protects_records(self) -> bool:
@@ -159,7 +160,7 @@ class Settings:
     @property
     def sums_records(self) -> bool:
         """Whether the units of secure sums are records: each sum is a step of DP-SGD."""
-        return self.privacy.mode == "distributed" and self.privacy.unit == "record"
+        return self.privacy.noised_by == "nodes" and self.privacy.unit == "record"
 
     @property
     def protects_records_alone(self) -> bool:

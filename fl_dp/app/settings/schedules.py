@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from fl_dp.accounting.schedules import NoiseSchedule, PlateauSchedule
+from fl_dp.accounting.schedules import SHAPES, NoiseSchedule, PlateauSchedule
 
 from .checks import choices
 from .fields import told
@@ -126,23 +126,13 @@ class PlateauSettings(ScheduleSettings):
     @property
     def plateau_schedule(self) -> PlateauSchedule:
         """Reaction of the noise to the training."""
-        return PlateauSchedule(
-            patience=self.patience,
-            factor=self.factor,
-            first=self.first,
-            smallest=self.smallest,
-            min_improvement=self.min_improvement,
-            mode="max" if self.metric == "accuracy" else "min",
-        )
+        shape = {key: value for key, value in asdict(self).items() if key not in ("name", "metric")}
+        return PlateauSchedule(**shape, mode="max" if self.metric == "accuracy" else "min")
 
 
 SCHEDULES: tuple[ScheduleSettings, ...] = (
     ScheduleSettings(),
-    ShapeSettings(name="seed_rule"),
-    ShapeSettings(name="linear"),
-    ShapeSettings(name="exponential"),
-    ShapeSettings(name="step"),
-    ShapeSettings(name="cosine"),
+    *(ShapeSettings(name=name) for name in SHAPES if name != "constant"),
     CustomSettings(),
     PlateauSettings(),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from fl_dp.option_errors import OptionError
 
@@ -28,6 +28,7 @@ class SelectionSettings:
             share whose answers make a release.
     """
 
+    in_python: ClassVar[tuple[str, ...]] = ()  # classes that errors name where they mean it
     name: str = told("")
     sampling_rate: float = told(0.25)
 
@@ -84,11 +85,12 @@ class PoissonSettings(SelectionSettings):
     """A secret coin for each client and round.
 
     Attributes:
-        participation_cap: Most rounds of one client, where everybody takes part in each round
-            (`selection.sampling_rate=1`); null charges every round.
+        participation_cap: Most rounds of one client; null charges every round. Under `poisson`
+            only where everybody takes part in each round (`selection.sampling_rate=1`).
         coins: `server`, or `nodes`: each node flips the coins of its own units.
     """
 
+    in_python = ("PoissonSampling", "PoissonSelection")
     name: str = told("poisson")
     participation_cap: int | None = told(None)
     coins: str = told("server")
@@ -113,6 +115,7 @@ class TruncatedPoissonSettings(SelectionSettings):
         max_cohort: Largest cohort; null is the expected cohort plus 4.5 times its square root.
     """
 
+    in_python = ("TruncatedPoissonSampling",)
     name: str = told("truncated_poisson")
     max_cohort: int | None = told(None)
 
@@ -134,6 +137,7 @@ class TruncatedPoissonSettings(SelectionSettings):
 class FixedSettings(SelectionSettings):
     """A cohort of one size, drawn at random."""
 
+    in_python = ("FixedSizeSampling",)
     name: str = told("fixed")
 
     def make(self, num_clients: int, *, separation: int) -> Selection:
@@ -155,6 +159,7 @@ class ExponentialSettings(SelectionSettings):
         records_per_client: Public lower bound on a client's records, for `privacy.unit=record`.
     """
 
+    in_python = ("VisibleSampling",)
     name: str = told("exponential")
     participation_cap: int | None = told(None)
     epsilon: float = told(0.05)
@@ -204,6 +209,7 @@ class DPUtilitySettings(SelectionSettings):
         sharpness: Growth of a client's rate with its utility.
     """
 
+    in_python = ("UtilityPoissonSampling",)
     name: str = told("dp_utility")
     utility: str = told("loss")
     utility_high: float = told(5.0)
@@ -255,6 +261,7 @@ class PublicSettings(SelectionSettings):
         participation_cap: Most rounds of one client; null charges every round.
     """
 
+    in_python = ("VisibleSampling", "PublicSelection")
     name: str = told("public")
     participation_cap: int | None = told(None)
 
@@ -283,6 +290,7 @@ class BufferedSettings(SelectionSettings):
             weighs (1 + s) to minus this power. 0: all weigh 1.
     """
 
+    in_python = ("BufferedSampling",)
     name: str = told("buffered")
     participation_cap: int | None = told(None)
     concurrency: int | None = told(None)
@@ -321,9 +329,9 @@ SELECTIONS: tuple[SelectionSettings, ...] = (
     PoissonSettings(),
     TruncatedPoissonSettings(),
     FixedSettings(),
+    PublicSettings(),
     ExponentialSettings(),
     DPUtilitySettings(),
-    PublicSettings(),
     BufferedSettings(),
 )
 """What `selection=NAME` chooses among."""

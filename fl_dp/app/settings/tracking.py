@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .checks import choices
+
+if TYPE_CHECKING:
+    from fl_dp.app.tracking import Tracker
 
 _LAST_PORT = 65535
 
@@ -42,19 +47,21 @@ class TrackingSettings:
         return self.name != "none" or self.metrics_port is not None
 
     @property
-    def project(self) -> str:
-        """Name of what the tracker puts runs into."""
-        return "fl-dp"
-
-    @property
-    def uri(self) -> str | None:
-        """Where the tracker keeps runs; None is its own folder."""
-        return None
-
-    @property
     def online(self) -> bool:
         """Whether each round may be sent to another machine."""
         return False
+
+    def make(self, folder: Path, *, shared: Path) -> Tracker:
+        """Return the tracker, which writes nothing yet; its package is there.
+
+        Args:
+            folder: Of the run.
+            shared: Of its sweep, or of the run alone.
+
+        Raises:
+            ValueError: If there is none to make.
+        """
+        raise OptionError(f"{{tracking={self.name}}} has no tracker: name one")
 
 
 @dataclass(kw_only=True)
@@ -62,6 +69,12 @@ class TensorBoardSettings(TrackingSettings):
     """Event files in the run's folder."""
 
     name: str = "tensorboard"
+
+    def make(self, folder: Path, *, shared: Path) -> Tracker:
+        """Return the tracker."""
+        from fl_dp.app.tracking.tensorboard_files import TensorBoardTracker
+
+        return TensorBoardTracker(folder / "tensorboard")
 
 
 @dataclass(kw_only=True)
@@ -123,12 +136,24 @@ class MLflowSettings(ProjectSettings):
         """Whether runs are kept by a server."""
         return self.uri is not None and not self.uri.startswith("sqlite:")
 
+    def make(self, folder: Path, *, shared: Path) -> Tracker:
+        """Return the tracker; the trainings of a sweep share a database."""
+        from fl_dp.app.tracking.mlflow_runs import MLflowTracker
+
+        return MLflowTracker(self.uri, experiment=self.project, folder=shared / "mlflow")
+
 
 @dataclass(kw_only=True)
 class WandbSettings(ProjectSettings):
     """Weights & Biases."""
 
     name: str = "wandb"
+
+    def make(self, folder: Path, *, shared: Path) -> Tracker:
+        """Return the tracker."""
+        from fl_dp.app.tracking.wandb_runs import WandbTracker
+
+        return WandbTracker(folder, project=self.project, online=self.online)
 
 
 def _check_uri(uri: str) -> None:

@@ -9,31 +9,20 @@ with the models, by a closed list of names, and nothing it does reaches the trai
 a thread of its own, and one that fails is left out from there on.
 """
 
-from typing import TYPE_CHECKING
-
-from fl_dp.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from .makers import make_tracker, require_installed
-    from .metrics_page import MetricsPage
-    from .names import TRACKERS
-    from .released_values import FINAL, PROMISE, ROUND, only, round_values
-    from .tracked_run import TrackedRun
-    from .tracker import RunStart, Tracker
-else:
-    __getattr__ = lazy_exports(__name__)
+from .metrics_page import MetricsPage
+from .released_values import FINAL, PROMISE, ROUND, round_values
+from .tracked_run import TrackedRun
+from .tracker import RunStart, Tracker, make_tracker, require_installed
 
 __all__ = [
     "FINAL",
     "PROMISE",
     "ROUND",
-    "TRACKERS",
     "MetricsPage",
     "RunStart",
     "TrackedRun",
     "Tracker",
     "make_tracker",
-    "only",
     "require_installed",
     "round_values",
 ]

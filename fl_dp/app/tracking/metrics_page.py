@@ -21,8 +21,7 @@ from pathlib import Path
 
 from fl_dp import __version__
 
-from .tracker import RunStart, Scalar
-from .whole_minutes import whole_minute
+from .tracker import RunStart, Scalar, whole_minute
 
 _HOST = "127.0.0.1"
 _PREFIX = "fl_dp_"

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 
 from fl_dp.files import private_file, private_folder
 
-from .tracker import RunStart, Scalar
-from .whole_minutes import whole_minute
+from .tracker import RunStart, Scalar, whole_minute
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_dp.files import private_folder
 
-from .tracker import RunStart, Scalar
-from .whole_minutes import whole_minute
+from .tracker import RunStart, Scalar, whole_minute
 
 if TYPE_CHECKING:
     from tensorboard.summary.writer.record_writer import RecordWriter

@@ -41,15 +41,8 @@ def trackers_of(settings: Settings, folder: RunFolder) -> list[Tracker]:
         pages.append(MetricsPage(tracking.metrics_port))
     if tracking.name == "none":
         return pages
-    tracker = make_tracker(
-        tracking.name,
-        folder.path,
-        shared=folder.path if _sweep_of(folder) is None else folder.path.parent,
-        project=tracking.project,
-        uri=tracking.uri,
-        online=tracking.online,
-    )
-    return [*pages, tracker]
+    shared = folder.path if _sweep_of(folder) is None else folder.path.parent
+    return [*pages, make_tracker(tracking, folder.path, shared=shared)]
 
 
 def start_of(

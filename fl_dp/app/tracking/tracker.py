@@ -1,10 +1,19 @@
-"""The protocol of a tracker: what it is told of a run, and nothing else."""
+"""The protocol of a tracker, what it is told of a run, and how one is made of settings."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from fl_dp.app.settings import TrackingSettings
+
+_MINUTE = 60.0
 
 Scalar: TypeAlias = str | int | float | bool
 """A value of a setting or of a fact."""
@@ -59,3 +68,48 @@ class Tracker(Protocol):
             state: `finished`, `stopped` before the last planned round, or `failed`.
             final: What was spent, by the names of `FINAL`; empty where nothing is promised.
         """
+
+
+def require_installed(name: str) -> None:
+    """Check that a tracker's package is there, without importing it; `none` needs none.
+
+    Args:
+        name: Of the tracker, which is that of its package and of its extra.
+
+    Raises:
+        ModuleNotFoundError: If it is not, with what to install.
+    """
+    if name != "none" and find_spec(name) is None:
+        raise ModuleNotFoundError(
+            f"tracking={name} needs the package {name}: pip install 'fl-dp[{name}]'"
+        )
+
+
+def make_tracker(settings: TrackingSettings, folder: Path, *, shared: Path) -> Tracker:
+    """Return the tracker that settings ask for; it writes nothing yet.
+
+    Args:
+        settings: Of any tracker, for example `MLflowSettings(project="wards")`.
+        folder: Of the run.
+        shared: Of its sweep, or of the run alone.
+
+    Raises:
+        ModuleNotFoundError: If its package is missing.
+        ValueError: If the settings ask for none.
+    """
+    require_installed(settings.name)
+    # Here, in the training's own thread: W&B's import parses source, which Python 3.11 gives up
+    # with a SystemError where a finalizer or another thread parses, too. What failed is tried once
+    # more when the tracker starts, and told.
+    with suppress(Exception):
+        import_module(settings.name)
+    return settings.make(folder, shared=shared)
+
+
+def whole_minute(seconds: float) -> float:
+    """Return the start of the minute that a time lies in, in seconds.
+
+    Trackers are told no finer time: the length of a round can tell who took part in it, as a slow
+    client, or one that was not reached.
+    """
+    return seconds - seconds % _MINUTE

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .tracker import RunStart, Scalar
-from .whole_minutes import whole_minute
+from .tracker import RunStart, Scalar, whole_minute
 
 if TYPE_CHECKING:
     import wandb

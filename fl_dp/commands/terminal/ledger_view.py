@@ -16,12 +16,11 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from fl_dp.accounting import event_from_dict
+from fl_dp.accounting.events import event_from_dict
 from fl_dp.documents import MALFORMED
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry
-from fl_dp.statement import describe_event
-from fl_dp.statement.words import ACCOUNTANTS, rounded_up
+from fl_dp.statement.words import ACCOUNTANTS, describe_event, rounded_up
 
 _COLUMNS = (
     "sequence",

@@ -9,10 +9,11 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from fl_dp.accounting import PrivacyBudget, event_to_dict
-from fl_dp.ledger import NodeLedger, Spending
-from fl_dp.statement import describe_event
-from fl_dp.statement.words import ACCOUNTANTS, rounded_up
+from fl_dp.accounting import PrivacyBudget
+from fl_dp.accounting.events import event_to_dict
+from fl_dp.ledger import NodeLedger
+from fl_dp.ledger.node import Spending
+from fl_dp.statement.words import ACCOUNTANTS, describe_event, rounded_up
 
 _PURPOSES = {
     "train": "training",

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -23,8 +24,15 @@ from scipy.stats import norm
 from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.mechanisms.checks import require_probability
 
-from .bounds import Confusion, epsilon_lower_bound, gaussian_epsilon_of, gdp_lower_bound
+from .bounds import (
+    Confusion,
+    epsilon_lower_bound,
+    gaussian_epsilon_of,
+    gdp_lower_bound,
+    most_that_clopper_pearson_shows,
+)
 from .noise import deviation_of
+from .verdict import AuditReport, Finding
 
 _CANDIDATES = 100  # thresholds that are tried
 _FEWEST = 4
@@ -182,4 +190,79 @@ def _confusion(out: NDArray[np.float64], there: NDArray[np.float64], threshold: 
         positives=len(there),
         false_positives=int((out >= threshold).sum()),
         negatives=len(out),
+    )
+
+
+def read_scores(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the scores without and with the secret that a `.npz` holds as `out` and `there`.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it has no such arrays.
+    """
+    with np.load(path, allow_pickle=False) as stored:
+        for name in ("out", "there"):
+            if name not in stored.files:
+                raise ValueError(f"{path} has no array '{name}'")
+        return stored["out"].astype(np.float64), stored["there"].astype(np.float64)
+
+
+def report_of_scores(
+    out: NDArray[np.float64],
+    there: NDArray[np.float64],
+    *,
+    claim: float,
+    delta: float,
+    alpha: float,
+    subject: str,
+    seed: int = 0,
+) -> AuditReport:
+    """Return what scores are proof of, beside what their model claims.
+
+    Args:
+        out: Scores of units that the training did not see, larger where an attack believes that it
+            did. Trials have to be independent: units of one model are so only approximately, and
+            those of many independently trained models exactly.
+        there: Scores of units that it saw.
+        claim: Epsilon that it claims for one of them.
+        delta: Of the claim.
+        alpha: Probability that a model that keeps its claim is accused.
+        subject: What is audited.
+        seed: Of the order in which scores are split into halves.
+
+    Raises:
+        ValueError: As `bounds_of_scores`.
+    """
+    rng = np.random.default_rng(seed)
+    out, there = rng.permutation(out), rng.permutation(there)
+    found = bounds_of_scores(out, there, alpha=alpha, delta=delta)
+    counts = found.at_epsilon
+    most = most_that_clopper_pearson_shows(
+        counts.positives, counts.negatives, alpha=alpha / 2.0, delta=delta
+    )
+    # Scores of a final model follow no law that is known: the Gaussian route is no bound here.
+    finding = Finding(
+        name="scores of the final model",
+        alpha=alpha,
+        claim=claim,
+        delta=delta,
+        bounds={"clopper_pearson": found.epsilon},
+        seen=(
+            f"{counts.true_positives} of {counts.positives} found at {counts.false_positives} "
+            f"false alarms of {counts.negatives}"
+        ),
+        power=f"shows epsilon {most:.3g} at most",
+    )
+    return AuditReport(
+        subject=subject,
+        findings=(finding,),
+        estimates={
+            "epsilon by Gaussian DP, if the scores' trade-off were a Gaussian's; no bound": (
+                found.gaussian_epsilon
+            )
+        },
+        notes=(
+            "the adversary sees the final model alone, and is as strong as its attack: a weak "
+            "attack shows little of any leak",
+        ),
     )

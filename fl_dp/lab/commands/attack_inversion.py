@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from fl_dp.app.pictures import where_drawn
 from fl_dp.commands.console import (
     AsJson,
     Overrides,
@@ -21,15 +22,15 @@ from fl_dp.commands.console import (
     failures_told,
     out,
     print_json,
+    print_plainly,
 )
 
-from .counted import counted
-from .public_data import DataIsPublic, require_public
+from .experiments import DataIsPublic, counted, require_public
 
 if TYPE_CHECKING:
     from fl_dp.commands.jobs import Job, Jobs
-    from fl_dp.lab.attacks.inversion.experiment import Found, Recovery
-    from fl_dp.lab.attacks.inversion.summary import Summary
+    from fl_dp.lab.attacks.inversion.experiment import Recovery
+    from fl_dp.lab.attacks.inversion.results import Found, Summary
 
 _SHOWS_RECORDS = "this experiment writes records, and what is recovered of them, to a file"
 
@@ -118,9 +119,11 @@ def recover(jobs: Jobs, *, as_json: bool) -> None:
     for job in jobs.each:
         _refuse_noise_of_training(job)
         with doing(f"loading the data: task={job.settings.task.name}"):
-            from fl_dp.lab.recovery import recovery_of
+            from fl_dp.app.workload import dataset_of
+            from fl_dp.lab.attacks.inversion.experiment import Recovery
 
-            experiments.append(recovery_of(job.settings))
+            dataset = dataset_of(job.settings)
+            experiments.append(Recovery(dataset=dataset, settings=job.settings))
     jobs.note()
     runs = []
     for job, experiment in zip(jobs.each, experiments, strict=True):
@@ -150,7 +153,7 @@ def _refuse_noise_of_training(job: Job) -> None:
 def _done(job: Job, experiment: Recovery, console: Console) -> list[Found]:
     """Do the cells that are missing, and return what all of them found."""
     from fl_dp.files import private_folder
-    from fl_dp.lab.attacks.inversion.kept import keep, kept
+    from fl_dp.lab.attacks.inversion.results import keep, kept
 
     if not job.resumed:
         job.folder.create(job.settings)
@@ -175,9 +178,8 @@ def _concluded(
 ) -> dict[str, Any]:
     """Write and show what a run came to, and return it as plain values."""
     from fl_dp.files import write_text
-    from fl_dp.lab.attacks.inversion.kept import write_csv
     from fl_dp.lab.attacks.inversion.pictures import draw_images, draw_recovery, draw_resistance
-    from fl_dp.lab.attacks.inversion.summary import summarised
+    from fl_dp.lab.attacks.inversion.results import summarised, write_csv
 
     rows = [row for each in found for row in each.rows]
     write_csv(rows, job.path / "recovery.csv")
@@ -188,23 +190,21 @@ def _concluded(
         draw_resistance(summaries, job.path / "resistance.png", title=title),
         draw_images(_first_seed(experiment, found), job.path / "images.png", title=title),
     ]
+    sentences = _sentences(summaries)
     document = {
         "path": str(job.path),
         "settings": [asdict(each) | {"fails": each.fails} for each in summaries],
-        "sentences": _sentences(summaries),
+        "sentences": sentences,
     }
     text = json.dumps(document, indent=2) + "\n"
     write_text(job.path / "summary.json", text)
-    console.print(_table(summaries, title))
-    lines = [
-        *document["sentences"],
+    print_plainly(
+        console,
+        _table(summaries, title),
+        *sentences,
         f"Everything is in {job.path}; recovery.csv has a line per image",
-        "Pictures: recovery.png, resistance.png, images.png"
-        if any(pictures)
-        else "No pictures: pip install 'fl-dp[viewer]' brings matplotlib",
-    ]
-    for line in lines:
-        console.print(line, soft_wrap=True, markup=False)
+        where_drawn("recovery.png", "resistance.png", "images.png", drawn=any(pictures)),
+    )
     return document
 
 
@@ -212,7 +212,7 @@ def _first_seed(experiment: Recovery, found: Sequence[Found]) -> dict[tuple[str,
     """Return the pictures of the first seed, of each threat and noise the strongest attack's."""
     best: dict[tuple[str, float], Found] = {}
     for cell, each in zip(experiment.cells, found, strict=True):
-        if cell.part != "noise" or cell.seed != experiment.first_seed:
+        if cell.part != "noise" or cell.seed != experiment.settings.seed:
             continue
         place = cell.threat, cell.noise_multiplier
         if place not in best or each.rows[0]["mse"] < best[place].rows[0]["mse"]:
@@ -223,8 +223,7 @@ def _first_seed(experiment: Recovery, found: Sequence[Found]) -> dict[tuple[str,
 def _sentences(summaries: Sequence[Summary]) -> list[str]:
     """Return where the recovery fails under each threat with noise, and what epsilon is there."""
     from fl_dp.lab.attacks.inversion.names import WITH_NOISE, WORDS
-    from fl_dp.lab.attacks.inversion.pictures import strongest
-    from fl_dp.lab.attacks.inversion.summary import fails_from
+    from fl_dp.lab.attacks.inversion.results import fails_from, strongest
 
     said = []
     for threat in WITH_NOISE:
@@ -249,7 +248,7 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
 
 def _table(summaries: Sequence[Summary], title: str) -> Table:
     """Return the strongest attack of each setting; the guess is the mean image's PSNR."""
-    from fl_dp.lab.attacks.inversion.pictures import strongest
+    from fl_dp.lab.attacks.inversion.results import strongest
 
     table = Table(title=f"Recovered images: {title}")
     table.add_column("seen", no_wrap=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fl_dp.app.pictures import where_drawn
 from fl_dp.commands.console import (
     AsJson,
     Overrides,
@@ -22,19 +23,19 @@ from fl_dp.commands.console import (
     failures_told,
     out,
     print_json,
+    print_plainly,
     warn,
 )
 
-from .counted import counted
-from .public_data import DataIsPublic, require_public
+from .experiments import DataIsPublic, counted, require_public
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fl_dp.accounting import TradeOff
+    from fl_dp.accounting.trade_off import TradeOff
     from fl_dp.commands.jobs import Job
     from fl_dp.lab.attacks.membership.roc import OperatingPoint, Roc
-    from fl_dp.lab.membership import MembershipPromise, Played
+    from fl_dp.lab.games.membership import MembershipPromise, Played
 
 _RATES = (0.001, 0.01)
 _INTERVAL = 0.05  # false-alarm rate of the intervals that are shown
@@ -94,7 +95,7 @@ def membership(
         because = "an attack trains and looks at models that are not released"
         require_public(job.settings, stated=data_is_public, because=because)
         whom = _unit_of(job, unit)
-        from fl_dp.lab.membership import play, promise_to
+        from fl_dp.lab.games.membership import play, promise_to
 
         with doing("looking at what is promised"):
             promise = promise_to(job.settings, whom)
@@ -147,7 +148,7 @@ def _found(
     job: Job, unit: str, played: Played, promise: MembershipPromise | None
 ) -> _MembershipResult:
     """Attack every model with every attack."""
-    from fl_dp.lab.attacks.membership.attacks import ATTACKS, attacked
+    from fl_dp.lab.attacks.membership.inference import ATTACKS, attacked
 
     allowed = _allowed(promise)
     rocs = {name: attacked(played.seen, attack) for name, attack in ATTACKS.items()}
@@ -219,7 +220,7 @@ def _row(
 def _write(path: Path, found: _MembershipResult) -> bool:
     """Write tables and the picture; return whether there is a picture."""
     from fl_dp.files import private_folder
-    from fl_dp.lab.membership_view import plot_roc
+    from fl_dp.lab.attacks.membership.roc import plot_roc
 
     document = found.document
     private_folder(path, exist_ok=False)
@@ -247,9 +248,10 @@ def _write(path: Path, found: _MembershipResult) -> bool:
 
 def _show(found: _MembershipResult, path: Path, *, drawn: bool) -> None:
     document = found.document
-    out.print(_table(found))
     promised = document["promised"]
-    lines = [
+    print_plainly(
+        out,
+        _table(found),
         f"Accuracy {document['train_accuracy']:.3f} on members, {document['test_accuracy']:.3f} on "
         "the public test part: means of all models",
         "Nothing is promised to those who were looked for"
@@ -259,12 +261,8 @@ def _show(found: _MembershipResult, path: Path, *, drawn: bool) -> None:
         f"Read it as {document['note']}",
         "TPR: share of members that are found, with 95 % intervals; FPR: of others that are, too",
         f"Everything is in {path}",
-        f"Picture: {path / 'roc.png'}"
-        if drawn
-        else "No picture: pip install 'fl-dp[viewer]' brings matplotlib",
-    ]
-    for line in lines:
-        out.print(line, soft_wrap=True, markup=False)
+        where_drawn(path / "roc.png", drawn=drawn),
+    )
 
 
 def _table(found: _MembershipResult) -> Table:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from fl_dp.commands.console import (
     AsJson,
@@ -20,26 +17,22 @@ from fl_dp.commands.console import (
     err,
     fail,
     failures_told,
+    finite,
     note,
     out,
     print_json,
+    print_plainly,
     warn,
 )
 from fl_dp.files import write_text
 
-from .public_data import DataIsPublic, require_public
+from .experiments import DataIsPublic, counted, require_public
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fl_dp.accounting.trade_off import TradeOff
-    from fl_dp.app.settings import Settings
     from fl_dp.commands.jobs import Job
-    from fl_dp.lab.audit.correlated_run import WhoseTurn
     from fl_dp.lab.audit.verdict import AuditReport
     from fl_dp.lab.games.canary_run import CanaryRun
 
-_MOST_CANARIES = 1000
 _FOLDER = "audits"
 
 
@@ -116,89 +109,60 @@ def audit(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if not 0.0 < alpha < 1.0:
         fail(f"--alpha must lie in (0, 1), got {alpha}", status=2)
+    asked = list(overrides or [])
     with failures_told():
         if scores is not None:
-            reports = [_of_scores(scores, claim=claim, delta=delta, alpha=alpha)]
+            reports = [_by_scores(scores, claim=claim, delta=delta, alpha=alpha)]
         elif by is By.GAME or against is not None:
-            if overrides:
+            if asked:
                 raise ValueError("the game has a plan of its own: leave the overrides out")
-            reports = _by_game(
-                against or Against.FL_DP, rounds=rounds, alpha=alpha, delta=delta or 1e-5
-            )
+            flower = against is Against.FLOWER
+            reports = _by_game(flower, rounds=rounds, alpha=alpha, delta=delta or 1e-5)
         elif by is By.RECORDS:
-            reports = [
-                _by_records(
-                    overrides or [], canaries=canaries, alpha=alpha, data_is_public=data_is_public
-                )
-            ]
+            reports = [_by_records(asked, canaries, alpha, data_is_public=data_is_public)]
         else:
-            reports = [
-                _by_clients(
-                    overrides or [],
-                    canaries=canaries,
-                    alpha=alpha,
-                    keep_model=keep_model,
-                    data_is_public=data_is_public,
-                )
-            ]
+            job = _trainable(asked, keep_model=keep_model, data_is_public=data_is_public)
+            reports = [_by_clients(job, canaries, alpha, keep_model=keep_model)]
     if as_json:
         print_json({"audits": [report.to_dict() for report in reports]})
     else:
-        _show(reports)
+        from fl_dp.lab.audit.verdict import audit_lines, audit_table
+
+        for report in reports:
+            print_plainly(out, audit_table(report), *audit_lines(report))
     if not all(report.stands for report in reports):
         raise typer.Exit(1)
 
 
-def _show(reports: Sequence[AuditReport]) -> None:
-    from fl_dp.lab.audit_view import audit_lines, audit_table
+def _by_scores(
+    path: Path, *, claim: float | None, delta: float | None, alpha: float
+) -> AuditReport:
+    from fl_dp.lab.audit.scores import read_scores, report_of_scores
 
-    for report in reports:
-        out.print(audit_table(report))
-        for line in audit_lines(report):
-            out.print(line, soft_wrap=True, markup=False)
+    if claim is None or delta is None:
+        raise ValueError("scores alone claim nothing: give --claim EPSILON and --delta DELTA")
+    found = read_scores(path)
+    return report_of_scores(*found, claim=claim, delta=delta, alpha=alpha, subject=path.name)
 
 
-def _by_game(against: Against, *, rounds: int, alpha: float, delta: float) -> list[AuditReport]:
+def _by_game(flower: bool, *, rounds: int, alpha: float, delta: float) -> list[AuditReport]:
     """Play every game on ours, or on Flower's wrappers, with each way of clipping."""
     from fl_dp.lab.games.game import GAME_MULTIPLIER, audit_strategy, names_of
-    from fl_dp.lab.games.subjects import FlDp, FlowersOwn, Subject
+    from fl_dp.lab.games.subjects import subjects
 
     if rounds < 20:
         raise ValueError(f"--rounds must be at least 20, got {rounds}")
-    subjects: list[Subject] = [
-        FlDp(noise_multiplier=GAME_MULTIPLIER),
-        FlDp(name="fl-dp, adaptive clipping", noise_multiplier=GAME_MULTIPLIER, adaptive=True),
-        FlDp(name="fl-dp, four arrays' norms", noise_multiplier=GAME_MULTIPLIER, arrays=4),
-    ]
-    if against is Against.FLOWER:
-        subjects = [
-            FlowersOwn(noise_multiplier=GAME_MULTIPLIER),
-            FlowersOwn(
-                name="Flower's server-side adaptive clipping",
-                noise_multiplier=GAME_MULTIPLIER,
-                adaptive=True,
-                crowd=18,
-            ),
-        ]
     reports = []
-    for subject in subjects:
-        with _counted(subject.name, len(names_of(subject))) as done:
+    for subject in subjects(GAME_MULTIPLIER, of_flower=flower):
+        with counted(err, subject.name, len(names_of(subject)), "tests") as done:
             reports.append(
                 audit_strategy(subject, rounds=rounds, alpha=alpha, delta=delta, on_done=done)
             )
     return reports
 
 
-@contextmanager
-def _counted(title: str, tests: int) -> Iterator[Callable[[], None]]:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
-        task = progress.add_task(title, total=tests)
-        yield lambda: progress.advance(task)
-
-
 def _by_records(
-    overrides: Sequence[str], *, canaries: int | None, alpha: float, data_is_public: bool
+    overrides: Sequence[str], canaries: int | None, alpha: float, *, data_is_public: bool
 ) -> AuditReport:
     """Have one client train by DP-SGD with canary records."""
     from fl_dp.app.compose import compose_settings
@@ -213,58 +177,25 @@ def _by_records(
     plan = make_record_plan(settings)
     if plan is None:
         raise ValueError("these settings have no DP-SGD to audit: write privacy=dp_sgd")
-    from fl_dp.app.workload import data_of_unit
+    from fl_dp.lab.games.canary_run import MOST_CANARIES
     from fl_dp.lab.games.records import AuditedRecords, audit_records
 
-    data = data_of_unit(settings, 0, {"partition-id": 0})
-    if data is None or data[0].form.vocabulary_size is not None:
-        raise ValueError(f"task={settings.task.name} has no records of numbers to hide canaries in")
-    dataset, rows = data
-    import torch
-
-    records = AuditedRecords(
-        features=torch.as_tensor(dataset.features(rows)),
-        labels=torch.as_tensor(dataset.labels(rows)),
-        num_classes=dataset.form.num_classes,
-        canaries=_MOST_CANARIES if canaries is None else canaries,
-        seed=settings.seed,
-    )
-    with _counted(f"{plan.steps} steps of DP-SGD", plan.participations) as done:
+    count = MOST_CANARIES if canaries is None else canaries
+    records = AuditedRecords.of_first_client(settings, count)
+    title = f"{plan.steps} steps of DP-SGD"
+    with counted(err, title, plan.participations, "participations") as done:
         return audit_records(records, plan, alpha=alpha, on_participation=done)
 
 
-def _of_scores(
-    path: Path, *, claim: float | None, delta: float | None, alpha: float
-) -> AuditReport:
-    import numpy as np
+def _trainable(overrides: Sequence[str], *, keep_model: bool, data_is_public: bool) -> Job:
+    """Return the training that is asked for, with room for canaries, after all checks.
 
-    from fl_dp.lab.audit.black_box import report_of_scores
-
-    if claim is None or delta is None:
-        raise ValueError("scores alone claim nothing: give --claim EPSILON and --delta DELTA")
-    with np.load(path, allow_pickle=False) as stored:
-        missing = {"out", "there"} - set(stored.files)
-        if missing:
-            raise ValueError(f"{path} has no array '{sorted(missing)[0]}'")
-        arrays = {name: stored[name].astype(np.float64) for name in ("out", "there")}
-    return report_of_scores(
-        arrays["out"], arrays["there"], claim=claim, delta=delta, alpha=alpha, subject=path.name
-    )
-
-
-def _by_clients(
-    overrides: Sequence[str],
-    *,
-    canaries: int | None,
-    alpha: float,
-    keep_model: bool,
-    data_is_public: bool,
-) -> AuditReport:
-    """Train with canaries in the chosen engine, and judge what its releases tell of them."""
-    from fl_dp.app.workload import initial_arrays_of
+    Raises:
+        ValueError: If it can't be audited.
+    """
+    from fl_dp.app.compose import compose_settings
     from fl_dp.commands.jobs import find_jobs, prepare
-    from fl_dp.lab.games.canary_run import CanaryRun, require_auditable, takes_places
-    from fl_dp.updates import VectorLayout
+    from fl_dp.lab.games.canary_run import require_auditable, room_for_canaries
 
     for key in ("run_name", "output_dir", "resume"):
         if not keep_model and any(each.startswith(f"{key}=") for each in overrides):
@@ -274,7 +205,7 @@ def _by_clients(
             )
     if any(each.startswith("resume=") for each in overrides):
         raise ValueError("canaries take part from the first round on: leave resume= out")
-    asked = [*overrides, *_room_for_canaries(overrides)]
+    asked = [*overrides, *room_for_canaries(compose_settings(overrides))]
     if not keep_model:
         asked.append(f"output_dir={_FOLDER}")
     (job,) = find_jobs(asked, multirun=False).each
@@ -283,43 +214,36 @@ def _by_clients(
     require_public(
         job.settings, stated=data_is_public, because="an audit writes down the noise of each round"
     )
-    job = prepare(job)
-    size = VectorLayout.of(initial_arrays_of(job.settings)).size
-    in_place = takes_places(job.settings)
-    if canaries is None:
-        canaries = min(_MOST_CANARIES, size // 2)
-        if in_place:
-            each = job.settings.simulation.units_at_node
-            canaries = min(canaries, job.settings.task.num_clients // 2) // each * each or each
-    run = CanaryRun(count=canaries, seed=job.settings.seed, in_place=in_place)
-    run.canaries(size)  # refuses more than fit, before anything starts
-    run.require_places(job.settings)
-    report = _audited(job, run, alpha=alpha, keep_model=keep_model)
-    text = json.dumps({"audits": [_finite(report)]}, indent=2) + "\n"
+    return prepare(job)
+
+
+def _by_clients(job: Job, canaries: int | None, alpha: float, *, keep_model: bool) -> AuditReport:
+    """Train with canaries in the chosen engine, and judge what its releases tell of them."""
+    from fl_dp.app.workload import initial_arrays_of
+    from fl_dp.lab.games.canary_run import CANARIES_FILE, CanaryRun
+    from fl_dp.lab.games.seen_run import read_seen, report_of_run
+    from fl_dp.updates import VectorLayout
+
+    settings = job.settings
+    size = VectorLayout.of(initial_arrays_of(settings)).size
+    run = CanaryRun.fitting(settings, size, canaries)
+    try:
+        _train(job, run)
+    finally:
+        if not keep_model:
+            for file in (job.folder.model, job.folder.checkpoint):
+                file.unlink(missing_ok=True)
+    seen = read_seen(job.path / CANARIES_FILE)
+    if len(seen.rounds) < settings.rounds:
+        warn(f"{len(seen.rounds)} of {settings.rounds} rounds were released; the claim is of all")
+    report = report_of_run(seen, run, settings, job.folder, alpha=alpha)
+    text = json.dumps({"audits": [finite(report.to_dict())]}, indent=2) + "\n"
     write_text(job.path / "audit.json", text, public=True)
     note(f"Everything is in {job.path}")
     return report
 
 
-def _room_for_canaries(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that make room: beyond the clients, or on nodes in their places."""
-    from fl_dp.app.compose import compose_settings
-    from fl_dp.lab.games.canary_run import takes_places, units_on_nodes
-
-    settings = compose_settings(overrides)
-    if not takes_places(settings):
-        return ["roster_may_grow=true"]
-    if isinstance(settings.simulation.units_per_node, int):
-        return []
-    return [f"simulation.units_per_node={units_on_nodes(settings.task.num_clients)}"]
-
-
-def _finite(report: AuditReport) -> object:
-    """Return a report for JSON, which has no infinity."""
-    return json.loads(json.dumps(report.to_dict()), parse_constant=lambda _: None)
-
-
-def _audited(job: Job, run: CanaryRun, *, alpha: float, keep_model: bool) -> AuditReport:
+def _train(job: Job, run: CanaryRun) -> None:
     from fl_dp.app.local.engines import engine
     from fl_dp.app.local.launch import App, LaunchError, run_and_follow
     from fl_dp.commands.terminal.progress import progress_line
@@ -330,93 +254,18 @@ def _audited(job: Job, run: CanaryRun, *, alpha: float, keep_model: bool) -> Aud
         client="fl_dp.lab.games.canary_client",
         config={RUN_KEY: run.to_json()},
     )
-    clients = job.settings.task.num_clients
-    joined = (
-        f"take the places of as many of the {clients}"
-        if run.in_place
-        else (f"join the {clients}: they take places in cohorts")
-    )
+    settings = job.settings
+    clients = settings.task.num_clients
+    joined = f"join the {clients}: they take places in cohorts"
+    if run.in_place:
+        joined = f"take the places of as many of the {clients}"
     note(f"{run.count} canary clients {joined} and move the model, which is not for use")
-    title = f"auditing {job.settings.task.name}"
+    title, more = f"auditing {settings.task.name}", run.more_nodes(settings)
     try:
         with (
-            engine(
-                job.settings.simulation.engine, app, more_nodes=run.more_nodes(job.settings)
-            ) as started,
-            progress_line(err, title, rounds=job.settings.rounds, budget=job.budget) as on_round,
+            engine(settings.simulation.engine, app, more_nodes=more) as started,
+            progress_line(err, title, rounds=settings.rounds, budget=job.budget) as on_round,
         ):
-            run_and_follow(started, job.settings, job.sent, job.folder, on_round)
+            run_and_follow(started, settings, job.sent, job.folder, on_round)
     except LaunchError as error:
         fail(str(error), status=1)
-    finally:
-        if not keep_model:
-            for file in (job.folder.model, job.folder.checkpoint):
-                file.unlink(missing_ok=True)
-    return _judged(job.settings, job, run, alpha=alpha)
-
-
-def _claimed_curve(job: Job) -> TradeOff | None:
-    """Return the trade-off curve of what the ledger was charged, None if it has none."""
-    from fl_dp.accounting.loss_distributions import NoDistribution
-    from fl_dp.accounting.trade_off import trade_off
-
-    with job.folder.read_ledger() as ledger:
-        history, relation = ledger.history, ledger.plan.neighboring_relation
-    try:
-        return trade_off(history, neighboring_relation=relation)
-    except NoDistribution:
-        return None
-
-
-def _known_of_cohorts(turn: WhoseTurn | None) -> str:
-    if turn is None:
-        return ", but not who was drawn"
-    if turn.asked is not None:
-        return ", and who was asked in each round"
-    return ", and everybody's group, but not who was drawn of it"
-
-
-def _judged(settings: Settings, job: Job, run: CanaryRun, *, alpha: float) -> AuditReport:
-    from fl_dp.lab.audit.verdict import AuditReport
-    from fl_dp.lab.audit.whole_run import finding_of_run, one_shot_epsilon
-    from fl_dp.lab.games.canary_run import CANARIES_FILE
-    from fl_dp.lab.games.canary_server import read_seen
-    from fl_dp.lab.games.judged_run import findings_of, rate_of_coins
-
-    seen = read_seen(job.path / CANARIES_FILE)
-    rounds = seen.rounds
-    statement = job.folder.read_statement()
-    claimed = float(statement["epsilon"].get(statement["quoted"], math.inf))
-    delta = float(statement["delta"])
-    if len(rounds) < settings.rounds:
-        warn(f"{len(rounds)} of {settings.rounds} rounds were released; the claim is of all")
-    curve, sampling = _claimed_curve(job), job.folder.read_plan().sampling
-    canaries = run.canaries(seen.moved.size)
-    findings = findings_of(
-        seen, canaries, sampling, claim=claimed, delta=delta, alpha=alpha, curve=curve
-    )
-    surely = finding_of_run(
-        canaries,
-        seen.looks(),
-        sampling_rate=rate_of_coins(sampling),
-        claim=claimed,
-        delta=delta,
-        alpha=0.05,
-        curve=curve,
-    )
-    return AuditReport(
-        subject=f"{settings.task.name}, {len(rounds)} rounds",
-        findings=findings,
-        estimates={
-            "lower bound at confidence 0.95, on which no verdict rests": surely.bound or 0.0,
-            "one-shot estimate from the last model alone, which is no bound": one_shot_epsilon(
-                canaries, seen.moved, delta=delta
-            ),
-        },
-        notes=(
-            f"at delta {delta:.3g}; the adversary sees every released model and knows what all "
-            f"others sent{_known_of_cohorts(seen.turn)}",
-            "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's, that by "
-            "Clopper-Pearson nothing; the verdict goes by the claimed curve itself",
-        ),
-    )

@@ -18,11 +18,12 @@ from fl_dp.commands.console import (
     failures_told,
     out,
     print_json,
+    print_plainly,
     warn,
 )
 from fl_dp.files import write_text
 
-from .public_data import DataIsPublic, require_public
+from .experiments import DataIsPublic, require_public
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,15 +92,15 @@ def price(
     if as_json:
         print_json(document)
         return
-    out.print(_table(found))
-    for line in (
+    print_plainly(
+        out,
+        _table(found),
         f"Accuracy on the public test part; prices in percentage points, mean and standard "
         f"deviation over {len(found[0].accuracies)} seeds",
         f"The last step promises epsilon {document['epsilon']:.4g} at delta "
         f"{document['delta']:.3g} to one client; the others promise nothing",
         f"Everything is in {jobs.path}",
-    ):
-        out.print(line, soft_wrap=True, markup=False)
+    )
 
 
 def _jobs(given: Sequence[str], seeds: int, *, data_is_public: bool) -> Jobs:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import signal
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -24,6 +22,7 @@ from fl_dp.commands.console import (
     note,
     out,
     print_json,
+    print_plainly,
     warn,
 )
 
@@ -118,8 +117,7 @@ def with_candidates(overrides: Sequence[str]) -> list[str]:
 def _check(settings: Settings) -> None:
     """Check every candidate, before anything is started."""
     from fl_dp.app.workload import check_model
-    from fl_dp.lab.tuning.candidates import candidates_of
-    from fl_dp.lab.tuning.priced import require_choosable
+    from fl_dp.lab.tuning.candidates import candidates_of, require_choosable
 
     require_choosable(settings)
     with doing("checking the candidates"):
@@ -201,14 +199,14 @@ def _say(job: Job, console: Console) -> None:
     """Say what was chosen, what it cost, and how to train with it again."""
     from fl_dp.lab.settings import tune_of
 
-    statement = json.loads(Path(job.folder.statement).read_text(encoding="utf-8"))
+    statement = job.folder.read_statement()
     chosen = tune_of(job.folder.read_settings()).chosen
     epsilon = min(statement["epsilon"].values())
     rest = " ".join(_without_choice(job.overrides))
-    for line in (
+    print_plainly(
+        console,
         f"Chosen: {chosen}",
         f"Choice and training together: epsilon {epsilon:.4g} at delta {statement['delta']:.3g}, "
         f"in one ledger; {statement['hyper_parameters']}",
         f"Again with it, at the price of another training: fl-dp run {rest} {chosen}",
-    ):
-        console.print(line, soft_wrap=True, markup=False)
+    )

@@ -17,6 +17,9 @@ RUN_KEY = "fl-dp-canaries"
 CANARY_METRIC = "fl-dp-canaries"
 """Reply metric of a node that hosts canaries: one more than the number of the first."""
 
+MOST_CANARIES = 1000
+"""Canaries of a training that has room for more."""
+
 CANARIES_FILE = "canaries.npz"
 """File in the run's folder with what the releases told of each direction."""
 
@@ -37,6 +40,29 @@ class CanaryRun:
     count: int
     seed: int
     in_place: bool = False
+
+    @classmethod
+    def fitting(cls, settings: Settings, size: int, count: int | None) -> CanaryRun:
+        """Return a run of as many canaries as were asked for, else 1000 or what fits.
+
+        Args:
+            settings: Of the training.
+            size: Coordinates of its model.
+            count: How many were asked for.
+
+        Raises:
+            ValueError: If there is no room for so many.
+        """
+        in_place = takes_places(settings)
+        if count is None:
+            count = min(MOST_CANARIES, size // 2)
+            if in_place:
+                each = settings.simulation.units_at_node
+                count = min(count, settings.task.num_clients // 2) // each * each or each
+        run = cls(count=count, seed=settings.seed, in_place=in_place)
+        run.canaries(size)  # refuses more than fit
+        run.require_places(settings)
+        return run
 
     def to_json(self) -> str:
         """Return it for a run config."""
@@ -100,12 +126,18 @@ def takes_places(settings: Settings) -> bool:
     return settings.noise.name != "independent" or settings.selection.name != "poisson"
 
 
-def units_on_nodes(num_clients: int) -> int:
-    """Return how many clients a node hosts where canaries take places and nobody has said it.
+def room_for_canaries(settings: Settings) -> list[str]:
+    """Return the overrides that make room: beyond the clients, or on nodes in their places.
 
-    At least four nodes, all alike, so that half of them can be the canaries'.
+    In their places there are at least four nodes, all alike, so that half can be the canaries'.
     """
-    return max(each for each in range(1, max(1, num_clients // 4) + 1) if not num_clients % each)
+    if not takes_places(settings):
+        return ["roster_may_grow=true"]
+    if isinstance(settings.simulation.units_per_node, int):
+        return []
+    clients = settings.task.num_clients
+    each = max(each for each in range(1, max(1, clients // 4) + 1) if not clients % each)
+    return [f"simulation.units_per_node={each}"]
 
 
 def require_auditable(settings: Settings) -> None:
@@ -116,7 +148,7 @@ def require_auditable(settings: Settings) -> None:
     """
     wrong = {
         f"canary clients are for the server's noise: write privacy=central, not "
-        f"privacy={settings.privacy.mode}": settings.privacy.mode != "central",
+        f"privacy={settings.privacy.mode}": settings.privacy.noised_by != "server",
         f"canary clients need secret coins, or cohorts that everybody sees: write "
         f"selection=poisson or selection=public, not selection={settings.selection.name}": (
             settings.selection.name not in ("poisson", "public")

@@ -1,29 +1,43 @@
-"""The `ServerApp` of an audited training: the main job, with canaries, and watched."""
+"""The `ServerApp` of an audited training: the main job with canaries, and who watches it.
+
+`WatchedFedAvg` is `DPFedAvg` that records what an adversary sees of each round; it trains and
+charges the same.
+"""
 
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
+from fl_dp.accounting import CyclicSampling
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.server import output_dir, train
 from fl_dp.app.workload import initial_arrays_of
-from fl_dp.files import written_whole
-from fl_dp.lab.audit.correlated_run import WhoseTurn, seen_with_memory
+from fl_dp.lab.audit.canaries import Canaries
+from fl_dp.lab.audit.correlated_run import WhoseTurn
 from fl_dp.lab.audit.whole_run import SeenRound
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
-from fl_dp.strategies import DPFedAvg
+from fl_dp.strategies import (
+    Ask,
+    CentralMode,
+    Cohort,
+    DPFedAvg,
+    Mode,
+    Observation,
+    Released,
+    Unit,
+)
 from fl_dp.updates import VectorLayout
 
-from .canary_run import CANARIES_FILE, CanaryRun
-from .watched import WatchedFedAvg
+from .canary_run import CANARIES_FILE, CANARY_METRIC, CanaryRun
+from .seen_run import SeenRun, write_seen
 
 app = ServerApp()
 
@@ -47,41 +61,6 @@ def main(grid: Grid, context: Context) -> None:
     write_seen(folder / CANARIES_FILE, seen_by(made[-1], moved))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SeenRun:
-    """Everything that a run's releases told.
-
-    Attributes:
-        rounds: Every release.
-        moved: How far the model moved over all of them, flat.
-        indices: Of the rounds.
-        turn: What everybody knows of who took part; None: secret coins are all there is.
-        coefficients: Of the noise, in units of 2^-12; one where it is independent.
-        drawn: Which canaries took part, shape `(rounds, count)`: the auditor's, no adversary's.
-        cohorts: How many units were drawn in each round, in the same way.
-    """
-
-    rounds: list[SeenRound]
-    moved: NDArray[np.float64]
-    indices: list[int]
-    turn: WhoseTurn | None
-    coefficients: tuple[int, ...]
-    drawn: NDArray[np.bool_]
-    cohorts: NDArray[np.int64]
-
-    def looks(self) -> list[SeenRound]:
-        """Return what the releases tell of participations, in the form that is judged.
-
-        Raises:
-            ValueError: If a round is missing in the middle.
-        """
-        if self.turn is None or not self.rounds:
-            return self.rounds
-        return seen_with_memory(
-            self.rounds, self.indices, self.turn, coefficients=self.coefficients
-        )
-
-
 def seen_by(strategy: WatchedFedAvg, moved: NDArray[np.float64]) -> SeenRun:
     """Return what was seen of a strategy's run, which moved the model so far."""
     return SeenRun(
@@ -95,50 +74,128 @@ def seen_by(strategy: WatchedFedAvg, moved: NDArray[np.float64]) -> SeenRun:
     )
 
 
-def write_seen(path: Path, run: SeenRun) -> None:
-    """Write what was seen of each round, and how far the model moved over all of them."""
-    turn = run.turn
-    known: dict[str, Any] = {}
-    if turn is not None and turn.asked is not None:
-        known = {"asked": turn.asked}
-    elif turn is not None and turn.groups is not None:
-        known = {"groups": turn.groups, "num_groups": np.array(turn.num_groups)}
-    with written_whole(path) as unfinished, unfinished.open("wb") as stream:
-        np.savez(
-            stream,
-            along=np.stack([each.along for each in run.rounds]) if run.rounds else np.empty((0, 0)),
-            noise_multiplier=np.array([each.noise_multiplier for each in run.rounds]),
-            moved=run.moved,
-            indices=np.array(run.indices, dtype=np.int64),
-            coefficients=np.array(run.coefficients, dtype=np.int64),
-            drawn=run.drawn,
-            cohorts=run.cohorts,
-            **known,
-        )
+class WatchedFedAvg(DPFedAvg):
+    """The strategy, and an adversary that sees each release and knows what all others sent.
 
-
-def read_seen(path: Path) -> SeenRun:
-    """Read it back.
-
-    Raises:
-        OSError: If it can't be read.
+    Attributes:
+        run: Which canaries there are.
+        seen: What the adversary saw, a round each.
+        indices: Of these rounds, as the ledger counts them.
+        asked: Which canaries took part in each of them, as the auditor counts them.
+        cohorts: How many units were drawn for each of them.
     """
-    with np.load(path, allow_pickle=False) as stored:
-        multipliers = stored["noise_multiplier"].tolist()
-        turn = None
-        if "asked" in stored:
-            turn = WhoseTurn(asked=stored["asked"])
-        elif "groups" in stored:
-            turn = WhoseTurn(groups=stored["groups"], num_groups=int(stored["num_groups"]))
-        return SeenRun(
-            rounds=[
-                SeenRound(along=along, noise_multiplier=multiplier)
-                for along, multiplier in zip(stored["along"], multipliers, strict=True)
-            ],
-            moved=stored["moved"],
-            indices=stored["indices"].tolist(),
-            turn=turn,
-            coefficients=tuple(stored["coefficients"].tolist()),
-            drawn=stored["drawn"],
-            cohorts=stored["cohorts"],
+
+    def __init__(self, *args: Any, run: CanaryRun, **options: Any) -> None:
+        """Take the arguments of `DPFedAvg`, and the canaries."""
+        super().__init__(*args, **options)
+        self.run = run
+        self.seen: list[SeenRound] = []
+        self.indices: list[int] = []
+        self.asked: list[NDArray[np.bool_]] = []
+        self.cohorts: list[int] = []
+        self._first_of: dict[int, int] = {}  # by node
+        self._watched: WatchedMode
+
+    def make_mode(self, *given: Any) -> Mode:
+        """Return the mode that `DPFedAvg` makes, watched.
+
+        Raises:
+            ValueError: If the server does not add the noise.
+        """
+        made = super().make_mode(*given)
+        if not isinstance(made, CentralMode):
+            raise ValueError("canary clients are for the server's noise: write privacy=central")
+        self._watched = WatchedMode(made, self.run.canaries(made.layout.size), self._first_of)
+        return self._watched
+
+    def _settle(self, released: Released) -> None:
+        super()._settle(released)
+        self.seen.append(self._watched.saw(released, self.plan.denominator))
+        self.indices.append(self._reservation.index or 0)
+        self.asked.append(self._watched.asked)
+        self.cohorts.append(self._watched.drawn)
+
+    def whose_turn(self) -> WhoseTurn | None:
+        """Return what everybody knows of who took part, None where coins are all there is."""
+        sampling = self.plan.sampling
+        if sampling.visible:
+            return WhoseTurn(asked=np.stack(self.asked))
+        if not isinstance(sampling, CyclicSampling):
+            return None
+        # A node that was never drawn is not known as a canaries' one: no group, no turn.
+        groups = np.full(self.run.count, -1, dtype=np.int64)
+        for node, first in self._first_of.items():
+            for number in range(self.plan.hosting.told_apart):
+                group = self._participations.group_of(Unit(node, number))
+                if group is not None and first + number < self.run.count:
+                    groups[first + number] = group
+        return WhoseTurn(groups=groups, num_groups=sampling.groups)
+
+
+class WatchedMode(Mode):
+    """A round that is watched: every call goes on to the round itself.
+
+    Attributes:
+        inner: The round.
+        canaries: Those of the run.
+        asked: Those that were asked, shape `(count,)`, as far as they answered.
+        drawn: How many units were drawn.
+    """
+
+    def __init__(self, inner: CentralMode, canaries: Canaries, first_of: dict[int, int]) -> None:
+        """Watch a round, and note the number of the first canary of each node that hosts some."""
+        super().__init__(inner.layout, inner.instruction)
+        self.inner = inner
+        self.canaries = canaries
+        self.asked = np.zeros(canaries.count, dtype=np.bool_)
+        self.drawn = 0
+        self._first_of = first_of
+        self._others: NDArray[np.float64] = np.zeros(inner.layout.size)
+
+    def open(self, cohort: Cohort, ask: Ask) -> None:
+        """See `Mode.open`."""
+        self.drawn = sum(len(units) for units in cohort.values())
+        self.inner.open(cohort, ask)
+
+    def content_for(self, node: int, content: RecordDict) -> RecordDict:
+        """See `Mode.content_for`."""
+        return self.inner.content_for(node, content)
+
+    def fold(
+        self, content: RecordDict, units: Sequence[Unit], *, server_round: int
+    ) -> list[Observation]:
+        """Add one reply, and remember what it added if no canary sent it. See `Mode.fold`."""
+        total = self.inner.sums.updates.total
+        before = total.copy()
+        observations = self.inner.fold(content, units, server_round=server_round)
+        told = [r[CANARY_METRIC] for r in content.metric_records.values() if CANARY_METRIC in r]
+        if not told:
+            self._others += total - before
+            return observations
+        for unit in units:
+            first = self._first_of[unit.node] = int(str(told[0])) - 1
+            if first + unit.number < self.canaries.count:
+                self.asked[first + unit.number] = True
+        return observations
+
+    def release(self, rng: SecureRandom, ask: Ask) -> Released:
+        """See `Mode.release`."""
+        return self.inner.release(rng, ask)
+
+    @property
+    def reads_models(self) -> bool:
+        """See `Mode.reads_models`."""
+        return self.inner.reads_models
+
+    def reply_bytes(self, model: Any) -> int:
+        """See `Mode.reply_bytes`."""
+        return self.inner.reply_bytes(model)
+
+    def saw(self, released: Released, denominator: float) -> SeenRound:
+        """Return what the release told of each direction."""
+        updates = self.inner.sums.bundle.updates
+        noisy = released.mean * denominator - self._others * updates.grid
+        return SeenRound(
+            along=self.canaries.along(noisy) / updates.clipping_norm,
+            noise_multiplier=updates.noise_multiplier,
         )

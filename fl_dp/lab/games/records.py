@@ -23,6 +23,8 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.accounting.trade_off import trade_off
+from fl_dp.app.settings import Settings
+from fl_dp.app.workload import data_of_unit
 from fl_dp.clients import DPSGD
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.lab.audit.bounds import most_that_clopper_pearson_shows
@@ -67,6 +69,27 @@ class AuditedRecords:
         """
         if self.canaries < 20:
             raise ValueError(f"{self.canaries} canary records show nothing: have at least 20")
+
+    @classmethod
+    def of_first_client(cls, settings: Settings, canaries: int) -> AuditedRecords:
+        """Return the records of a simulation's first client, with canaries.
+
+        Raises:
+            ValueError: If the task's records are no numbers, or the canaries too few.
+        """
+        data = data_of_unit(settings, 0, {"partition-id": 0})
+        if data is None or data[0].form.vocabulary_size is not None:
+            raise ValueError(
+                f"task={settings.task.name} has no records of numbers to hide canaries in"
+            )
+        dataset, rows = data
+        return cls(
+            features=torch.as_tensor(dataset.features(rows)),
+            labels=torch.as_tensor(dataset.labels(rows)),
+            num_classes=dataset.form.num_classes,
+            canaries=canaries,
+            seed=settings.seed,
+        )
 
     def coins(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
         """Return which canaries are in, and the label of each."""

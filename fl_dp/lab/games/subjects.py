@@ -9,10 +9,8 @@ in each round. What a strategy makes of it is its own.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +25,7 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PoissonSampling, PrivacyBudget
+from fl_dp.app.in_process import flower_in_silence
 from fl_dp.app.played_rounds import HandOver, PaperLedger, as_arrays, play, reply_from
 from fl_dp.mechanisms import AdaptiveClipping, Clipping, FixedClipping, PerLayerClipping
 from fl_dp.plan import PrivacyPlan
@@ -88,7 +87,7 @@ class Subject(ABC):
         self, replies: Replies, *, nodes: int, rounds: int, rate: float = 1.0
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the released models and who was asked, as `played_rounds.play`."""
-        with quiet():
+        with flower_in_silence():
             return self._play(replies, nodes=nodes, rounds=rounds, rate=rate)
 
     @abstractmethod
@@ -197,13 +196,17 @@ class FlowersOwn(Subject):
         return np.concatenate(played), np.ones((rounds, nodes), dtype=np.bool_)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep Flower's and our log lines of thousands of rounds off the screen."""
-    logger = logging.getLogger("flwr")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
+def subjects(noise_multiplier: float, *, of_flower: bool) -> list[Subject]:
+    """Return strategies with every way of clipping: fl-dp's, or Flower's own wrappers."""
+    z = noise_multiplier
+    if of_flower:
+        adaptive = "Flower's server-side adaptive clipping"
+        return [
+            FlowersOwn(noise_multiplier=z),
+            FlowersOwn(name=adaptive, noise_multiplier=z, adaptive=True, crowd=18),
+        ]
+    return [
+        FlDp(noise_multiplier=z),
+        FlDp(name="fl-dp, adaptive clipping", noise_multiplier=z, adaptive=True),
+        FlDp(name="fl-dp, four arrays' norms", noise_multiplier=z, arrays=4),
+    ]

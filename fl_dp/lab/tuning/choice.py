@@ -23,10 +23,9 @@ from fl_dp.statement import privacy_statement
 from fl_dp.strategies import ask_federation
 
 from . import TRIAL_VALUES
-from .candidates import as_chosen, candidates_of
-from .priced import vote_of
-from .scores import public_scores, trials_config
+from .candidates import as_chosen, candidates_of, vote_of
 from .trial import TrialRounds
+from .trial_scores import public_scores, trials_config
 
 CHOICE = "choice of hyper-parameters"
 """Name of the vote in the ledger."""

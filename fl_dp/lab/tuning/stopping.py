@@ -18,12 +18,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fl_dp.accounting import (
-    PrivacyBudget,
-    RandomStoppingEvent,
-    calibrate_noise,
-    freeze,
-)
+from fl_dp.accounting import PrivacyBudget, freeze
+from fl_dp.accounting.calibration import calibrate_noise
+from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.app.cells import digest_of
 from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.app.planning import make_plan
@@ -36,9 +33,8 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
 from fl_dp.statement import privacy_statement
 
-from .candidates import as_chosen, with_candidate
+from .candidates import as_chosen, require_choosable, with_candidate
 from .choice import CHOICE, plan_with
-from .priced import require_choosable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_dp.tasks.models.fit import require_fit
+from fl_dp.tasks.fit import require_fit
 from fl_dp.tasks.models.resnet import ResNet18
 
 _CELLS = {"gru": "DPGRUCell", "lstm": "DPLSTMCell"}

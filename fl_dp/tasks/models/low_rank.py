@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .fit import TRAINED_FACTORS
+from fl_dp.tasks.fit import TRAINED_FACTORS
 
 
 class LowRankLinear(nn.Module):

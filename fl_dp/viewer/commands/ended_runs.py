@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fl_dp.app.pictures import where_drawn
 from fl_dp.commands.console import warn
 from fl_dp.commands.jobs import Jobs
 from fl_dp.commands.terminal.results import read_results
@@ -20,9 +21,7 @@ def drawn_and_written(runs: Sequence[RunSummary], jobs: Jobs) -> list[str]:
     """Draw the trainings and write their report, and return lines that say where both are."""
     picture, page = _draw(runs, jobs), _page(jobs)
     said = [] if page is None else [f"Report, to look at: {page}"]
-    if picture is None:
-        return [*said, "No picture: pip install 'fl-dp[viewer]' brings matplotlib"]
-    return [*said, f"Picture: {picture}"]
+    return [*said, where_drawn(picture, drawn=picture is not None)]
 
 
 def _page(jobs: Jobs) -> Path | None:

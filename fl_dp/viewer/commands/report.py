@@ -111,7 +111,7 @@ class _FolderContents:
 
     def add_images(self, folder: Path) -> None:
         """Take the images of a folder; what can't be shown is left out, as are links."""
-        from fl_dp.viewer.found_runs import images_of, read_image
+        from fl_dp.viewer.found_runs.images import images_of, read_image
 
         for name in images_of(folder.parent, folder.name):
             with suppress(OSError, ValueError):
@@ -125,7 +125,8 @@ def _found(places: Sequence[Path]) -> _FolderContents:
         FileNotFoundError: If one of the folders holds neither a run nor an attack.
         ValueError: If there are too many runs.
     """
-    from fl_dp.viewer.found_runs import RunsFolder, attacks_in, is_attack, read_attack, read_run
+    from fl_dp.viewer.found_runs import RunsFolder, read_run
+    from fl_dp.viewer.found_runs.attacks import attacks_in, is_attack, read_attack
 
     found = _FolderContents()
     if len(places) > _MOST_RUNS:

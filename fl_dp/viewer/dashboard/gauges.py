@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fl_dp.viewer.found_runs import FoundLedger, ledgers_in
+from fl_dp.viewer.found_runs.ledgers import FoundLedger, ledgers_in
 
 from .gauges_apart import read_apart
 from .ledger_gauges import LedgerGauge, gauges_of

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_dp.viewer.found_runs import FoundRun, Round, RunCard, RunState, number, thinned
+from fl_dp.viewer.found_runs import FoundRun, Round, RunCard, RunState, thinned
+from fl_dp.viewer.found_runs.untrusted import number
 
 MOST_POINTS = 1000
 MOST_COMPARED = 12

@@ -29,15 +29,8 @@ from starlette.types import ASGIApp
 from fl_dp import __version__
 from fl_dp.app.keys import all_keys
 from fl_dp.app.recipes import brought_keys
-from fl_dp.viewer.found_runs import (
-    FoundRun,
-    RunCard,
-    RunsFolder,
-    RunState,
-    images_of,
-    read_image,
-    thinned,
-)
+from fl_dp.viewer.found_runs import FoundRun, RunCard, RunsFolder, RunState, thinned
+from fl_dp.viewer.found_runs.images import images_of, read_image
 from fl_dp.viewer.found_runs.untrusted import texts
 from fl_dp.viewer.jinja import environment
 

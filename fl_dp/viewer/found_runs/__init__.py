@@ -12,46 +12,23 @@ said and left out, and no number that leaves this room is infinite or NaN. It kn
 loads in milliseconds.
 """
 
-from typing import TYPE_CHECKING
-
-from fl_dp.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from .attacks import FoundAttack, attacks_in, is_attack, read_attack
-    from .details import FoundRun
-    from .follow import Followed, ReadPosition
-    from .images import IMAGES, Image, images_of, read_image
-    from .ledgers import FoundLedger, ledgers_in
-    from .log_tail import FollowedLog, follow_log
-    from .rounds import Round, thinned
-    from .runs_folder import Listing, RunsFolder, read_run
-    from .states import RunCard, RunState
-    from .untrusted import number
-else:
-    __getattr__ = lazy_exports(__name__)
+from .attacks import FoundAttack
+from .details import FoundRun
+from .follow import ReadPosition
+from .images import Image
+from .rounds import Round, thinned
+from .runs_folder import RunsFolder, read_run
+from .states import RunCard, RunState
 
 __all__ = [
-    "IMAGES",
-    "Followed",
-    "FollowedLog",
     "FoundAttack",
-    "FoundLedger",
     "FoundRun",
     "Image",
-    "Listing",
     "ReadPosition",
     "Round",
     "RunCard",
     "RunState",
     "RunsFolder",
-    "attacks_in",
-    "follow_log",
-    "images_of",
-    "is_attack",
-    "ledgers_in",
-    "number",
-    "read_attack",
-    "read_image",
     "read_run",
     "thinned",
 ]

@@ -12,8 +12,8 @@ from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.accounting.events import History
 from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.ledger import LedgerAnchor
-from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement, describe_event
-from fl_dp.statement.words import ceiling, neighbours_in_words, rounded_up
+from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement
+from fl_dp.statement.words import ceiling, describe_event, neighbours_in_words, rounded_up
 from fl_dp.viewer.found_runs import FoundRun, read_run
 from fl_dp.viewer.found_runs.untrusted import Unreadable, parsed_json, read_whole
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fl_dp.app.settings import OPTIONS
 from fl_dp.app.tracking import (
     FINAL,
     PROMISE,
@@ -19,7 +20,7 @@ from fl_dp.app.tracking import (
     make_tracker,
     round_values,
 )
-from fl_dp.app.tracking.whole_minutes import whole_minute
+from fl_dp.app.tracking.tracker import whole_minute
 
 PRIVATE: dict[str, Any] = {
     "cohort": [3, 7, 12],
@@ -210,6 +211,6 @@ def test_one_that_changes_what_it_is_told_changes_it_for_nobody_else() -> None:
 def test_a_package_that_is_missing_is_said_with_what_to_install(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    monkeypatch.setattr("fl_dp.app.tracking.makers.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_dp.app.tracking.tracker.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=rf"pip install 'fl-dp\[{name}\]'$"):
-        make_tracker(name, tmp_path, shared=tmp_path, project="p", uri=None, online=False)
+        make_tracker(OPTIONS["tracking"][name], tmp_path, shared=tmp_path)

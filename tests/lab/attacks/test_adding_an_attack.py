@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .attack import Attack, PixelRange, Recovered
-from .observation import Observation
+from .attack import Attack, Observation, PixelRange, Recovered
 
 
 class AllGrey(Attack):
@@ -58,7 +57,7 @@ PROGRAM = """
 from attacked_images import DIGITS, ONE_STEP, attacked, images, network
 
 from fl_dp.app.compose import compose_settings
-from fl_dp.lab.attacks.inversion import RawUpdate
+from fl_dp.lab.attacks.inversion.threats import RawUpdate
 from fl_dp.lab.attacks.inversion.names import ATTACKS
 
 settings = compose_settings(["experiment=data_recovery", "recovery.attacks=[all_grey]"])

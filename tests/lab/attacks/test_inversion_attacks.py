@@ -15,19 +15,11 @@ from attacked_images import (
 )
 from torch import nn
 
-from fl_dp.lab.attacks.inversion import (
-    AnalyticInversion,
-    Attack,
-    DeepLeakage,
-    InvertingGradients,
-    LocalTraining,
-    NoisyUpdate,
-    PixelRange,
-    RawUpdate,
-    ReleasedModel,
-)
+from fl_dp.lab.attacks.inversion.analytic import AnalyticInversion
+from fl_dp.lab.attacks.inversion.attack import Attack, LocalTraining, PixelRange
 from fl_dp.lab.attacks.inversion.experiment import changed
-from fl_dp.lab.attacks.inversion.inverting_gradients import total_variation
+from fl_dp.lab.attacks.inversion.matching import DeepLeakage, InvertingGradients, total_variation
+from fl_dp.lab.attacks.inversion.threats import NoisyUpdate, RawUpdate, ReleasedModel
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.tasks.datasets import load_dataset
 

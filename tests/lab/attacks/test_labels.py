@@ -9,7 +9,9 @@ import torch
 from attacked_images import ONE_STEP, images, network
 from torch import nn
 
-from fl_dp.lab.attacks.inversion import Observation, RawUpdate, recovered_labels
+from fl_dp.lab.attacks.inversion.analytic import recovered_labels
+from fl_dp.lab.attacks.inversion.attack import Observation
+from fl_dp.lab.attacks.inversion.threats import RawUpdate
 
 RAW = RawUpdate(training=ONE_STEP)
 

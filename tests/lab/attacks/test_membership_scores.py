@@ -11,14 +11,12 @@ from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score
 
 from fl_dp.accounting import epsilon_delta_trade_off, gaussian_trade_off
-from fl_dp.lab.attacks.membership.attacks import ATTACKS, attacked
-from fl_dp.lab.attacks.membership.lira import lira
+from fl_dp.lab.attacks.membership.inference import ATTACKS, attacked, lira, rmia
 from fl_dp.lab.attacks.membership.observations import (
     Observations,
     logit_confidence,
     mean_per_client,
 )
-from fl_dp.lab.attacks.membership.rmia import rmia
 from fl_dp.lab.attacks.membership.roc import Roc
 
 FALSE_ALARM = 1e-6

@@ -11,38 +11,39 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fl_dp.app.compose import compose_settings
 from fl_dp.lab.attacks.inversion.experiment import Recovery, RecoveryCell
-from fl_dp.lab.attacks.inversion.kept import keep, kept, write_csv
 from fl_dp.lab.attacks.inversion.names import THREATS, WITH_NOISE, WORDS
 from fl_dp.lab.attacks.inversion.pictures import (
     draw_images,
     draw_recovery,
     draw_resistance,
-    strongest,
 )
-from fl_dp.lab.attacks.inversion.summary import Summary, fails_from, summarised
+from fl_dp.lab.attacks.inversion.results import (
+    Summary,
+    fails_from,
+    keep,
+    kept,
+    strongest,
+    summarised,
+    write_csv,
+)
 from fl_dp.tasks.datasets import load_dataset
 
-SMALL = Recovery(
-    dataset=load_dataset("digits"),
-    model="mlp",
-    hidden=16,
-    learning_rate=0.1,
-    clipping_norm=0.1,
-    record_clipping_norm=1.0,
-    delta=1e-5,
-    attacks=["analytic"],
-    threats=THREATS,
-    noise_multipliers=[1e-6, 1.0],
-    images=2,
-    records=1,
-    cohort=3,
-    epochs=2,
-    seeds=2,
-    first_seed=0,
-    steps=2,
-    insecure_seed=1,
-)
+
+def recovery(*overrides: str) -> Recovery:
+    """Return a small experiment, with more overrides."""
+    small = (
+        *("experiment=data_recovery", "model=mlp", "model.hidden=16", "client.learning_rate=0.1"),
+        *("client.epochs=2", "clipping.norm=0.1", "privacy.insecure_seed=1", "recovery.images=2"),
+        *("recovery.attacks=[analytic]", "recovery.noise_multipliers=[1e-6,1]"),
+        *("recovery.cohort=3", "recovery.seeds=2", "recovery.steps=2"),
+    )
+    settings = compose_settings([*small, *overrides])
+    return Recovery(dataset=load_dataset("digits"), settings=settings)
+
+
+SMALL = recovery()
 
 
 def rows_of(experiment: Recovery) -> list[dict[str, Any]]:
@@ -56,7 +57,7 @@ def test_every_threat_is_attacked_at_every_noise_and_seed() -> None:
 
 
 def test_no_two_cells_share_a_file() -> None:
-    searching = replace(SMALL, attacks=["analytic", "idlg", "inverting_gradients"])
+    searching = recovery("recovery.attacks=[analytic,idlg,inverting_gradients]")
     names = [cell.name for cell in searching.cells]
     assert len(set(names)) == len(names)
     assert {cell.part for cell in searching.cells} == {"noise", "batch", "epochs", "network"}
@@ -127,8 +128,10 @@ def test_a_recovery_fails_from_the_least_noise_above_which_it_never_succeeds() -
 
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="pictures need fl-dp[viewer]")
-    searching = replace(SMALL, attacks=["inverting_gradients"], threats=["raw", "client_noise"])
-    searching = replace(searching, images=1, seeds=1, steps=1)
+    searching = recovery(
+        *("recovery.attacks=[inverting_gradients]", "recovery.threats=[raw,client_noise]"),
+        *("recovery.images=1", "recovery.seeds=1", "recovery.steps=1"),
+    )
     found = {cell: searching.run(cell) for cell in searching.cells if _is_quick(cell)}
     summaries = summarised([row for each in found.values() for row in each.rows])
     tiles = {
@@ -152,15 +155,19 @@ def _is_quick(cell: RecoveryCell) -> bool:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"dataset": load_dataset("breast_cancer")}, "recovery is measured on images"),
-        ({"images": 30}, "leave none for a prior"),
-        ({"model": "cnn"}, "model=mlp or model=logistic: leave it out"),
-        ({"model": "resnet18", "attacks": ["idlg"]}, "is no plain sequence of layers"),
+        (["recovery.images=30"], "leave none for a prior"),
+        (["model=cnn"], "model=mlp or model=logistic: leave it out"),
+        (["model=resnet18", "recovery.attacks=[idlg]"], "is no plain sequence of layers"),
     ],
-    ids=lambda each: None if isinstance(each, str) else "-".join(each),
+    ids=lambda each: None if isinstance(each, str) else each[0],
 )
 def test_what_can_t_be_attacked_is_said_before_anything_starts(
-    change: dict[str, Any], said: str
+    change: list[str], said: str
 ) -> None:
     with pytest.raises(ValueError, match=said):
-        replace(SMALL, **change)
+        recovery(*change)
+
+
+def test_records_that_are_no_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="recovery is measured on images"):
+        replace(SMALL, dataset=load_dataset("breast_cancer"))

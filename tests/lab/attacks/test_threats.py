@@ -13,12 +13,10 @@ from numpy.typing import NDArray
 from scipy import stats
 from torch.nn import functional
 
-from fl_dp.lab.attacks.inversion import (
-    ClientRecords,
+from fl_dp.lab.attacks.inversion.attack import ClientRecords, LocalTraining, Observation
+from fl_dp.lab.attacks.inversion.threats import (
     DPSGDUpdate,
-    LocalTraining,
     NoisyUpdate,
-    Observation,
     RawUpdate,
     ReleasedModel,
     ThreatModel,

@@ -12,9 +12,8 @@ import pytest
 from click.testing import Result
 from command_line import call as fl_dp
 
-from fl_dp.lab.audit.black_box import report_of_scores
-from fl_dp.lab.audit.verdict import AuditReport, Finding
-from fl_dp.lab.audit_view import audit_lines, audit_table, confidence
+from fl_dp.lab.audit.scores import report_of_scores
+from fl_dp.lab.audit.verdict import AuditReport, Finding, audit_lines, audit_table, confidence
 
 
 def call(*arguments: str) -> Result:

@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_dp.accounting import PoissonGaussianEvent, PrivacyEvent, epsilon, gaussian_epsilon
+from fl_dp.accounting import PoissonGaussianEvent, PrivacyEvent, epsilon
+from fl_dp.accounting.gaussian import gaussian_epsilon
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off, trade_off
 from fl_dp.lab.audit.bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.canaries import Canaries, one_shot_mu
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run, mu_of_epsilon, one_shot_epsilon
-from fl_dp.mechanisms import DiscreteGaussian, SecureRandom
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
 
 SIZE = 6000
 DELTA = 1e-3

@@ -30,11 +30,11 @@ from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
 from fl_dp.lab.games.canary_client import app, canary_update
 from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun, require_auditable
-from fl_dp.lab.games.canary_server import SeenRun, read_seen, seen_by, write_seen
-from fl_dp.lab.games.judged_run import findings_of
-from fl_dp.lab.games.watched import WatchedFedAvg
+from fl_dp.lab.games.canary_server import WatchedFedAvg, seen_by
+from fl_dp.lab.games.seen_run import SeenRun, findings_of, read_seen, write_seen
 from fl_dp.mechanisms import BandedStream, FixedClipping
-from fl_dp.plan import Banded, CentralNoise
+from fl_dp.plan import Banded
+from fl_dp.plan.noise import CentralNoise
 from fl_dp.strategies import Released, Selection
 from fl_dp.updates import VectorLayout
 

@@ -24,7 +24,8 @@ from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.correlated_run import WhoseTurn, seen_with_memory
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
-from fl_dp.mechanisms import BandedGaussianMechanism, BandedStream, SecureRandom
+from fl_dp.mechanisms import BandedStream, SecureRandom
+from fl_dp.mechanisms.banded_stream import BandedGaussianMechanism
 
 Z, COUNT, SIZE, DELTA = 1.5, 400, 2000, 1e-5
 FALLING = tuple(4096 - 256 * band for band in range(16))

@@ -9,7 +9,8 @@ import pytest
 from click.testing import Result
 from command_line import call as fl_dp
 
-from fl_dp.lab.attacks.inversion.experiment import Found, Recovery, RecoveryCell
+from fl_dp.lab.attacks.inversion.experiment import Recovery, RecoveryCell
+from fl_dp.lab.attacks.inversion.results import Found
 
 SMALL = (
     "model.hidden=16",
@@ -115,7 +116,7 @@ def test_a_sweep_attacks_once_with_each_value() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["privacy.noise_multiplier=2"], "is the noise of a training"),
+        (["privacy=central", "privacy.noise_multiplier=2"], "is the noise of a training"),
         (["recovery.threats=[row]"], "did you mean raw?"),
         (["recovery.attacks=[dgl]"], "did you mean dlg?"),
         (["recovery.noise_multipliers=[0]"], "must be positive and finite, got 0.0"),

@@ -28,7 +28,7 @@ from fl_dp.lab.games.game import GAMES, SILENCE, audit_strategy, names_of
 from fl_dp.lab.games.subjects import FlDp, FlowersOwn, Sent, Subject
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Released, Selection, Unit
-from fl_dp.updates import ClippedSum
+from fl_dp.updates.clipped_sum import ClippedSum
 
 ALARM = 1e-6  # how often an audit may accuse a strategy that is right
 Z = 0.25

@@ -21,7 +21,7 @@ from fl_dp.accounting import PoissonSampling
 from fl_dp.lab.audit.bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.cohorts import COHORTS
 from fl_dp.lab.audit.noise import NEW_COORDINATES, NEW_NOISE
-from fl_dp.lab.audit_view import audit_table
+from fl_dp.lab.audit.verdict import audit_table
 from fl_dp.lab.games.game import COHORT_SIZE, GAMES, SENT, audit_strategy
 from fl_dp.lab.games.subjects import FlDp, Subject
 from fl_dp.mechanisms import SecureRandom

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dp.lab.attacks.inversion import (
+from fl_dp.lab.attacks.inversion.attack import (
     Attack,
     ClientRecords,
     LocalTraining,

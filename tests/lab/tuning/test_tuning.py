@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.supercore.task_identity import TaskIdentity
 from local_grid import LocalGrid, answer_with_app
 
-from fl_dp.accounting import ExponentialEvent, IncompatibleOptions, RandomStoppingEvent
+from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
@@ -35,11 +35,12 @@ from fl_dp.lab.commands.tune import with_candidates
 from fl_dp.lab.settings import TuneSettings, tune_of, with_tune
 from fl_dp.lab.tuning import choice, trial
 from fl_dp.lab.tuning.candidates import with_candidate
-from fl_dp.lab.tuning.server_step import ServerStep
 from fl_dp.lab.tuning.stopping import Stopped, stopping_plans
-from fl_dp.lab.tuning.trial import TrialRounds
+from fl_dp.lab.tuning.trial import ServerStep, TrialRounds
 from fl_dp.ledger import PrivacyLedger, SpentLedger
-from fl_dp.statement import statement_differences, statement_page
+from fl_dp.mechanisms.events import ExponentialEvent
+from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.statement.check import statement_differences, statement_page
 
 SMALL = ["task.num_clients=8", "rounds=2", "client.epochs=1", "privacy.epsilon=4"]
 GRID = ["client.learning_rate=0.0001,1", "clipping.norm=0.2,0.5"]
@@ -176,9 +177,7 @@ def test_a_choice_that_was_written_down_is_not_made_again(
 def test_a_change_by_hand_brings_the_line_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fl_dp.app import server
-
-    folder = interrupted(tmp_path, monkeypatch, server, "make_server_optimizer")
+    folder = interrupted(tmp_path, monkeypatch, FedAvgMSettings, "make")
     settings = folder.read_settings()
     assert LINE not in folder.read_statement()["not_covered"]
     folder.write_settings(replace(settings, client=replace(settings.client, learning_rate=0.25)))
@@ -199,17 +198,17 @@ def test_public_data_chooses_for_nothing_and_says_so(tmp_path: Path) -> None:
 
 def test_clients_that_answer_nonsense_have_no_part_in_the_choice(tmp_path: Path) -> None:
     """All but one reply with NaN; at this epsilon the one decides."""
-    from fl_dp.lab.tuning import scores
+    from fl_dp.lab.tuning import trial_scores
 
     settings = settings_for(tmp_path, "privacy.epsilon=1000", "simulation.units_per_node=1")
-    real = scores.scores_of_unit
+    real = trial_scores.scores_of_unit
 
     def hostile(place: int, node: Any, config: Any) -> np.ndarray:
         found = real(place, node, config)
         return np.array([0.0, 0.0, 1.0, 0.0]) if place == 3 else np.full(found.shape, np.nan)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scores, "scores_of_unit", hostile)
+        patched.setattr(trial_scores, "scores_of_unit", hostile)
         train(grid_for(settings), settings, run_id="1")
     chosen = tune_of(RunFolder(tmp_path / "run").read_settings()).chosen
     assert chosen == "client.learning_rate=1 clipping.norm=0.2"
@@ -338,7 +337,7 @@ def test_random_stopping_that_was_interrupted_stays_charged_and_is_not_continued
         (["rounds=2,3"], "rounds can't be chosen among candidates"),
         (["selection.sampling_rate=0.1,0.2"], "selection.sampling_rate can't be chosen"),
         (["client.learning_rate=1,-1"], "client.learning_rate must be positive"),
-        ([*GRID, "privacy=none"], "write privacy=central"),
+        ([*GRID, "privacy=none"], "is a key of privacy=central"),
         ([*GRID, "privacy=distributed"], "write privacy=central"),
         ([*GRID, "dp_sgd=on"], "leave dp_sgd=on out"),
         ([*GRID, "privacy.noise_multiplier=1"], "leave privacy.noise_multiplier out"),

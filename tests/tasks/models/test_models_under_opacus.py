@@ -10,7 +10,8 @@ from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch.nn import functional
 
-from fl_dp.tasks.models import MODELS, build_model, get_arrays
+from fl_dp.tasks.fit import MODELS
+from fl_dp.tasks.models import build_model, get_arrays
 
 ON_TOKENS = ("gru", "lstm")
 NAMES = pytest.mark.parametrize("name", MODELS)

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dp.tasks.models import MODELS, build_model, get_arrays, set_arrays
+from fl_dp.tasks.fit import MODELS
+from fl_dp.tasks.models import build_model, get_arrays, set_arrays
 
 ON_TOKENS = ("gru", "lstm")
 ON_IMAGES = tuple(name for name in MODELS if name not in ON_TOKENS)

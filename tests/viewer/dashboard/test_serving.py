@@ -31,7 +31,8 @@ from written_runs import write_run
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonGaussianEvent
-from fl_dp.ledger import Account, NodeLedger
+from fl_dp.ledger import NodeLedger
+from fl_dp.ledger.node import Account
 from fl_dp.viewer.dashboard import gauges as gauges_room
 from fl_dp.viewer.dashboard.gauges import Gauges
 from fl_dp.viewer.dashboard.gauges_apart import read_apart

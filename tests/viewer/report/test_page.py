@@ -16,7 +16,8 @@ from written_attacks import write_attack
 from written_runs import write_run
 
 from fl_dp.viewer.commands.report import write_report
-from fl_dp.viewer.found_runs import IMAGES, RunState, read_run
+from fl_dp.viewer.found_runs import RunState, read_run
+from fl_dp.viewer.found_runs.images import IMAGES
 from fl_dp.viewer.report.page import report_page
 from fl_dp.viewer.report.page.charts import charts_of
 from fl_dp.viewer.report.page.facts import facts_of
@@ -111,7 +112,7 @@ def test_a_mean_over_seeds_says_which_runs_have_not_ended(tmp_path: Path) -> Non
 def test_a_comparison_names_what_differs_and_nothing_else(tmp_path: Path) -> None:
     paths = [
         write_run(tmp_path / "a", "seed=0", "privacy.epsilon=2"),
-        write_run(tmp_path / "b", "seed=1", "clipping.norms=[0.1,0.2]", "clipping=per_layer"),
+        write_run(tmp_path / "b", "seed=1", "clipping.norms=[0.1,0.2]", "clipping.name=per_layer"),
     ]
     runs = [read_run(path) for path in paths]
     assert set(differences(runs)) == {"privacy.epsilon", "clipping.name", "clipping.norms"}

@@ -1,5 +1,8 @@
 """Gradient inversion: images recovered from what a client's training shows.
 
+    >>> from fl_dp.lab.attacks.inversion.attack import LocalTraining, PixelRange
+    >>> from fl_dp.lab.attacks.inversion.matching import InvertingGradients
+    >>> from fl_dp.lab.attacks.inversion.threats import NoisyUpdate
     >>> step = LocalTraining(learning_rate=0.1)
     >>> threat = NoisyUpdate(training=step, clipping_norm=0.5, noise_multiplier=0.01)
     >>> seen = threat.observe(model, [records], seed=0)
@@ -11,44 +14,3 @@ A `ThreatModel` says what the adversary sees, and makes it with the mechanisms t
 with. An `Attack` makes images of it. `image_metrics` compares these with the true ones, beside what
 an adversary that sees no update would guess.
 """
-
-from typing import TYPE_CHECKING
-
-from fl_dp.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from .analytic import AnalyticInversion
-    from .attack import Attack, PixelRange, Recovered
-    from .deep_leakage import DeepLeakage
-    from .inverting_gradients import InvertingGradients
-    from .labels import recovered_labels
-    from .observation import ClientRecords, LocalTraining, Observation
-    from .threats import (
-        DPSGDUpdate,
-        NoisyUpdate,
-        RawUpdate,
-        ReleasedModel,
-        ThreatModel,
-        UpdateSum,
-    )
-else:
-    __getattr__ = lazy_exports(__name__)
-
-__all__ = [
-    "AnalyticInversion",
-    "Attack",
-    "ClientRecords",
-    "DPSGDUpdate",
-    "DeepLeakage",
-    "InvertingGradients",
-    "LocalTraining",
-    "NoisyUpdate",
-    "Observation",
-    "PixelRange",
-    "RawUpdate",
-    "Recovered",
-    "ReleasedModel",
-    "ThreatModel",
-    "UpdateSum",
-    "recovered_labels",
-]

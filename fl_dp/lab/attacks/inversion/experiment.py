@@ -17,15 +17,18 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fl_dp.app.settings import Settings
+from fl_dp.app.settings.dp_sgd import DPSGDOnSettings
+from fl_dp.lab.settings import RecoverySettings, recovery_settings_of
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.models import build_model
 
 from .analytic import first_linear
-from .attack import Attack, PixelRange, Recovered
+from .attack import Attack, ClientRecords, LocalTraining, PixelRange, Recovered
 from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
 from .names import ATTACKS, THREATS, WITH_NOISE
-from .observation import ClientRecords, LocalTraining
+from .results import Found
 from .threats import (
     DPSGDUpdate,
     NoisyUpdate,
@@ -77,97 +80,57 @@ class RecoveryCell:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """What one cell came to.
-
-    Attributes:
-        rows: One for each attacked image, as of the CSV.
-        truth: The attacked images, pixels from 0 to 1, `(k, channels, height, width)`.
-        recovered: What the attack made of each.
-        nearest: The prior's nearest image to each.
-        mean: The prior's mean image.
-    """
-
-    rows: list[dict[str, Any]]
-    truth: NDArray[np.float32]
-    recovered: NDArray[np.float32]
-    nearest: NDArray[np.float32]
-    mean: NDArray[np.float32]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """An experiment.
+    """An experiment: what the keys of `recovery` ask for, on the run's task, model and bounds.
 
     Attributes:
         dataset: Of images; those attacked and the prior's are of its training part.
-        model: Name of the network, a sequence of layers.
-        hidden: Width of its hidden layers.
-        learning_rate: Of the clients.
-        clipping_norm: Of one client's update.
-        record_clipping_norm: Of one record's gradient under DP-SGD.
-        delta: At which epsilon is told.
-        attacks: Some of `ATTACKS`.
-        threats: Some of `THREATS`.
-        noise_multipliers: Of every threat with noise.
-        images: Clients that are attacked for each seed.
-        records: Images of a client.
-        cohort: Clients of a release or a secure sum.
-        epochs: Of `local_steps`.
-        seeds: How many.
-        first_seed: The first of them.
-        steps: Of an attack's search.
-        resistance: Whether to measure what resists without noise, too.
-        insecure_seed: For tests: of the noise; None draws it from secret randomness.
+        settings: Of the run.
     """
 
     dataset: Dataset
-    model: str
-    hidden: int
-    learning_rate: float
-    clipping_norm: float
-    record_clipping_norm: float
-    delta: float
-    attacks: Sequence[str]
-    threats: Sequence[str]
-    noise_multipliers: Sequence[float]
-    images: int
-    records: int
-    cohort: int
-    epochs: int
-    seeds: int
-    first_seed: int
-    steps: int
-    resistance: bool = True
-    insecure_seed: int | None = None
+    settings: Settings
+
+    @cached_property
+    def asked(self) -> RecoverySettings:
+        """What is to be attacked, and how."""
+        return recovery_settings_of(self.settings)
+
+    @cached_property
+    def _seeds(self) -> range:
+        return range(self.settings.seed, self.settings.seed + self.asked.seeds)
 
     def __post_init__(self) -> None:
         """Validate.
 
         Raises:
-            ValueError: If the data are no images, there are too few of them, or an attack does not
-                fit the model.
+            ValueError: If no attack is asked for, the data are no images, there are too few of
+                them, or an attack does not fit the model.
         """
+        if self.asked.attacks is None:
+            raise ValueError("no attack is asked for: write experiment=data_recovery")
         shape = self.dataset.input_shape
         if len(shape) != 3 or min(shape[1:]) < 8:
             raise ValueError(
                 f"task={self.dataset.name} has records of shape {shape}: recovery is measured on "
                 "images with sides of at least 8, such as task=digits or task=fashion_mnist"
             )
-        private = self.images * self._most_records + (self.cohort - 1) * self.records
+        asked = self.asked
+        private = asked.images * self._most_records + (asked.cohort - 1) * asked.records
         if private >= len(self.dataset.train_y):
             raise ValueError(
                 f"{private} private images of {len(self.dataset.train_y)} leave none for a prior: "
                 "lower recovery.images, recovery.records or recovery.cohort"
             )
         network = self._network(0, "plain")
-        if "analytic" in self.attacks:
+        if "analytic" in self.asked.attacks:
             first_linear(network)
 
     @property
     def _most_records(self) -> int:
-        return max(self.records, *_BATCHES) if self.resistance else self.records
+        records = self.asked.records
+        return max(records, *_BATCHES) if self.asked.resistance else records
 
     @cached_property
     def cells(self) -> tuple[RecoveryCell, ...]:
@@ -175,16 +138,16 @@ class Recovery:
         return tuple(dict.fromkeys(self._cells()))
 
     def _cells(self) -> Iterator[RecoveryCell]:
-        for seed in range(self.first_seed, self.first_seed + self.seeds):
-            for attack in self.attacks:
-                for threat in self.threats:
+        for seed in self._seeds:
+            for attack in self.asked.attacks or ():
+                for threat in self.asked.threats or THREATS:
                     yield from self._cells_of(threat, attack, seed)
-                if self.resistance and attack != "analytic":
+                if self.asked.resistance and attack != "analytic":
                     yield from _resisting(attack, seed)
 
     def _cells_of(self, threat: str, attack: str, seed: int) -> Iterator[RecoveryCell]:
-        epochs = self.epochs if threat == "local_steps" else 1
-        levels = self.noise_multipliers if threat in WITH_NOISE else (0.0,)
+        epochs = self.settings.client.epochs if threat == "local_steps" else 1
+        levels = self.asked.noise if threat in WITH_NOISE else (0.0,)
         for level in levels:
             yield RecoveryCell(
                 part="noise",
@@ -192,7 +155,7 @@ class Recovery:
                 attack=attack,
                 seed=seed,
                 noise_multiplier=level,
-                records=self.records,
+                records=self.asked.records,
                 epochs=epochs,
             )
 
@@ -201,7 +164,8 @@ class Recovery:
         victims, others = self._clients(cell)
         threat, network = self._threat(cell), self._network(cell.seed, cell.network)
         # Of a test: another stream for each seed of the experiment.
-        seed = None if self.insecure_seed is None else self.insecure_seed + cell.seed
+        seed = self.settings.privacy.insecure_seed
+        seed = None if seed is None else seed + cell.seed
         rng = SecureRandom(insecure_seed=seed)
         seen = [
             threat.observe(network, [victim, *others], seed=cell.seed, rng=rng)
@@ -225,16 +189,16 @@ class Recovery:
     def _rows(self, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the training rows that are attacked, those of other clients, and the prior's."""
         order = np.random.default_rng(seed).permutation(len(self.dataset.train_y))
-        attacked = self.images * self._most_records
-        others = attacked + (self.cohort - 1) * self.records
+        attacked = self.asked.images * self._most_records
+        others = attacked + (self.asked.cohort - 1) * self.asked.records
         return order[:attacked], order[attacked:others], order[others:][:_PRIOR_IMAGES]
 
     def _clients(self, cell: RecoveryCell) -> tuple[list[ClientRecords], list[ClientRecords]]:
         attacked, others, _ = self._rows(cell.seed)
-        victims = attacked.reshape(self.images, -1)[:, : cell.records]
+        victims = attacked.reshape(self.asked.images, -1)[:, : cell.records]
         return (
             [self._records(rows) for rows in victims],
-            [self._records(rows) for rows in others.reshape(self.cohort - 1, self.records)],
+            [self._records(rows) for rows in others.reshape(-1, self.asked.records)],
         )
 
     def _records(self, rows: NDArray[np.int64]) -> ClientRecords:
@@ -244,45 +208,50 @@ class Recovery:
         )
 
     def _network(self, seed: int, network: str) -> nn.Sequential:
+        model = self.settings.model
         built = build_model(
-            self.model, hidden=self.hidden, seed=seed, **self.dataset.form._asdict()
+            model.name, hidden=model.hidden, seed=seed, **self.dataset.form._asdict()
         )
         if not isinstance(built, nn.Sequential):
             raise ValueError(
-                f"model={self.model} is no plain sequence of layers, which these attacks and their "
+                f"model={model.name} is no plain sequence of layers, which these attacks and their "
                 "victims are: write model=mlp, model=cnn or model=logistic"
             )
         return changed(built, network)
 
     def _threat(self, cell: RecoveryCell) -> ThreatModel:
-        training = LocalTraining(learning_rate=self.learning_rate, epochs=cell.epochs)
+        settings, cohort = self.settings, self.asked.cohort
+        rate, norm = settings.client.learning_rate, settings.clipping.norm
+        training = LocalTraining(learning_rate=rate, epochs=cell.epochs)
         noise: dict[str, Any] = {
             "training": training,
-            "clipping_norm": self.clipping_norm,
+            "clipping_norm": norm,
             "noise_multiplier": cell.noise_multiplier,
         }
         match cell.threat:
             case "raw" | "local_steps":
                 return RawUpdate(training=training)
             case "clipped":
-                return RawUpdate(training=training, clipping_norm=self.clipping_norm)
+                return RawUpdate(training=training, clipping_norm=norm)
             case "secure_sum":
-                return UpdateSum(**noise | {"noise_multiplier": None, "cohort": self.cohort})
+                return UpdateSum(**noise | {"noise_multiplier": None, "cohort": cohort})
             case "secure_sum_noise":
-                return UpdateSum(**noise, cohort=self.cohort)
+                return UpdateSum(**noise, cohort=cohort)
             case "client_noise":
                 return NoisyUpdate(**noise)
             case "released" | "released_others_known":
                 known = cell.threat == "released_others_known"
                 return ReleasedModel(**noise, knows_others=known)
             case "dp_sgd":
-                return DPSGDUpdate(**noise | {"clipping_norm": self.record_clipping_norm})
+                of_run = settings.protects_records
+                training_of_run = settings.record_training if of_run else DPSGDOnSettings()
+                return DPSGDUpdate(**noise | {"clipping_norm": training_of_run.clipping_norm})
         raise ValueError(f"there is no threat {cell.threat!r}: write one of {', '.join(THREATS)}")
 
     def _attack(self, name: str) -> Attack:
         if name not in ATTACKS:
             raise ValueError(f"there is no attack {name!r}: write one of {', '.join(ATTACKS)}")
-        return ATTACKS[name](self.steps)
+        return ATTACKS[name](self.asked.steps)
 
     def _measured(
         self,
@@ -294,7 +263,8 @@ class Recovery:
         others = self._other_images(cell.seed)
         mean = mean_image(others)
         rows, truths, found, nearest = [], [], [], []
-        epsilon = threat.epsilon(self.delta)
+        delta = self.asked.delta
+        epsilon = threat.epsilon(delta)
         for number, (victim, made) in enumerate(zip(victims, recovered, strict=True)):
             truth = self.pixels.to_unit(victim.features).numpy()
             images = self.pixels.to_unit(made.features).numpy()
@@ -308,7 +278,7 @@ class Recovery:
                         "attack": cell.attack,
                         "noise_multiplier": cell.noise_multiplier,
                         "epsilon": epsilon,
-                        "delta": self.delta,
+                        "delta": delta,
                         "unit": threat.unit,
                         "records": cell.records,
                         "epochs": cell.epochs,

@@ -16,19 +16,19 @@ def _analytic(steps: int) -> Attack:
 
 
 def _dlg(steps: int) -> Attack:
-    from .deep_leakage import DeepLeakage
+    from .matching import DeepLeakage
 
     return DeepLeakage(steps=steps)
 
 
 def _idlg(steps: int) -> Attack:
-    from .deep_leakage import DeepLeakage
+    from .matching import DeepLeakage
 
     return DeepLeakage(knows_labels=True, steps=steps)
 
 
 def _inverting_gradients(steps: int) -> Attack:
-    from .inverting_gradients import InvertingGradients
+    from .matching import InvertingGradients
 
     return InvertingGradients(steps=steps, restarts=1)
 

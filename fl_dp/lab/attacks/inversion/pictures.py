@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 
-from .experiment import Found
 from .names import THREATS, WITH_NOISE, WORDS
-from .summary import Summary
+from .results import Found, Summary, strongest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -156,19 +155,6 @@ def draw_images(found: Mapping[tuple[str, float], Found], target: Path, *, title
     figure.suptitle(f"{title}; below each image its PSNR in dB", fontsize=10)
     figure.savefig(target, dpi=110)
     return True
-
-
-def strongest(
-    summaries: Sequence[Summary],
-    by: Callable[[Summary], tuple[object, ...]] = lambda each: (each.noise_multiplier,),
-) -> list[Summary]:
-    """Return of each group of summaries the one whose attack has the least MSE."""
-    best: dict[tuple[object, ...], Summary] = {}
-    for each in summaries:
-        known = best.get(by(each))
-        if known is None or each.means["mse"] < known.means["mse"]:
-            best[by(each)] = each
-    return list(best.values())
 
 
 def _line(axes: Axes, summaries: Sequence[Summary], key: str, colour: str, label: str) -> None:

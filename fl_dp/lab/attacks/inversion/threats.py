@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,32 +20,33 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_dp.accounting import (
-    GaussianEvent,
-    PoissonGaussianEvent,
-    PrivacyBudget,
-    PrivacyEvent,
-    epsilon,
-    shared_noise_multiplier,
-)
+from fl_dp.accounting import PoissonGaussianEvent, PrivacyBudget, PrivacyEvent, epsilon
+from fl_dp.accounting.shared_noise import shared_noise_multiplier
 from fl_dp.mechanisms import (
     ClientScheme,
     ExactShare,
     GaussianMechanism,
     NoiseShare,
-    Norm,
     SecureRandom,
     Segment,
     client_scheme,
     clip_by_norm,
 )
+from fl_dp.mechanisms.clipping import Norm
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.training import train_locally
 
-from .observation import ClientRecords, LocalTraining, Observation, flat_parameters
+from .attack import ClientRecords, LocalTraining, Observation, flat_parameters
 
 _WORD_BITS = 32  # of a secure sum
 _SHARE_SCALE = 2.0**20  # grid steps of one share of noise: rounding is far below it
+Updates: TypeAlias = list[NDArray[np.float64]]
+"""What each client's training changes, `(d,)`."""
+
+Clients: TypeAlias = Sequence[ClientRecords]
+"""Clients of a round, the one that is attacked first."""
+
 _NEVER_BINDING = PrivacyBudget(epsilon=1e12, delta=1e-5)
 
 
@@ -79,7 +80,7 @@ class ThreatModel(ABC):
     def observe(
         self,
         model: nn.Module,
-        clients: Sequence[ClientRecords],
+        clients: Clients,
         *,
         seed: int,
         rng: SecureRandom | None = None,
@@ -115,16 +116,11 @@ class ThreatModel(ABC):
         )
 
     @abstractmethod
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return what the adversary sees of the clients' updates.
 
         Args:
-            updates: What each client's training changes, `(d,)`.
+            updates: Of all clients that the threat takes.
             clients: They.
             rng: Of noise that protects.
         """
@@ -174,12 +170,7 @@ class RawUpdate(ThreatModel):
 
     clipping_norm: float | None = None
 
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return the client's update. See `ThreatModel.shown`."""
         del rng
         [update] = updates
@@ -202,12 +193,7 @@ class NoisyUpdate(ThreatModel):
     noise_multiplier: float
     scheme: str = "gaussian"
 
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return what the client sends. See `ThreatModel.shown`."""
         [update] = updates
         scheme = self._mechanism
@@ -242,12 +228,7 @@ class ReleasedModel(ThreatModel):
     noise_multiplier: float
     knows_others: bool = False
 
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return the mean update of the released model. See `ThreatModel.shown`."""
         mechanism = GaussianMechanism(
             noise_multiplier=self.noise_multiplier, clipping_norm=self.clipping_norm
@@ -295,12 +276,7 @@ class UpdateSum(ThreatModel):
         if self.cohort < 2:
             raise ValueError(f"cohort must be at least 2, got {self.cohort}: one client is no sum")
 
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return the sum over all clients, divided by their number. See `ThreatModel.shown`."""
         share = self._share(updates[0].size)
         total = sum(
@@ -355,12 +331,7 @@ class DPSGDUpdate(ThreatModel):
     noise_multiplier: float
     unit: ClassVar[str] = "one record"
 
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return the client's update. See `ThreatModel.shown`."""
         del rng
         [update], [records] = updates, clients

@@ -4,13 +4,6 @@ It loads nothing: charts, styles and numbers are in the file, and its policy for
 fetch anything or to run a script that is not one of ours.
 """
 
-from typing import TYPE_CHECKING
-
-from fl_dp.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from .render import report_page
-else:
-    __getattr__ = lazy_exports(__name__)
+from .render import report_page
 
 __all__ = ["report_page"]

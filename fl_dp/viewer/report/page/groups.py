@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_dp.app.keys import FOLDERS, SECRET
+from fl_dp.app.settings import OPTIONS
 from fl_dp.viewer.found_runs import FoundRun, Round
 
 from .words import shown_value
@@ -104,5 +105,16 @@ def differences(runs: Sequence[FoundRun]) -> list[str]:
     """Return the keys of settings in which runs differ, in the order of the settings."""
     of_runs = [compared(run) for run in runs if run.settings]
     keys = dict.fromkeys(key for each in of_runs for key in each)
-    # A key that another version does not know differs from nothing.
-    return [key for key in keys if len({repr(each[key]) for each in of_runs if key in each}) > 1]
+    # A key of a choice is not there under another; any other that is missing is another version's.
+    return [
+        key
+        for key in keys
+        if len(
+            {
+                repr(each.get(key))
+                for each in of_runs
+                if key in each or key.partition(".")[0] in OPTIONS
+            }
+        )
+        > 1
+    ]

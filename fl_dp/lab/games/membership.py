@@ -25,15 +25,9 @@ from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_dp.accounting import (
-    NeighboringRelation,
-    TradeOff,
-    epsilon,
-    epsilon_delta_trade_off,
-    freeze,
-)
+from fl_dp.accounting import NeighboringRelation, epsilon, epsilon_delta_trade_off, freeze
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.accounting.trade_off import trade_off
+from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.app.in_process import InProcessGrid, flower_in_silence
 from fl_dp.app.planning import make_plan, make_record_plan, target_delta
 from fl_dp.app.private_training import Records
@@ -152,6 +146,8 @@ def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
 
 def _as_played(settings: Settings) -> Settings:
     """Return settings whose trainings do not end because half of the candidates contribute zero."""
+    if not settings.protects_clients:
+        return settings
     return replace(settings, privacy=replace(settings.promise, contribution_check=False))
 
 
@@ -169,7 +165,7 @@ def require_playable(settings: Settings, unit: str) -> None:
             "only a simulation can be attacked, and with task.partition=nodes the data are on real "
             "nodes: choose another partition"
         )
-    if privacy.mode in ("local", "distributed"):
+    if privacy.noised_by in ("clients", "nodes"):
         raise ValueError(
             f"models of privacy={privacy.mode} are not trained in one process: attack those of "
             "privacy=central, of none or of dp_sgd"

@@ -1,12 +1,77 @@
-"""Means over images and seeds of what an experiment found, and where each recovery fails."""
+"""Results of an experiment: a file for each cell, a CSV, and means over images and seeds."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.files import write_text, written_whole
+
+_PICTURES = ("truth", "recovered", "nearest", "mean")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """What one cell came to.
+
+    Attributes:
+        rows: One for each attacked image, as of the CSV.
+        truth: The attacked images, pixels from 0 to 1, `(k, channels, height, width)`.
+        recovered: What the attack made of each.
+        nearest: The prior's nearest image to each.
+        mean: The prior's mean image.
+    """
+
+    rows: list[dict[str, Any]]
+    truth: NDArray[np.float32]
+    recovered: NDArray[np.float32]
+    nearest: NDArray[np.float32]
+    mean: NDArray[np.float32]
+
+
+def keep(found: Found, file: Path) -> None:
+    """Write what a cell found; the file is there as a whole or not at all."""
+    arrays = {name: getattr(found, name) for name in _PICTURES}
+    with written_whole(file) as unfinished, unfinished.open("wb") as stream:
+        np.savez_compressed(stream, rows=np.array(json.dumps(found.rows)), **arrays)
+
+
+def kept(file: Path) -> Found:
+    """Return what a cell found before.
+
+    Raises:
+        FileNotFoundError: If it is not finished.
+        ValueError: If the file is none of these.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in _PICTURES}
+            return Found(rows=json.loads(str(stored["rows"])), **arrays)
+    except (KeyError, ValueError, BadZipFile) as error:
+        raise ValueError(
+            f"{file} is no finished cell ({error}): remove it to do it again"
+        ) from error
+
+
+def write_csv(rows: Sequence[dict[str, Any]], file: Path) -> None:
+    """Write rows that have the same keys as CSV, with a head line."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(file, text.getvalue())
+
 
 SCORES = ("mse", "psnr", "ssim")
 BASELINES = ("mean_image", "nearest")
@@ -69,6 +134,19 @@ def summarised(rows: Iterable[Mapping[str, Any]]) -> list[Summary]:
     for row in rows:
         groups.setdefault(tuple(row[key] for key in _SETTING), []).append(row)
     return [_summary(members) for members in groups.values()]
+
+
+def strongest(
+    summaries: Sequence[Summary],
+    by: Callable[[Summary], tuple[object, ...]] = lambda each: (each.noise_multiplier,),
+) -> list[Summary]:
+    """Return of each group of summaries the one whose attack has the least MSE."""
+    best: dict[tuple[object, ...], Summary] = {}
+    for each in summaries:
+        known = best.get(by(each))
+        if known is None or each.means["mse"] < known.means["mse"]:
+            best[by(each)] = each
+    return list(best.values())
 
 
 def fails_from(summaries: Iterable[Summary]) -> Summary | None:
