@@ -688,7 +688,7 @@ POLICY_KEYS = (
         field="encoders",
         read=_digests,
         does=(
-            "Trains on [features](models.md#features) of these encoders alone, named by SHA-256 "
+            "Trains on [features](features.md) of these encoders alone, named by SHA-256 "
             "with commas between them."
         ),
         otherwise="As the run says; with a requirement no `features=checkpoint`",

@@ -306,6 +306,7 @@ class Encoders:
     def __init__(self, clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
         self._clinic, self._folder = clinic, clinic._folder
         self.made = 0
+        monkeypatch.setenv("XDG_CACHE_HOME", str(clinic._folder / "cache"))
         module = types.ModuleType("clinic_encoders")
         for name, width in (("agreed", 3), ("other", 5)):
             monkeypatch.setattr(module, name, partial(self._make, width), raising=False)
