@@ -57,10 +57,11 @@ quick: $(STAMP) ## Unit tests, under a minute
 	$(BIN)/python -m pytest -n 2 -q -m "not slow and not nightly" $(QUICK)
 
 # Lint runs beside the tests, as mypy keeps one processor for minutes; its words come after theirs.
+# Bytecode is kept whatever the environment says: two hundred processes would compile it again.
 define lint_beside_tests
 @log=$$(mktemp); $(MAKE) lint > $$log 2>&1 & lint=$$!; \
 trap 'kill $$lint 2>/dev/null; rm -f $$log' EXIT; trap 'exit 130' INT TERM; \
-$(BIN)/python -m pytest -n 2 --dist loadgroup $(1); tested=$$?; \
+PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadgroup $(1); tested=$$?; \
 wait $$lint; linted=$$?; cat $$log; test $$tested -eq 0 -a $$linted -eq 0
 endef
 

@@ -63,9 +63,9 @@ from flwr.supercore.task_identity import TaskIdentity
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonSampling
 from fl_dp.accounting.calibration import calibrate_client_scheme
-from fl_dp.accounting.gaussian import gaussian_epsilon
+from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, SecureRandom
-from fl_dp.secagg.keys import RunKey
+from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.texts import prf
 from fl_dp.strategies import DPFedAvg
 

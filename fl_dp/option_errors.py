@@ -1,4 +1,4 @@
-"""Errors that carry the options they are about, and can be read in Python's words or in others.
+"""Errors that carry the options they are about, in Python's words or in others, and usual checks.
 
 An option stands in braces, alone or with a value: its name is data, and the sentence is rendered
 from it. Python's words are the default; the app renders the same error in Hydra keys.
@@ -10,6 +10,7 @@ from it. Python's words are the default; the app renders the same error in Hydra
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ Words = Callable[[str, str | None], str]
 
 Facts = TypeVar("Facts")
 
+_SMALLEST = 1e-250  # below it float64 can't scale a vector down to a bound without losing digits
 _OPTION = re.compile(r"\{([a-z_][a-z_0-9.]*)(?:=([^{}]*))?\}")
 _PRESENT = re.compile(r"\{([a-z_][a-z_0-9.]*)=\?\}")
 _OBJECTS = {"secure_sum": "SecureSum", "compression": "Compression"}
@@ -134,3 +136,49 @@ def require_compatible(rules: Iterable[Exclusion[Facts]], facts: Facts) -> None:
 def _value(facts: Any, option: str) -> Any:
     """Return the value of an option, whose name is a path of attributes."""
     return reduce(getattr, option.split("."), facts)
+
+
+def require_positive(**settings: float) -> None:
+    """Refuse settings that are not positive and finite.
+
+    Raises:
+        OptionError: If one is not, or is too close to zero for float64; the message has its name.
+    """
+    for name, value in settings.items():
+        if not (math.isfinite(value) and value > 0):
+            raise OptionError(f"{{{name}}} must be positive and finite, got {value}")
+        if value < _SMALLEST:
+            raise OptionError(f"{{{name}}} must be at least {_SMALLEST}, got {value}")
+
+
+def require_count(**settings: int) -> None:
+    """Refuse settings that are not integers from 1 on.
+
+    Raises:
+        OptionError: If one is not; the message has its name.
+    """
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise OptionError(f"{{{name}}} must be an integer of at least 1, got {value}")
+
+
+def require_rate(**settings: float) -> None:
+    """Refuse settings that are not in (0, 1], where 1 means everybody.
+
+    Raises:
+        OptionError: If one is not; the message has its name.
+    """
+    for name, value in settings.items():
+        if not 0.0 < value <= 1.0:
+            raise OptionError(f"{{{name}}} must lie in (0, 1], got {value}")
+
+
+def require_probability(**settings: float) -> None:
+    """Refuse settings that are not in (0, 1), both ends excluded, such as a delta.
+
+    Raises:
+        OptionError: If one is not; the message has its name.
+    """
+    for name, value in settings.items():
+        if not 0.0 < value < 1.0:
+            raise OptionError(f"{{{name}}} must lie in (0, 1), got {value}")

@@ -50,7 +50,7 @@ from fl_dp.mechanisms import (
 )
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan, RecordPlan, SecureSum
-from fl_dp.plan.arguments import keywords_of, require_known, require_types
+from fl_dp.plan.argument_checks import keywords_of, require_known, require_types
 from fl_dp.plan.noise import ClientNoise
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY

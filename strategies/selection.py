@@ -30,8 +30,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.mechanisms.checks import require_count
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import OptionError, require_count
 
 from .roster import Unit
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from fl_dp.mechanisms.checks import require_positive
-from fl_dp.option_errors import require_compatible
+from fl_dp.option_errors import require_compatible, require_positive
 from fl_dp.plan import PrivacyPlan, RecordPlan
 from fl_dp.plan.exclusions import EXCLUSIONS, Asked
 from fl_dp.updates.compression_options import CompressionOptions

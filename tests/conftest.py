@@ -6,6 +6,7 @@ test's then take seven times the processor's time. Processes that a test starts 
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or PyTorch is imported, which read it
@@ -18,6 +19,8 @@ from pathlib import Path
 import pytest
 from fixed_draws import FRESH, fix_draws, use_keys
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadGroupScheduling
 
 from fl_dp import files
 from fl_dp.accounting.calibration_cache import SWITCH
@@ -68,6 +71,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 f"{item.nodeid} stands in no group: this pytest-xdist does not go with pytest "
                 f"{pytest.__version__}; install what requirements.lock names"
             )
+
+
+class ByFile(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
+    """Tests of a file, or of a group, go to one process, which makes once what they share."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        group: str = super()._split_scope(nodeid)
+        return nodeid.partition("::")[0] if group == nodeid else group
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
+    return ByFile(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+def pytest_collection_finish() -> None:
+    """Spare the collector a million objects of modules and tests that last as long as the run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

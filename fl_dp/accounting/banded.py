@@ -37,7 +37,7 @@ from scipy.optimize import minimize
 from scipy.signal import lfilter
 
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE, require_coefficients
-from fl_dp.mechanisms.checks import require_count
+from fl_dp.option_errors import require_count
 
 MOST_BANDS = 1000
 _MOST_ROUNDS = 10_000  # the best coefficients hardly change beyond: the search stays one of seconds

@@ -23,8 +23,8 @@ from dataclasses import dataclass, fields
 
 from scipy.optimize import minimize_scalar
 
-from fl_dp.mechanisms.checks import require_probability
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.option_errors import require_probability
 
 from .budget import NeighboringRelation
 from .events import (
@@ -36,7 +36,7 @@ from .events import (
     TruncatedPoissonGaussianEvent,
     freeze,
 )
-from .gaussian import gaussian_epsilon, mu_squared
+from .gaussian_formulas import gaussian_epsilon, mu_squared
 from .loss_distributions import SEARCH_INTERVAL, distribution_epsilon, reporting_interval
 from .renyi import epsilon_at_order, renyi_epsilon
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from scipy.optimize import brentq
 
 from fl_dp.mechanisms import ClientScheme, client_scheme
-from fl_dp.mechanisms.checks import require_positive
+from fl_dp.option_errors import require_positive
 
 from .bounds import tight_epsilon
 from .budget import NeighboringRelation

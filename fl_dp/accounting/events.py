@@ -12,12 +12,12 @@ from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar, TypeAlias, get_args
 
 from fl_dp.documents import known_kind
-from fl_dp.mechanisms.checks import require_count
 from fl_dp.mechanisms.events import (
     Checked,
     GaussianEvent,
     MechanismEvent,
 )
+from fl_dp.option_errors import require_count
 
 from .random_stopping import RunsLaw
 

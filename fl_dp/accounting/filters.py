@@ -27,8 +27,8 @@ from typing import Protocol
 
 import numpy as np
 
-from fl_dp.mechanisms.checks import require_probability
 from fl_dp.mechanisms.events import GaussianEvent, ZcdpEvent
+from fl_dp.option_errors import require_probability
 
 from .bounds import tight_epsilon
 from .budget import NeighboringRelation, PrivacyBudget
@@ -41,7 +41,7 @@ from .events import (
     RandomStoppingEvent,
     freeze,
 )
-from .gaussian import gaussian_noise_multiplier, mu_squared
+from .gaussian_formulas import gaussian_noise_multiplier, mu_squared
 from .renyi import ORDERS, divergence_at_order, renyi_divergences
 
 _ZERO_OUT = NeighboringRelation.ZERO_OUT

@@ -33,7 +33,7 @@ from .events import (
     RandomStoppingEvent,
     TruncatedPoissonGaussianEvent,
 )
-from .gaussian import fixed_size_distance, loss_of_mixture
+from .gaussian_formulas import fixed_size_distance, loss_of_mixture
 
 REPORTING_INTERVAL = 1e-4
 """Discretisation of the privacy loss for numbers that are reported or gated on."""

@@ -22,7 +22,7 @@ from functools import cached_property
 from typing import Any
 
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE, column_norm
-from fl_dp.mechanisms.checks import require_count, require_positive, require_rate
+from fl_dp.option_errors import require_count, require_positive, require_rate
 
 from .banded import MOST_BANDS, Objective, model_error, optimal_coefficients
 from .calibration import calibrate_noise

@@ -31,7 +31,7 @@ from .events import (
     RandomStoppingEvent,
     TruncatedPoissonGaussianEvent,
 )
-from .gaussian import log1m, loss_of_mixture, mu_squared
+from .gaussian_formulas import log1m, loss_of_mixture, mu_squared
 
 ORDERS: tuple[float, ...] = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
 """The orders of the vectors, all above 1."""

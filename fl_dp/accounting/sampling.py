@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from fl_dp.documents import known_kind
-from fl_dp.mechanisms.checks import require_count, require_rate
 from fl_dp.mechanisms.events import Checked, GaussianEvent
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import OptionError, require_count, require_rate
 
 from .events import (
     FixedSizeGaussianEvent,

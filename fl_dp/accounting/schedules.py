@@ -36,7 +36,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.mechanisms.checks import require_positive, require_probability
+from fl_dp.option_errors import require_positive, require_probability
 
 # Below this the squares of weights, and with them the noise, leave what float64 can hold safely.
 SMALLEST_WEIGHT = 1e-6

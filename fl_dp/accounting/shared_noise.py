@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fl_dp.mechanisms.checks import require_count, require_positive
 from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import OptionError, require_count, require_positive
 
 from .budget import PrivacyBudget
 

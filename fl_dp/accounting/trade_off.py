@@ -24,7 +24,7 @@ from fl_dp.mechanisms.events import GaussianEvent
 
 from .budget import NeighboringRelation
 from .events import FixedSizeGaussianEvent, History, freeze
-from .gaussian import mu_squared
+from .gaussian_formulas import mu_squared
 from .loss_distributions import losses_of_removal, reporting_interval
 
 TradeOff: TypeAlias = Callable[[ArrayLike], NDArray[np.float64]]

@@ -18,7 +18,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
-from fl_dp.accounting.gaussian import exposures_noise_multiplier, udp_sigma
+from fl_dp.accounting.gaussian_formulas import exposures_noise_multiplier, udp_sigma
 
 from .compose import compose_settings, expand_sweep
 from .keys import all_keys

@@ -31,7 +31,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader
 
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
-from fl_dp.mechanisms.checks import require_positive
+from fl_dp.option_errors import require_positive
 from fl_dp.plan import RecordPlan
 
 from .record_batches import BatchForm

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fl_dp.documents import real_number
 from fl_dp.mechanisms import GaussianBundle
-from fl_dp.mechanisms.checks import require_positive
+from fl_dp.option_errors import require_positive
 from fl_dp.updates import VectorLayout
 
 from .records import Config

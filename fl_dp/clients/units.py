@@ -26,7 +26,7 @@ from flwr.client import Client, NumPyClient
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle, SecureRandom
-from fl_dp.mechanisms.checks import require_positive
+from fl_dp.option_errors import require_positive
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, RefusedUpdate, VectorLayout

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -120,6 +121,14 @@ def warn(text: str) -> None:
 def note(text: str) -> None:
     """Print what was decided where nobody said, on standard error."""
     err.print(text, soft_wrap=True, markup=False)
+
+
+def require_one_of(option: str, value: str, known: Sequence[str]) -> str:
+    """Return the value of an option, or exit with what it may be."""
+    if value not in known:
+        near = "".join(f": did you mean {name}?" for name in get_close_matches(value, known, 1))
+        fail(f"{option} must be one of {', '.join(known)}, got '{value}'{near}", status=2)
+    return value
 
 
 def fail(text: str, *, status: int) -> NoReturn:

@@ -11,7 +11,7 @@ from fl_dp.clients.run_receipts import IDENTITY_FILE
 from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
 from fl_dp.ledger.run_receipt import RunReceipt, SealedHead, ServerHead, statement_hash
 from fl_dp.secagg import Identity
-from fl_dp.secagg.keys import KEY_BYTES
+from fl_dp.secagg.key_pairs import KEY_BYTES
 from fl_dp.secagg.texts import hex_bytes
 from fl_dp.statement import privacy_statement, read_statement
 

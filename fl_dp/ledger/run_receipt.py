@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from fl_dp.accounting.events import history_to_list
 from fl_dp.secagg import Identity
-from fl_dp.secagg.keys import KEY_BYTES, SIGNATURE_BYTES, is_signed
+from fl_dp.secagg.key_pairs import KEY_BYTES, SIGNATURE_BYTES, is_signed
 from fl_dp.secagg.texts import (
     canonical,
     digest,

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .checks import require_positive, require_probability
+from fl_dp.option_errors import require_positive, require_probability
 
 _LARGEST_STEP = 5.0
 

@@ -31,7 +31,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from .checks import require_count
+from fl_dp.option_errors import require_count
+
 from .discrete_gaussian import TAIL, DiscreteGaussian, discrete_gaussian
 from .gaussian import GaussianMechanism
 from .grid import NOISE_BITS, IntegerLaw

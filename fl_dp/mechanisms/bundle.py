@@ -26,11 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.documents import document
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import OptionError, require_positive
 
 from .adaptive_clipping import update_noise_multiplier
 from .banded_stream import BandedGaussianMechanism
-from .checks import require_positive
 from .clipping import joint_clipping_norm
 from .gaussian import GaussianMechanism
 from .randomness import SecureRandom

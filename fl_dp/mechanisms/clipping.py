@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .checks import require_positive
+from fl_dp.option_errors import require_positive
 
 # The computed norm and the scaled entries carry rounding errors far below this share, so the
 # scaled vector's exact norm can't exceed the clipping norm.

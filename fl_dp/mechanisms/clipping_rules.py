@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias, get_args
 
 from fl_dp.documents import known_kind
+from fl_dp.option_errors import require_positive
 
 from .adaptive_clipping import AdaptiveClipping
-from .checks import require_positive
 from .clipping import joint_clipping_norm
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import ClassVar, TypeAlias
 
-from .checks import require_count, require_positive, require_rate
+from fl_dp.option_errors import require_count, require_positive, require_rate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .checks import require_positive
+from fl_dp.option_errors import require_positive
+
 from .events import ExponentialEvent
 from .randomness import SecureRandom
 

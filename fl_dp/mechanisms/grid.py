@@ -15,9 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import OptionError, require_positive
 
-from .checks import require_positive
 from .clipping import Norm, clip_by_norm
 from .events import MechanismEvent
 from .randomness import SecureRandom

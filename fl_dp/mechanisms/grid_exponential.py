@@ -18,7 +18,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .checks import require_positive
+from fl_dp.option_errors import require_positive
+
 from .clipping import Norm, clip_by_norm
 from .events import ZcdpEvent
 from .randomness import SecureRandom

@@ -21,7 +21,8 @@ from typing import Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .checks import require_positive
+from fl_dp.option_errors import require_positive
+
 from .discrete_gaussian import NO_FRACTIONS, DiscreteGaussian, discrete_gaussian
 from .randomness import SecureRandom
 

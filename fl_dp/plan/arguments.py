@@ -1,106 +1,225 @@
-"""Checks of keyword arguments that would otherwise fail far from where they were written.
-
->>> require_known(["samplig_rate"], ["rounds", "sampling_rate"], of="with_budget")
-Traceback (most recent call last):
-TypeError: with_budget has no argument 'samplig_rate': did you mean 'sampling_rate'? ...
-"""
+"""Objects of a plan, made of flat keywords, and its noise, read from JSON values."""
 
 from __future__ import annotations
 
-import inspect
-import types
-import typing
-from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
-from enum import Enum
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypedDict, get_type_hints
 
-_UNIONS = (types.UnionType, typing.Union)  # of `X | Y`, and of `Optional[X]`
-_NAMES = {
-    int: "an integer",
-    float: "a number",
-    bool: "True or False",
-    str: "a text",
-    type(None): "None",
+from fl_dp.accounting import (
+    History,
+    NeighboringRelation,
+    NoiseSchedule,
+    PlateauSchedule,
+    PoissonSampling,
+    Sampling,
+    VisibleSampling,
+    freeze,
+)
+from fl_dp.accounting.shared_noise import usual_colluding
+from fl_dp.documents import known_kind
+from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric
+from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
+from fl_dp.option_errors import IncompatibleOptions, OptionError
+
+from .argument_checks import require_known, require_types
+from .correlation import Banded
+from .distributed_noise import DistributedNoise, SecureSum
+from .hosting import Hosting
+from .noise import CentralNoise, ClientNoise, Noise
+from .release import Release
+
+NOISE_KINDS: dict[str, type[Noise]] = {
+    each.kind: each for each in (CentralNoise, ClientNoise, DistributedNoise)
 }
+"""Every kind of noise, by the name that it is written with."""
 
 
-def keywords_of(kind: type) -> set[str]:
-    """Return the names that a class's constructor takes, with those it passes on by `**`."""
-    names: set[str] = set()
-    for each in kind.__mro__:
-        if "__init__" not in vars(each):
-            continue
-        _, *parameters = inspect.signature(vars(each)["__init__"]).parameters.values()
-        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        names |= {each.name for each in parameters if each.kind in by_name}
-        if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):
-            break
-    return names
+class _Required(TypedDict):
+    rounds: int
+    num_clients: int
 
 
-def require_known(given: Iterable[str], known: Iterable[str], *, of: str) -> None:
-    """Refuse a name that is not known.
+class PlanArguments(_Required, total=False):
+    """Keywords that the classmethods of `PrivacyPlan` take; editors and type checkers know them.
 
-    Args:
-        given: Names as written.
-        known: All that are allowed.
-        of: What takes them, for the error.
+    `sampling_rate` is short for a `PoissonSampling`, and `clipping_norm` for a `FixedClipping`. The
+    others are attributes of `PrivacyPlan`, `Release`, `Hosting` or the noise: `CentralNoise`,
+    `ClientNoise` if `client_scheme` is given, or `DistributedNoise` if `secure_sum` is.
+    """
+
+    sampling_rate: float | None
+    sampling: Sampling | None
+    clipping_norm: float | None
+    clipping: Clipping | None
+    neighboring_relation: NeighboringRelation
+    schedule: NoiseSchedule
+    plateau: PlateauSchedule | None
+    correlation: Banded | None
+    participation_cap: int | None
+    other_releases: History
+    metrics: tuple[ScalarMetric, ...]
+    scalar_noise_std: float | None
+    total_weight: float | None
+    capped_denominator: bool
+    client_scheme: str | None
+    secure_sum: SecureSum | None
+    unit: str
+    units_per_node: int
+    coins_at_nodes: bool
+    nodes: int | None
+    contribution_check: bool
+
+
+def require_plan_arguments(given: PlanArguments, *, of: str) -> None:
+    """Refuse what a type checker would: without one, a wrong type fails far from where it is.
 
     Raises:
-        TypeError: With the nearest right name, and all right names.
+        TypeError: With the nearest right name, or what to write.
     """
-    allowed = sorted(known)
-    for name in given:
-        if name not in allowed:
-            near = get_close_matches(name, allowed, n=1, cutoff=0.6)
-            guess = f"did you mean '{near[0]}'? It" if near else "it"
-            raise TypeError(f"{of} has no argument '{name}': {guess} takes {', '.join(allowed)}")
+    hints = get_type_hints(PlanArguments)
+    require_known(given, hints, of=of)
+    for name in sorted(PlanArguments.__required_keys__ - given.keys()):
+        raise TypeError(f"{of} needs {name}: write {name}=...")
+    # A clipping rule is checked by `Release`, whose error says where rules are described.
+    require_types({name: each for name, each in given.items() if name != "clipping"}, hints)
 
 
-def require_types(given: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Refuse a value of the wrong type.
-
-    Args:
-        given: Values by name.
-        hints: Types by name, as `typing.get_type_hints` returns them; a name without one, or with
-            a type that can't be checked at run time, passes.
+def sampling_of(given: PlanArguments) -> Sampling:
+    """Return how each cohort is sampled.
 
     Raises:
-        TypeError: With the name, the value, and what to write.
+        ValueError: Unless one of `sampling_rate` and `sampling` is given.
     """
-    for name, value in given.items():
-        if name in hints and not _fits(value, hints[name]):
-            raise TypeError(f"{name} must be {_words(hints[name])}, got {_shown(value)}")
+    rate, sampling = given.get("sampling_rate"), given.get("sampling")
+    if (rate is None) == (sampling is None):
+        raise IncompatibleOptions("give either {sampling_rate} or {sampling}")
+    return sampling if sampling is not None else PoissonSampling(sampling_rate=rate or 0.0)
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in _UNIONS:
-        return any(_fits(value, each) for each in parts)
-    if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(each, parts[0]) for each in value)
-    if origin is Callable:
-        return callable(value)
-    if hint in (int, float) and isinstance(value, bool):
-        return False  # Python takes True for 1
-    if hint is float:
-        return isinstance(value, int | float)
-    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
+def hosting_of(given: PlanArguments) -> Hosting:
+    """Return how units lie on nodes."""
+    return Hosting(
+        units_per_node=given.get("units_per_node", Hosting.units_per_node),
+        coins_at_nodes=given.get("coins_at_nodes", Hosting.coins_at_nodes),
+        nodes=given.get("nodes"),
+    )
 
 
-def _words(hint: Any) -> str:
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
-    if origin in _UNIONS:
-        return " or ".join(_words(each) for each in parts)
-    if origin is tuple:
-        return f"a tuple of {parts[0].__name__}"
-    if origin is Callable:
-        return "a function"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return f"one of {', '.join(f'{hint.__name__}.{each.name}' for each in hint)}"
-    return _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
+def release_of(given: PlanArguments) -> Release:
+    """Return what a round publishes; what bounds an update is `DEFAULT_CLIPPING` if left out.
+
+    Raises:
+        ValueError: If `clipping_norm` and `clipping` are both given, or neither where one has to.
+    """
+    return Release(
+        clipping=_clipping_of(given),
+        metrics=given.get("metrics", Release.metrics),
+        scalar_noise_std=given.get("scalar_noise_std"),
+        total_weight=given.get("total_weight"),
+        capped_denominator=given.get("capped_denominator", Release.capped_denominator),
+        contribution_check=given.get("contribution_check", Release.contribution_check),
+    )
 
 
-def _shown(value: Any) -> str:
-    return f"{value!r} of type {type(value).__name__}"
+def noise_of(given: PlanArguments, multiplier: float) -> Noise:
+    """Return who adds the noise, and how much.
+
+    Raises:
+        ValueError: If an argument is of another kind of noise.
+    """
+    schedule = given.get("schedule", Noise.schedule)
+    plateau, correlation = given.get("plateau"), given.get("correlation")
+    scheme, secure_sum = given.get("client_scheme"), given.get("secure_sum")
+    if secure_sum is not None:
+        return _shared_noise(given, secure_sum, multiplier, schedule)
+    if scheme is None:
+        return CentralNoise(
+            multiplier=multiplier, schedule=schedule, plateau=plateau, correlation=correlation
+        )
+    if plateau is not None or correlation is not None:
+        name = "plateau" if plateau is not None else "correlation"
+        raise IncompatibleOptions(
+            f"{{{name}}} needs noise at the server: leave {{client_scheme}} out"
+        )
+    return ClientNoise(multiplier=multiplier, schedule=schedule, scheme=scheme)
+
+
+def noise_from_dict(fields: Mapping[str, Any]) -> Noise:
+    """Return the noise that `to_dict` described.
+
+    Raises:
+        ValueError: If the kind is unknown to this version.
+    """
+    given = dict(fields)
+    kind = known_kind(NOISE_KINDS, given.pop("kind"), of="noise")
+    given["schedule"] = NoiseSchedule.from_dict(given["schedule"])
+    if given.get("plateau") is not None:
+        given["plateau"] = PlateauSchedule(**given["plateau"])
+    if given.get("correlation") is not None:
+        given["correlation"] = Banded.from_dict(given["correlation"])
+    if "secure_sum" in given:
+        given["secure_sum"] = SecureSum(**given["secure_sum"])
+        del given["slack"]  # follows from the rest
+    return kind(**given)
+
+
+def _shared_noise(
+    given: PlanArguments, secure_sum: SecureSum, multiplier: float, schedule: NoiseSchedule
+) -> DistributedNoise:
+    if given.get("client_scheme") is not None:
+        raise IncompatibleOptions(
+            "{client_scheme} and {secure_sum} are two answers to who adds the noise: leave one out"
+        )
+    if given.get("correlation") is not None:
+        raise IncompatibleOptions(
+            "correlated noise takes earlier noise away, and no node knows the sum of the shares: "
+            "leave {correlation} or {secure_sum} out"
+        )
+    if given.get("plateau") is not None:
+        raise IncompatibleOptions(
+            "{plateau} chooses noise from what was released, and shares are fixed before: leave "
+            "{secure_sum} out"
+        )
+    sampling, hosting, units = sampling_of(given), hosting_of(given), given["num_clients"]
+    if isinstance(sampling, VisibleSampling):
+        if secure_sum.roster and secure_sum.colluding is None:
+            # A server that lies chooses the cohort, and all who collude may be in it.
+            usual = usual_colluding(hosting.nodes_of(units))
+            if sampling.cohort < usual + 2:
+                raise OptionError(
+                    f"of {units} nodes {usual} may collude, and a server that lies would put them "
+                    f"all into one cohort: write {{sampling=VisibleSampling(cohort={usual + 2})}} "
+                    f"or more, got {sampling.cohort}, or {{secure_sum.colluding=...}}"
+                )
+            secure_sum = replace(secure_sum, colluding=usual)
+        units = sampling.cohort
+    others = freeze(given.get("other_releases", ()))
+    return DistributedNoise(
+        multiplier=multiplier,
+        schedule=schedule,
+        nodes=hosting.nodes_of(units),
+        units_in_sum=hosting.most_drawn(sampling),
+        sums=given["rounds"] + sum(count for _, count in others),
+        secure_sum=secure_sum,
+    )
+
+
+def _clipping_of(given: PlanArguments) -> Clipping:
+    norm, clipping = given.get("clipping_norm"), given.get("clipping")
+    if norm is not None and clipping is not None:
+        raise IncompatibleOptions(
+            f"give either {{clipping_norm}} or {{clipping}}, got {{clipping_norm={norm}}} and "
+            f"{clipping}"
+        )
+    if clipping is not None:
+        return clipping
+    if norm is not None:
+        return FixedClipping(norm=norm)
+    if given.get("client_scheme") is not None:
+        raise IncompatibleOptions(
+            "{clipping_norm} can't be left out with noise at the clients ({client_scheme}): the "
+            "server can't count how many updates a norm clips, so it can't find one; write "
+            "{clipping_norm=...}, docs/choosing_a_clipping_norm.md tells which"
+        )
+    return DEFAULT_CLIPPING

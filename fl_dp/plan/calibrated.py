@@ -10,7 +10,7 @@ from fl_dp.accounting import NeighboringRelation, PrivacyBudget, freeze
 from fl_dp.accounting.calibration import affordable_rounds, calibrate_noise
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.filters import best_filter_order
-from fl_dp.accounting.gaussian import gaussian_noise_multiplier, mu_squared
+from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier, mu_squared
 from fl_dp.accounting.renyi import renyi_epsilon
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions

@@ -19,9 +19,8 @@ from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.filters import DeclaredFilter, PrivacyFilter
 from fl_dp.accounting.shared_noise import shared_noise_slack, usual_colluding, within_slack
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
-from fl_dp.mechanisms.checks import require_count, require_positive
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import OptionError, require_count, require_positive
 from fl_dp.secagg.terms import require_time
 
 from .hosting import Hosting

@@ -38,20 +38,20 @@ from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.grid import least_noise_multiplier
 from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
 
-from .calibrated import PlannedReleases, calibrated_noise, fitting_rounds, with_filter_order
-from .distributed_noise import DistributedNoise
-from .exclusions import EXCLUSIONS, Asked
-from .hosting import Hosting
-from .noise import CentralNoise, Noise
-from .noise_kinds import noise_from_dict
-from .options import (
+from .arguments import (
     PlanArguments,
     hosting_of,
+    noise_from_dict,
     noise_of,
     release_of,
     require_plan_arguments,
     sampling_of,
 )
+from .calibrated import PlannedReleases, calibrated_noise, fitting_rounds, with_filter_order
+from .distributed_noise import DistributedNoise
+from .exclusions import EXCLUSIONS, Asked
+from .hosting import Hosting
+from .noise import CentralNoise, Noise
 from .release import Release
 from .shared_bundle import SharedBundle
 

@@ -32,8 +32,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.documents import document, parsed_object
-from fl_dp.mechanisms.checks import require_count
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import OptionError, require_count
 
 _SMALLEST_NORM = 1e-10
 

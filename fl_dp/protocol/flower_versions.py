@@ -1,4 +1,4 @@
-"""Flower's versions that fl-dp was tested with, and the error of one that lacks something."""
+"""Tested versions of Flower, and the error of another: a file of its own, as it needs no Flower."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ No Flower, no torch: `fl_dp.protocol` puts what is said here into messages.
 """
 
 from .directory import Directory
-from .keys import Identity
+from .key_pairs import Identity
 from .node import SecureNode
 from .opening import OpenSum, SecureSumFailed
 from .roster import Roster

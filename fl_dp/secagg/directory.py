@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from fl_dp.documents import parsed_object
 
-from .keys import KEY_BYTES, SIGNATURE_BYTES, Identity, RunKey, is_signed
+from .key_pairs import KEY_BYTES, SIGNATURE_BYTES, Identity, RunKey, is_signed
 from .roster import Roster
 from .texts import (
     canonical,

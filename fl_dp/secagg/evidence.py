@@ -10,7 +10,7 @@ from typing import Any, Self
 from fl_dp.documents import document
 
 from .directory import MOST_RUNS, Directory
-from .keys import KEY_BYTES
+from .key_pairs import KEY_BYTES
 from .receipts import Receipt
 from .roster import Roster
 from .terms import SumTerms

@@ -23,7 +23,7 @@ from fl_dp.accounting.shared_noise import SharedNoise, usual_colluding
 from .client import Participation
 from .directory import MOST_EPOCHS, MOST_RUNS, Directory, Entry
 from .evidence import Evidence
-from .keys import Identity, RunKey
+from .key_pairs import Identity, RunKey
 from .member import Opened, open_bundles
 from .receipts import MerkleTree, Receipt, view_text
 from .roster import Roster

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from .client import COMMITMENT_BYTES, MaskedMessage, commitment, sign_of
 from .directory import Directory
-from .keys import is_signed
+from .key_pairs import is_signed
 from .masks import SEED_BYTES, add_masks, unpack, word_dtype
 from .member import Opened, lost_neighbours
 from .receipts import MerkleTree, Receipt, view_text

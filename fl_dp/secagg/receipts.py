@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from .keys import KEY_BYTES, SIGNATURE_BYTES
+from .key_pairs import KEY_BYTES, SIGNATURE_BYTES
 from .texts import (
     canonical,
     digest,

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from fl_dp.files import read_json_object
 
-from .keys import KEY_BYTES
+from .key_pairs import KEY_BYTES
 from .texts import digest, fields_of, hex_bytes, require_name
 
 

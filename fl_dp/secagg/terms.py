@@ -17,12 +17,11 @@ import numpy as np
 
 from fl_dp.accounting.shared_noise import SharedNoise
 from fl_dp.mechanisms import Segment
-from fl_dp.mechanisms.checks import require_positive, require_rate
 from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import OptionError, require_positive, require_rate
 
 from .directory import MOST_RUNS, Directory
-from .keys import KEY_BYTES, is_signed
+from .key_pairs import KEY_BYTES, is_signed
 from .masks import MOST_BITS
 from .shares import MOST_SHARES
 from .texts import (

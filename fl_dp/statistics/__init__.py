@@ -25,18 +25,18 @@ from .votes import Vote
 from .wire import query_from_dict, query_to_dict
 
 if TYPE_CHECKING:
-    from .noise_choice import NoiseChoice, choose_noise
-    from .release import Answer, charged_release, release_statistic
+    from .answers import Answer, charged_release, release_statistic
+    from .noise_law import NoiseChoice, choose_noise
 else:
     # With SciPy and a ledger: the server alone needs them.
     __getattr__ = lazy_exports(
         __name__,
         {
-            "NoiseChoice": "noise_choice",
-            "choose_noise": "noise_choice",
-            "Answer": "release",
-            "charged_release": "release",
-            "release_statistic": "release",
+            "NoiseChoice": "noise_law",
+            "choose_noise": "noise_law",
+            "Answer": "answers",
+            "charged_release": "answers",
+            "release_statistic": "answers",
         },
     )
 

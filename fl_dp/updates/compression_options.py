@@ -1,4 +1,4 @@
-"""Ways for updates and models to travel: names and ranges alone, without what encodes them."""
+"""Options of the encoding of updates: a file of its own, as settings read it without Flower."""
 
 from __future__ import annotations
 

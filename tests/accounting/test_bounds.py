@@ -26,7 +26,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.bounds import VAST_EPSILON, pld_epsilon, zcdp_epsilon
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
-from fl_dp.accounting.gaussian import gaussian_epsilon
+from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 
 COARSE = 1e-3

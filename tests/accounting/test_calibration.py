@@ -28,7 +28,7 @@ from fl_dp.accounting.bounds import pld_epsilon
 from fl_dp.accounting.calibration import affordable_rounds, calibrate_noise
 from fl_dp.accounting.calibration_cache import SWITCH
 from fl_dp.accounting.events import TruncatedPoissonGaussianEvent
-from fl_dp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from fl_dp.accounting.gaussian_formulas import gaussian_epsilon, gaussian_noise_multiplier
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.plan import PrivacyPlan

@@ -8,7 +8,7 @@ import pytest
 
 from fl_dp.accounting import NeighboringRelation, tight_epsilon
 from fl_dp.accounting.calibration import calibrate_client_scheme
-from fl_dp.accounting.gaussian import gaussian_noise_multiplier
+from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
 from fl_dp.mechanisms.clipping import Norm
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent

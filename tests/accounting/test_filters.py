@@ -33,7 +33,7 @@ from fl_dp.accounting.filters import (
     RenyiOdometer,
     best_filter_order,
 )
-from fl_dp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier
+from fl_dp.accounting.gaussian_formulas import gaussian_epsilon, gaussian_noise_multiplier
 from fl_dp.accounting.renyi import epsilon_at_order
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from scipy.stats import norm
 
-from fl_dp.accounting.gaussian import (
+from fl_dp.accounting.gaussian_formulas import (
     classic_noise_multiplier,
     exposures_noise_multiplier,
     gaussian_epsilon,

@@ -18,7 +18,11 @@ from fl_dp.accounting import (
     tight_epsilon,
 )
 from fl_dp.accounting.calibration import schedule_history
-from fl_dp.accounting.gaussian import gaussian_epsilon, gaussian_noise_multiplier, naive_split
+from fl_dp.accounting.gaussian_formulas import (
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+    naive_split,
+)
 from fl_dp.accounting.renyi import renyi_epsilon
 
 TARGET, DELTA, ROUNDS = 8.0, 1e-5, 100

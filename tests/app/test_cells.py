@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fl_dp.accounting.gaussian import gaussian_epsilon
+from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.app.cells import Cell, digest_of, expand
 from fl_dp.app.compose import ConfigError, compose_settings, config_folder
 from fl_dp.app.settings import Settings, SweepSettings

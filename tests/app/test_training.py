@@ -44,8 +44,9 @@ def run(folder: Path, *overrides: str) -> tuple[RunFolder, dict[str, Any]]:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["selection=truncated_poisson"],
-        ["selection=fixed"],
+        # At a given noise: the search for it takes twenty seconds, and has its own tests.
+        ["selection=truncated_poisson", "privacy.noise_multiplier=2"],
+        ["selection=fixed", "privacy.noise_multiplier=2"],
         ["selection=public", "selection.participation_cap=2"],
         ["selection=exponential", "selection.participation_cap=2"],
         ["selection=exponential", "selection.utility=update_norm"],

@@ -208,6 +208,7 @@ def test_a_policy_in_a_file_says_the_same_as_the_keys(tmp_path: Path) -> None:
         ("ledger-path: /l.db\nledger_path: /m.db\n", "given twice"),
         ("dataset-name: ward\n", "given twice, in --node-config and in"),
         ("policy-expires: soon\n", "must be a day like"),
+        ("# " + 100_000 * "x" + "\nmax-epsilon: 4.0\n", "it is longer than 100,000 bytes"),
         ("policy-expires: 2027-13-01\n", "can't be read"),
         ("data-path: !!python/object/apply:os.system [id]\n", "can't be read"),
     ],

@@ -32,6 +32,7 @@ from fl_dp.app.keys import all_keys
 from fl_dp.app.local.flower_runs import RunStatus
 from fl_dp.app.local.launch import LaunchError
 from fl_dp.app.run_folder import RunFolder
+from fl_dp.commands.terminal.numbers import epsilon_text
 from fl_dp.commands.terminal.progress import TimeLeft, progress_line
 from fl_dp.commands.terminal.summary import RunSummary, epsilon_jump, summary_table
 from fl_dp.ledger import PrivacyLedger
@@ -428,6 +429,31 @@ def test_what_promises_less_than_it_seems_is_cautioned_of(
 ) -> None:
     said = cautions(compose_settings(overrides.split()))
     assert [text for text, start in zip(said, cautioned, strict=True) if start not in text] == []
+
+
+def test_a_caution_is_said_by_plan_and_by_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def stop(*_: Any) -> RunStatus:
+        raise KeyboardInterrupt
+
+    use(monkeypatch, stop)
+    few, said = ["privacy=dp_sgd", "task.num_clients=3"], "nobody takes part in 42% of the rounds"
+    assert said in said_on_stderr(call("plan", *few))
+    assert said in said_on_stderr(call("run", *few, f"output_dir={tmp_path}"))
+
+
+def test_a_refused_plan_is_a_document_with_its_keys() -> None:
+    refused = call("plan", "--json", "privacy=distributed", "selection.sampling_rate=0.5")
+    assert refused.exit_code == 2
+    document = json.loads(refused.stdout)
+    assert "selection.sampling_rate=1" in document["error"]
+    assert "selection" in {key.partition(".")[0] for key in document["keys"]}
+
+
+@pytest.mark.parametrize(("epsilon", "shown"), [(999.9, "999.9"), (1000.0, "no privacy")])
+def test_an_epsilon_of_a_thousand_reads_no_privacy(epsilon: float, shown: str) -> None:
+    assert epsilon_text(epsilon) == shown
 
 
 def test_plan_says_what_is_promised_to_whom() -> None:

@@ -280,7 +280,7 @@ def raising_places() -> set[tuple[str, range]]:
 
 
 def _in_python() -> set[tuple[str, range]]:
-    return {place for place in raising_places() if place[0] == "fl_dp/plan/options.py"}
+    return {place for place in raising_places() if place[0] == "fl_dp/plan/arguments.py"}
 
 
 @pytest.mark.parametrize("rule", ROWS, ids=lambda rule: rule.why[:60])

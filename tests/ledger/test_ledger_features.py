@@ -29,7 +29,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.accounting.events import TruncatedPoissonGaussianEvent
-from fl_dp.accounting.gaussian import gaussian_noise_multiplier
+from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.commands.terminal.ledger_view import ledger_json, write_csv
 from fl_dp.ledger import LedgerCorrupted
 from fl_dp.ledger.entries import SCHEMA, LedgerEntry, next_entry

@@ -18,7 +18,7 @@ from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import NoiseSchedule, PlateauSchedule, PrivacyBudget, PrivacyBudgetExhausted
 from fl_dp.accounting.events import freeze
 from fl_dp.accounting.filters import RenyiFilter
-from fl_dp.accounting.gaussian import gaussian_noise_multiplier
+from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences
 from fl_dp.ledger import LedgerCorrupted
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent

@@ -18,16 +18,22 @@ from fl_dp.accounting import (
     Sampling,
     VisibleSampling,
 )
-from fl_dp.accounting.gaussian import gaussian_noise_multiplier
+from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
 from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 from fl_dp.option_errors import Exclusion, IncompatibleOptions, require_compatible
-from fl_dp.plan import noise_kinds
+from fl_dp.plan.arguments import (
+    NOISE_KINDS,
+    PlanArguments,
+    hosting_of,
+    noise_of,
+    release_of,
+    sampling_of,
+)
 from fl_dp.plan.calibrated import calibrated_noise
 from fl_dp.plan.exclusions import EXCLUSIONS
 from fl_dp.plan.hosting import Hosting
 from fl_dp.plan.noise import CentralNoise, ClientNoise, Noise
-from fl_dp.plan.options import PlanArguments, hosting_of, noise_of, release_of, sampling_of
 from fl_dp.plan.release import Release
 from fl_dp.statement import privacy_statement
 
@@ -114,7 +120,7 @@ def test_a_new_kind_of_noise_refuses_what_it_can_not_do() -> None:
 def test_a_new_kind_of_noise_goes_through_the_ledger_into_the_statement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(noise_kinds._KINDS, "shares", NoiseInShares)
+    monkeypatch.setitem(NOISE_KINDS, "shares", NoiseInShares)
     plan = plan_with(NoiseInShares(multiplier=2.0, least=16))
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.commit(ledger.reserve(round=1))

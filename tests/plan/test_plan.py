@@ -26,7 +26,7 @@ from fl_dp.accounting import (
     tight_epsilon,
 )
 from fl_dp.accounting.filters import DeclaredFilter, GaussianFilter, RenyiFilter
-from fl_dp.accounting.gaussian import gaussian_noise_multiplier
+from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
 from fl_dp.plan import PrivacyPlan

@@ -15,7 +15,7 @@ from secure_sums import RUN, Federation
 
 from fl_dp.secagg import Directory, Identity, Refused, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg.directory import Entry
-from fl_dp.secagg.keys import RunKey, is_signed
+from fl_dp.secagg.key_pairs import RunKey, is_signed
 from fl_dp.secagg.roster import Member
 
 

@@ -30,7 +30,7 @@ from fl_dp.secagg import (
     SumTerms,
 )
 from fl_dp.secagg.client import sign_of
-from fl_dp.secagg.keys import RunKey
+from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.masks import add_mask, unpack
 from fl_dp.secagg.member import lost_neighbours
 from fl_dp.secagg.roster import Member

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import ALARM, counts_p, same_law_p
 
-from fl_dp.secagg.keys import RunKey
+from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.masks import add_mask, add_masks, pack, packed_bytes, unpack, word_dtype
 from fl_dp.secagg.texts import prf
 

@@ -494,7 +494,7 @@ def test_a_budget_in_one_line_pays_for_all_rounds(tmp_path: Path, law: str) -> N
     if law == "utility of records":
         of_law = {"unit": "record"} | RELATIONS["replace-one"]
     strategy = (DPFedBuff if "buffer" in law else DPFedAvg).with_budget(
-        epsilon=8.0,
+        epsilon=2.0,  # at 8 the distributions of cut cohorts take four times as long
         delta=DELTA,
         rounds=ROUNDS,
         num_clients=N,
@@ -509,4 +509,4 @@ def test_a_budget_in_one_line_pays_for_all_rounds(tmp_path: Path, law: str) -> N
     strategy.start(grid, ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=ROUNDS, timeout=20.0)
     with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
         assert ledger.rounds_committed == ROUNDS
-        assert 7.5 < ledger.epsilon().best <= 8.0
+        assert 1.875 < ledger.epsilon().best <= 2.0

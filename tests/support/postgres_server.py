@@ -132,17 +132,14 @@ class PostgresServer:
 
     def vanish(self) -> None:
         """End the server at once, as a crash does."""
-        self._stop(signal.SIGQUIT)
-
-    def _stop(self, how: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(how)
+            self._process.send_signal(signal.SIGQUIT)
             self._process.wait(60)
             self._process = None
 
     def remove(self) -> None:
-        """Stop the server and delete all it had."""
-        self._stop(signal.SIGINT)
+        """Delete the server and all it had, which nobody needs on disk before."""
+        self.vanish()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -27,7 +27,7 @@ from fl_dp.app.settings import SweepSettings
 from fl_dp.commands.jobs import jobs_of_sweep
 from fl_dp.viewer.dashboard.started_runs import StartedRuns
 from fl_dp.viewer.found_runs import RunsFolder, read_run
-from fl_dp.viewer.report.page import report_page
+from fl_dp.viewer.report import report_page
 
 MARKUP = (
     '"><script>alert(1)</script>',

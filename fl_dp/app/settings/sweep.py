@@ -18,7 +18,7 @@ SWEEP = "sweep.json"
 """File of a sweep's folder that has these settings and the trainings made of them."""
 
 FORMULAS = ("udp", "exposures")
-"""Formulas of the literature for the noise of a claimed epsilon: `fl_dp.accounting.gaussian`."""
+"""Formulas of the literature for the noise of an epsilon: `fl_dp.accounting.gaussian_formulas`."""
 
 
 @dataclass(kw_only=True)

@@ -12,7 +12,7 @@ a thread of its own, and one that fails is left out from there on.
 from .metrics_page import MetricsPage
 from .released_values import FINAL, PROMISE, ROUND, round_values
 from .tracked_run import TrackedRun
-from .tracker import RunStart, Tracker, make_tracker, require_installed
+from .tracker import RunStart, Tracker, require_installed
 
 __all__ = [
     "FINAL",
@@ -22,7 +22,6 @@ __all__ = [
     "RunStart",
     "TrackedRun",
     "Tracker",
-    "make_tracker",
     "require_installed",
     "round_values",
 ]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from fl_dp.app.keys import all_keys
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.app.settings import OPTIONS, Settings
+from fl_dp.app.settings import OPTIONS, Settings, TrackingSettings
 from fl_dp.app.settings.options import chosen_by
 from fl_dp.app.settings.sweep import SWEEP
-from fl_dp.app.tracking import MetricsPage, RunStart, Tracker, make_tracker, round_values
+from fl_dp.app.tracking import MetricsPage, RunStart, Tracker, require_installed, round_values
 from fl_dp.app.tracking.tracker import Scalar
 from fl_dp.documents import flattened
 from fl_dp.files import write_text
@@ -43,6 +46,27 @@ def trackers_of(settings: Settings, folder: RunFolder) -> list[Tracker]:
         return pages
     shared = folder.path if _sweep_of(folder) is None else folder.path.parent
     return [*pages, make_tracker(tracking, folder.path, shared=shared)]
+
+
+def make_tracker(settings: TrackingSettings, folder: Path, *, shared: Path) -> Tracker:
+    """Return the tracker that settings ask for; it writes nothing yet.
+
+    Args:
+        settings: Of any tracker, for example `MLflowSettings(project="wards")`.
+        folder: Of the run.
+        shared: Of its sweep, or of the run alone.
+
+    Raises:
+        ModuleNotFoundError: If its package is missing.
+        ValueError: If the settings ask for none.
+    """
+    require_installed(settings.name)
+    # Here, in the training's own thread: W&B's import parses source, which Python 3.11 gives up
+    # with a SystemError where a finalizer or another thread parses, too. What failed is tried once
+    # more when the tracker starts, and told.
+    with suppress(Exception):
+        import_module(settings.name)
+    return settings.make(folder, shared=shared)
 
 
 def start_of(

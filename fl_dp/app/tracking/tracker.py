@@ -1,17 +1,11 @@
-"""The protocol of a tracker, what it is told of a run, and how one is made of settings."""
+"""The protocol of a tracker, and what it is told of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
-
-if TYPE_CHECKING:
-    from fl_dp.app.settings import TrackingSettings
+from typing import Protocol, TypeAlias
 
 _MINUTE = 60.0
 
@@ -83,27 +77,6 @@ def require_installed(name: str) -> None:
         raise ModuleNotFoundError(
             f"tracking={name} needs the package {name}: pip install 'fl-dp[{name}]'"
         )
-
-
-def make_tracker(settings: TrackingSettings, folder: Path, *, shared: Path) -> Tracker:
-    """Return the tracker that settings ask for; it writes nothing yet.
-
-    Args:
-        settings: Of any tracker, for example `MLflowSettings(project="wards")`.
-        folder: Of the run.
-        shared: Of its sweep, or of the run alone.
-
-    Raises:
-        ModuleNotFoundError: If its package is missing.
-        ValueError: If the settings ask for none.
-    """
-    require_installed(settings.name)
-    # Here, in the training's own thread: W&B's import parses source, which Python 3.11 gives up
-    # with a SystemError where a finalizer or another thread parses, too. What failed is tried once
-    # more when the tracker starts, and told.
-    with suppress(Exception):
-        import_module(settings.name)
-    return settings.make(folder, shared=shared)
 
 
 def whole_minute(seconds: float) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 from rich.table import Table
 
 from fl_dp.accounting import EpsilonBounds
-from fl_dp.accounting.gaussian import naive_split
+from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 from fl_dp.plan import DistributedNoise, PrivacyPlan

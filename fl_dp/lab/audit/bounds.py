@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 from scipy.stats import beta, norm
 
-from fl_dp.accounting.gaussian import gaussian_epsilon
-from fl_dp.mechanisms.checks import require_probability
+from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
+from fl_dp.option_errors import require_probability
 
 
 @dataclass(frozen=True, kw_only=True)

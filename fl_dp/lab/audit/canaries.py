@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.fft import dct, idct
 
-from fl_dp.accounting.gaussian import loss_of_mixture
-from fl_dp.mechanisms.checks import require_count
+from fl_dp.accounting.gaussian_formulas import loss_of_mixture
+from fl_dp.option_errors import require_count
 
 _FEWEST = 8
 

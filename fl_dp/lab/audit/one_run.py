@@ -40,7 +40,7 @@ from scipy.special import expit
 from scipy.stats import binom
 
 from fl_dp.accounting.trade_off import TradeOff, gaussian_trade_off
-from fl_dp.mechanisms.checks import require_probability
+from fl_dp.option_errors import require_probability
 
 from .bounds import gaussian_epsilon_of, largest_refuted
 from .verdict import Finding

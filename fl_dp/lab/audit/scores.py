@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from fl_dp.accounting.trade_off import TradeOff
-from fl_dp.mechanisms.checks import require_probability
+from fl_dp.option_errors import require_probability
 
 from .bounds import (
     Confusion,

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from fl_dp.accounting.gaussian import gaussian_epsilon
+from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.lab.audit.bounds import gaussian_epsilon_of, most_that_clopper_pearson_shows
 from fl_dp.lab.audit.cohorts import COHORTS, cohorts_are_poisson
 from fl_dp.lab.audit.noise import (

@@ -11,8 +11,7 @@ from fl_dp.commands.console import warn
 from fl_dp.commands.jobs import Jobs
 from fl_dp.commands.terminal.results import read_results
 from fl_dp.commands.terminal.summary import RunSummary
-from fl_dp.viewer.report.curves import plot_curves
-from fl_dp.viewer.report.sweep_pictures import plot_against_axis, plot_over_rounds
+from fl_dp.viewer.run_pictures import plot_against_axis, plot_curves, plot_over_rounds
 
 from .report import write_report
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fl_dp.commands.console import fail, failures_told, out
+from fl_dp.commands.console import failures_told, out, require_one_of
 
 if TYPE_CHECKING:
     from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image
@@ -60,9 +59,9 @@ def report(
             target = write_report(runs, output)
             out.print(f"Report: {target}", soft_wrap=True, markup=False)
             return
-        _require_paper(form)
-        from fl_dp.viewer.papers import write_paper
+        from fl_dp.viewer.papers import PAPERS, write_paper
 
+        require_one_of("--format", form, ["html", *PAPERS])
         for file in write_paper(form, _one(runs), output):
             out.print(f"Paper: {file}", soft_wrap=True, markup=False)
 
@@ -81,7 +80,7 @@ def write_report(places: Sequence[Path], output: Path | None = None) -> Path:
         OSError: If something can't be read or written.
     """
     from fl_dp.files import write_text
-    from fl_dp.viewer.report.page import report_page
+    from fl_dp.viewer.report import report_page
 
     if output is None:
         output = places[0] / _PAGE if len(places) == 1 else Path(_PAGE)
@@ -126,7 +125,7 @@ def _found(places: Sequence[Path]) -> _FolderContents:
         ValueError: If there are too many runs.
     """
     from fl_dp.viewer.found_runs import RunsFolder, read_run
-    from fl_dp.viewer.found_runs.attacks import attacks_in, is_attack, read_attack
+    from fl_dp.viewer.found_runs.attack_folders import attacks_in, is_attack, read_attack
 
     found = _FolderContents()
     if len(places) > _MOST_RUNS:
@@ -162,15 +161,6 @@ def _found(places: Sequence[Path]) -> _FolderContents:
         for attack in attacks:
             found.attacks.setdefault(whole / attack.name, attack)
     return found
-
-
-def _require_paper(form: str) -> None:
-    from fl_dp.viewer.papers import PAPERS
-
-    known = ["html", *PAPERS]
-    if form not in known:
-        near = "".join(f": did you mean {name}?" for name in get_close_matches(form, known, 1))
-        fail(f"--format must be one of {', '.join(known)}, got '{form}'{near}", status=2)
 
 
 def _one(runs: Sequence[Path]) -> Path:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from fl_dp.commands.console import AsJson, fail, failures_told, note, out, print_json, warn
+from fl_dp.commands.console import (
+    AsJson,
+    failures_told,
+    note,
+    out,
+    print_json,
+    require_one_of,
+    warn,
+)
 
 _WIDE = 10_000
 
@@ -43,10 +50,10 @@ def runs(
     """
     with failures_told():
         from fl_dp.viewer.found_runs import RunsFolder, RunState
-        from fl_dp.viewer.report.runs_view import ORDERS, in_order, runs_json, runs_table
+        from fl_dp.viewer.runs_view import ORDERS, in_order, runs_json, runs_table
 
-        wanted = [_one_of("--state", each, list(map(str, RunState))) for each in state or ()]
-        order = _one_of("--sort", sort, list(ORDERS))
+        wanted = [require_one_of("--state", each, list(map(str, RunState))) for each in state or ()]
+        order = require_one_of("--sort", sort, list(ORDERS))
         if not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder}: write `fl-dp runs FOLDER`")
         problems: tuple[str, ...] = ()
@@ -70,10 +77,3 @@ def runs(
         # In a pipe no row is broken.
         console = out if out.is_terminal else Console(width=_WIDE, highlight=False)
         console.print(runs_table(found))
-
-
-def _one_of(option: str, value: str, known: list[str]) -> str:
-    if value not in known:
-        near = "".join(f": did you mean {name}?" for name in get_close_matches(value, known, 1))
-        fail(f"{option} must be one of {', '.join(known)}, got '{value}'{near}", status=2)
-    return value

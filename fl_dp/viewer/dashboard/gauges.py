@@ -10,8 +10,7 @@ from pathlib import Path
 
 from fl_dp.viewer.found_runs.ledgers import FoundLedger, ledgers_in
 
-from .gauges_apart import read_apart
-from .ledger_gauges import LedgerGauge, gauges_of
+from .ledger_gauges import LedgerGauge, gauges_of, read_apart
 
 _KEPT = 30.0  # seconds that the answer of a database is good for
 MOST_FOUND = 20

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from fl_dp.viewer.found_runs import ReadPosition, RunCard, RunsFolder, RunState
-from fl_dp.viewer.found_runs.log_tail import follow_log
+from fl_dp.viewer.found_runs.follow import follow_log
 
 from .shown_runs import points, seconds_left
 

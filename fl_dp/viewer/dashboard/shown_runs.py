@@ -121,18 +121,12 @@ def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) ->
     ]
 
 
-def multipliers_of(run: FoundRun) -> list[float | None]:
-    """Return the noise multipliers that a statement lists."""
-    found = (run.statement or {}).get("noise_multipliers")
-    return [number(each) for each in found] if isinstance(found, list) else []
-
-
 def planned_and_done(run: FoundRun) -> list[tuple[str, float | None, float | None]]:
     """Return what was planned beside what happened: a word's key and two numbers."""
     card, said, settings = run.card, run.statement or {}, run.settings
     budget = said.get("budget")
     budget = budget if isinstance(budget, dict) else {}
-    multipliers = [each for each in multipliers_of(run) if each is not None]
+    multipliers = [each for each in run.noise_multipliers if each is not None]
     rate, clients = (
         number(settings.get(key)) for key in ("selection.sampling_rate", "task.num_clients")
     )

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote, urlencode
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import (
     FileResponse,
     HTMLResponse,
@@ -22,7 +22,6 @@ from fastapi.responses import (
     StreamingResponse,
 )
 from jinja2 import Environment
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -45,7 +44,6 @@ from .shown_runs import (
     RunFilter,
     advice_for,
     differences,
-    multipliers_of,
     planned_and_done,
     points,
     promise,
@@ -79,6 +77,19 @@ _LANGUAGE_COOKIE = "fl-dp-language"
 _YEAR = 365 * 24 * 3600
 _MOST_ROWS = 20  # of a chart's table
 _MOST_FIELDS = 500
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Return the fields of a form; the guard has bounded its length."""
+    text = (await request.body()).decode("utf-8", "replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+    except ValueError:
+        raise HTTPException(400, "a form with too many fields") from None
+
+
+Form = Annotated[Mapping[str, str], Depends(_form)]
+"""The fields of a request's form; what takes one runs in a thread of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +180,8 @@ class _Pages:
     def login_form(self, request: Request) -> Response:
         return self._page(request, "login.html", problem="", inside=False)
 
-    async def login(self, request: Request) -> Response:
-        token = (await _form(request)).get("token", "")
+    def login(self, request: Request, form: Form) -> Response:
+        token = form.get("token", "")
         try:
             self.dashboard.door.check(token, address_of(request))
         except TooManyGuesses as error:
@@ -271,13 +282,13 @@ class _Pages:
             + [
                 (card.sweep, image) for image in (images_of(root, card.sweep) if card.sweep else ())
             ],
-            rows=points(thinned(run.rounds, _MOST_ROWS), multipliers_of(run)),
+            rows=points(thinned(run.rounds, _MOST_ROWS), run.noise_multipliers),
         )
 
     def points(self, name: str) -> Response:
         with _found_or_404():
             run = self.dashboard.runs.read(name)
-        return JSONResponse({"points": points(run.rounds, multipliers_of(run))})
+        return JSONResponse({"points": points(run.rounds, run.noise_multipliers)})
 
     def events(self, request: Request, name: str) -> Response:
         with _found_or_404():
@@ -321,10 +332,7 @@ class _Pages:
     def start_form(self, request: Request) -> Response:
         return self._form_page(request, {})
 
-    async def price(self, request: Request) -> Response:
-        return await _in_thread(self._priced, request, await _form(request))
-
-    def _priced(self, request: Request, form: Mapping[str, str]) -> Response:
+    def price(self, request: Request, form: Form) -> Response:
         assert self.dashboard.started is not None  # else there is no such page
         try:
             wanted = read_form(form, self.dashboard.data)
@@ -338,11 +346,7 @@ class _Pages:
             return self._form_page(request, form, wrong=said)
         return self._form_page(request, form, price=price)
 
-    async def start(self, request: Request) -> Response:
-        form = await _form(request)
-        return await _in_thread(self._start, request, form)
-
-    def _start(self, request: Request, form: Mapping[str, str]) -> Response:
+    def start(self, request: Request, form: Form) -> Response:
         assert self.dashboard.started is not None  # else there is no such page
         try:
             started = self.dashboard.started.start(form.get("price", ""))
@@ -466,20 +470,6 @@ class _Pages:
 def _words(request: Request) -> Words:
     chosen = request.query_params.get("lang") or request.cookies.get(_LANGUAGE_COOKIE)
     return language_for(chosen, request.headers.get("accept-language", ""))
-
-
-async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a form; the guard has bounded its length."""
-    text = (await request.body()).decode("utf-8", "replace")
-    try:
-        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
-    except ValueError:
-        raise HTTPException(400, "a form with too many fields") from None
-
-
-async def _in_thread(answer: Any, request: Request, form: Mapping[str, str]) -> Response:
-    found: Response = await run_in_threadpool(answer, request, form)
-    return found
 
 
 @contextmanager

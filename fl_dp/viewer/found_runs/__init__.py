@@ -12,13 +12,13 @@ said and left out, and no number that leaves this room is infinite or NaN. It kn
 loads in milliseconds.
 """
 
-from .attacks import FoundAttack
+from .attack_folders import FoundAttack
+from .cards import RunCard, RunState
 from .details import FoundRun
 from .follow import ReadPosition
 from .images import Image
 from .rounds import Round, thinned
 from .runs_folder import RunsFolder, read_run
-from .states import RunCard, RunState
 
 __all__ = [
     "FoundAttack",

@@ -10,11 +10,19 @@ from typing import Any
 
 from fl_dp.documents import flattened
 
-from .follow import ReadPosition
-from .log_tail import follow_log
+from .cards import RunCard
+from .follow import ReadPosition, follow_log
 from .rounds import Round, read_rounds
-from .states import RunCard
-from .untrusted import Unreadable, opened, parsed_json, parsed_yaml, read_object, read_whole
+from .untrusted import (
+    Unreadable,
+    number,
+    opened,
+    parsed_json,
+    parsed_yaml,
+    problems_noted,
+    read_object,
+    read_whole,
+)
 
 _MOST_SETTINGS = 1 << 18
 _MOST_DOCUMENT = 1 << 23
@@ -46,6 +54,12 @@ class FoundRun:
     problems: tuple[str, ...]
 
     @property
+    def noise_multipliers(self) -> list[float | None]:
+        """The noise multiplier of each charged round, as the statement lists them."""
+        found = (self.statement or {}).get("noise_multipliers")
+        return [number(each) for each in found] if isinstance(found, list) else []
+
+    @property
     def failed(self) -> bool:
         """Whether the log ends in an exception of the run."""
         return any("the run failed" in line for line in self.log)
@@ -61,30 +75,20 @@ def found_run(root: Path, card: RunCard) -> FoundRun:
     name, problems = card.name, list(card.problems)
     settings: dict[str, Any] = {}
     rounds: tuple[Round, ...] = ()
-    try:
+    with problems_noted(problems):
         text = read_whole(root, f"{name}/config.yaml", most=_MOST_SETTINGS)
         read = parsed_yaml(text, "config.yaml")
         if not isinstance(read, dict):
             raise Unreadable("config.yaml has no settings")
         settings = flattened(read)
-    except (OSError, Unreadable) as error:
-        problems.append(str(error))
-    try:
+    with problems_noted(problems, may_lack=True):  # before the first round
         found = read_rounds(root, name)
         rounds = found.rounds
         problems += found.problems
-    except FileNotFoundError:
-        pass  # before the first round
-    except (OSError, Unreadable) as error:
-        problems.append(str(error))
     documents: dict[str, dict[str, Any]] = {}
     for file in _DOCUMENTS:
-        try:
+        with problems_noted(problems, may_lack=True):
             documents[file] = read_object(root, f"{name}/{file}", most=_MOST_DOCUMENT)
-        except FileNotFoundError:
-            continue
-        except (OSError, Unreadable) as error:
-            problems.append(str(error))
     said = tuple(dict.fromkeys(problems))
     return FoundRun(
         card=replace(card, problems=said),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,11 @@ class Image:
     png: bytes
     width: int
     height: int
+
+    @property
+    def address(self) -> str:
+        """The image itself, as a data URL; nothing but its bytes comes from the folder."""
+        return f"data:image/png;base64,{base64.b64encode(self.png).decode('ascii')}"
 
 
 def images_of(root: Path, name: str) -> list[str]:

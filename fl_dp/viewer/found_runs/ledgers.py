@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from .untrusted import folders_below
+
 LEDGER = "ledger.db"
 _BESIDE = ("-wal", "-shm", "-journal")  # what the database opens together with its file
-_DEEPEST = 3
-_MOST_ENTRIES = 100_000
 _LARGEST = 1 << 26
 
 
@@ -47,33 +47,13 @@ def ledgers_in(root: Path) -> list[FoundLedger]:
 
 
 def _ledgers(root: Path) -> Iterator[FoundLedger]:
-    folders, seen = [("", 0)], 0
-    while folders:
-        within, depth = folders.pop()
-        try:
-            with os.scandir(root / within) as found:
-                entries = {entry.name: entry for entry in found}
-        except OSError:
-            if not within:
-                raise
-            continue
-        seen += len(entries)
-        if seen > _MOST_ENTRIES:
-            return
-        if LEDGER in entries and all(
-            _is_plain(entries[name])
-            for name in (LEDGER, *(LEDGER + end for end in _BESIDE))
-            if name in entries
-        ):
+    for within, entries in folders_below(root, []):
+        files = {each.name: each for each in entries if each.name.startswith(LEDGER)}
+        beside = (files[name] for name in (LEDGER + end for end in _BESIDE) if name in files)
+        if LEDGER in files and all(map(_is_plain, (files[LEDGER], *beside))):
             name = f"{within}/{LEDGER}" if within else LEDGER
-            changed = entries[LEDGER].stat(follow_symlinks=False).st_mtime
+            changed = files[LEDGER].stat(follow_symlinks=False).st_mtime
             yield FoundLedger(name=name, path=root / name, changed=changed)
-        if depth == _DEEPEST or (within and "config.yaml" in entries):
-            continue
-        for name, entry in entries.items():
-            shown = name.isprintable() and "\\" not in name and not name.startswith(".")
-            if shown and entry.is_dir(follow_symlinks=False):
-                folders.append((f"{within}/{name}" if within else name, depth + 1))
 
 
 def _is_plain(entry: os.DirEntry[str]) -> bool:

@@ -11,17 +11,24 @@ from typing import Any
 
 from fl_dp.app.run_process import PROCESS, is_there
 
+from .cards import RunCard, RunState, scalars, state_of
 from .details import FoundRun, found_run
 from .follow import Followed, ReadPosition, follow
 from .rounds import METRICS, ReadRounds, last_round
-from .scalars import scalars
-from .states import RunCard, RunState, state_of
-from .untrusted import Unreadable, number, parsed_json, parts_of, read_object, read_whole, shown
+from .untrusted import (
+    CONFIG,
+    Unreadable,
+    folders_below,
+    number,
+    parsed_json,
+    parts_of,
+    read_object,
+    read_whole,
+    shown,
+)
 
-CONFIG, STATEMENT, SWEEP = "config.yaml", "privacy.json", "sweep.json"
-_DEEPEST = 3  # a sweep's cell is two below the folder of runs
+STATEMENT, SWEEP = "privacy.json", "sweep.json"
 _MOST_RUNS = 10_000
-_MOST_ENTRIES = 100_000
 _MOST_CONFIG = 1 << 18
 _MOST_STATEMENT = 1 << 23
 _MOST_SWEEP = 1 << 24
@@ -121,36 +128,9 @@ class RunsFolder:
 
     def _names(self, problems: list[str]) -> Iterator[str]:
         """Yield the names of all runs: folders with settings, and those below folders without."""
-        seen = 0
-        folders = [("", 0)]
-        while folders:
-            within, depth = folders.pop()
-            try:
-                with os.scandir(self.root / within) as found:
-                    entries = list(found)
-            except OSError as error:
-                if not within:
-                    raise
-                problems.append(f"{within} can't be read ({error.strerror})")
-                continue
-            seen += len(entries)
-            if seen > _MOST_ENTRIES:
-                problems.append(f"the folder holds more than {_MOST_ENTRIES:,} files: not all seen")
-                return
+        for within, entries in folders_below(self.root, problems):
             if within and any(entry.name == CONFIG for entry in entries):
                 yield within
-                continue
-            if depth == _DEEPEST:
-                continue
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if not (entry.name.isprintable() and "\\" not in entry.name):
-                    problems.append(f"{shown(entry.name)!r} has characters that can't be shown")
-                elif entry.is_dir(follow_symlinks=False):
-                    folders.append((f"{within}/{entry.name}" if within else entry.name, depth + 1))
-                elif entry.is_symlink():
-                    problems.append(f"{entry.name} is a link, and links are not followed")
 
     def _card(self, name: str) -> RunCard:
         problems: list[str] = []

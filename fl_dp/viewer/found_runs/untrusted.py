@@ -13,7 +13,12 @@ from typing import Any, BinaryIO
 
 from fl_dp.documents import MOST_DEEP, plain_yaml
 
+CONFIG = "config.yaml"
+"""File that every run's folder has."""
+
 _LONGEST_TEXT = 10_000
+_DEEPEST = 3  # a sweep's cell is two below the folder of runs
+_MOST_ENTRIES = 100_000
 
 
 class Unreadable(ValueError):
@@ -63,6 +68,55 @@ def parts_of(name: str) -> list[str]:
     if not name.isprintable() or any(part in ("", ".", "..") or "\\" in part for part in parts):
         raise Unreadable("a name that leads nowhere in this folder")
     return parts
+
+
+def folders_below(root: Path, problems: list[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
+    """Yield the folders below one, three deep, and their entries; nothing below a run's folder.
+
+    Args:
+        root: The folder, which comes first, as an empty name.
+        problems: Gets what was left out, for a person.
+
+    Raises:
+        OSError: If the folder itself can't be read.
+    """
+    seen, folders = 0, [("", 0)]
+    while folders:
+        within, depth = folders.pop()
+        try:
+            with os.scandir(root / within) as found:
+                entries = list(found)
+        except OSError as error:
+            if not within:
+                raise
+            problems.append(f"{within} can't be read ({error.strerror})")
+            continue
+        seen += len(entries)
+        if seen > _MOST_ENTRIES:
+            problems.append(f"the folder holds more than {_MOST_ENTRIES:,} files: not all seen")
+            return
+        yield within, entries
+        if depth == _DEEPEST or (within and any(entry.name == CONFIG for entry in entries)):
+            continue
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if not (entry.name.isprintable() and "\\" not in entry.name):
+                problems.append(f"{shown(entry.name)!r} has characters that can't be shown")
+            elif entry.is_dir(follow_symlinks=False):
+                folders.append((f"{within}/{entry.name}" if within else entry.name, depth + 1))
+            elif entry.is_symlink():
+                problems.append(f"{entry.name} is a link, and links are not followed")
+
+
+@contextmanager
+def problems_noted(problems: list[str], *, may_lack: bool = False) -> Iterator[None]:
+    """Note what can't be read, and go on; a file that need not be there is no problem."""
+    try:
+        yield
+    except (OSError, Unreadable) as error:
+        if not (may_lack and isinstance(error, FileNotFoundError)):
+            problems.append(str(error))
 
 
 def read_whole(root: Path, name: str, *, most: int) -> bytes:

@@ -17,9 +17,9 @@ from fl_dp.app.tracking import (
     ROUND,
     RunStart,
     TrackedRun,
-    make_tracker,
     round_values,
 )
+from fl_dp.app.tracking.told import make_tracker
 from fl_dp.app.tracking.tracker import whole_minute
 
 PRIVATE: dict[str, Any] = {

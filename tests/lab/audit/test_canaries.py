@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fl_dp.accounting import PoissonGaussianEvent, PrivacyEvent, epsilon
-from fl_dp.accounting.gaussian import gaussian_epsilon
+from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off, trade_off
 from fl_dp.lab.audit.bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.canaries import Canaries, one_shot_mu

@@ -13,7 +13,7 @@ from command_line import call, json_of, said_on_stderr
 from written_runs import write_run
 
 from fl_dp.viewer.found_runs import RunCard, RunState
-from fl_dp.viewer.report.runs_view import runs_json
+from fl_dp.viewer.runs_view import runs_json
 
 NOW = time.time()
 

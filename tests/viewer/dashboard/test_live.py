@@ -16,7 +16,7 @@ from written_runs import statement, write_rounds, write_run
 from fl_dp.viewer.dashboard.live import MOST_STREAMS, LiveRuns, mark_of
 from fl_dp.viewer.dashboard.shown_runs import MOST_POINTS, seconds_left
 from fl_dp.viewer.found_runs import ReadPosition, RunCard, RunsFolder, RunState
-from fl_dp.viewer.found_runs.log_tail import FollowedLog, follow_log
+from fl_dp.viewer.found_runs.follow import FollowedLog, follow_log
 from fl_dp.viewer.found_runs.untrusted import Unreadable
 
 

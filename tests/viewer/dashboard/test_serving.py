@@ -35,8 +35,7 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.viewer.dashboard import gauges as gauges_room
 from fl_dp.viewer.dashboard.gauges import Gauges
-from fl_dp.viewer.dashboard.gauges_apart import read_apart
-from fl_dp.viewer.dashboard.ledger_gauges import LedgerGauge, gauges_of
+from fl_dp.viewer.dashboard.ledger_gauges import LedgerGauge, gauges_of, read_apart
 from fl_dp.viewer.dashboard.serve import Address, listening_socket
 
 

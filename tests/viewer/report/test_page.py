@@ -18,11 +18,11 @@ from written_runs import write_run
 from fl_dp.viewer.commands.report import write_report
 from fl_dp.viewer.found_runs import RunState, read_run
 from fl_dp.viewer.found_runs.images import IMAGES
-from fl_dp.viewer.report.page import report_page
-from fl_dp.viewer.report.page.charts import charts_of
-from fl_dp.viewer.report.page.facts import facts_of
-from fl_dp.viewer.report.page.groups import differences, groups_of
-from fl_dp.viewer.report.page.words import WORDS
+from fl_dp.viewer.report import report_page
+from fl_dp.viewer.report.charts import charts_of
+from fl_dp.viewer.report.groups import differences, groups_of
+from fl_dp.viewer.report.reported_run import ReportedRun
+from fl_dp.viewer.report.words import WORDS
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}</script>\u2028'
 
@@ -48,7 +48,7 @@ def test_a_page_tells_what_the_run_came_to(tmp_path: Path) -> None:
 def test_a_guess_is_bounded_as_the_definition_of_privacy_says(tmp_path: Path) -> None:
     [said] = [
         each
-        for each in facts_of(read_run(write_run(tmp_path / "a", epsilon=1.0))).plain
+        for each in ReportedRun(read_run(write_run(tmp_path / "a", epsilon=1.0))).plain
         if "in 100 of those who did" in each
     ]
     # e * 0.01 + 0.003 = 0.0302, rounded up to a tenth in a hundred.
@@ -65,10 +65,10 @@ def test_where_nothing_is_promised_the_page_says_so_first(tmp_path: Path) -> Non
         (insecure, "predicted"),
         (missing, "No statement"),
     ):
-        facts = facts_of(read_run(path))
+        facts = ReportedRun(read_run(path))
         assert facts.warning
         assert words in facts.promise
-        assert facts.plain == ()
+        assert facts.plain == []
 
 
 def test_every_chart_says_in_words_and_numbers_what_it_shows(tmp_path: Path) -> None:
@@ -98,7 +98,8 @@ def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_a_band(tmp_path
     assert [group.name for group in groups_of(groups[0].runs)] == [f"{low.name} and 1 more"]
     [accuracy] = [chart for chart in charts_of(groups) if chart.key == "accuracy"]
     banded, plain = accuracy.curves
-    assert (banded.lows[-1], banded.means[-1], banded.highs[-1]) == pytest.approx((0.9, 0.95, 1.0))
+    _, last = banded.points[-1]
+    assert (last.low, last.mean, last.high) == pytest.approx((0.9, 0.95, 1.0))
     assert banded.has_band
     assert not plain.has_band
 
@@ -257,7 +258,7 @@ def test_a_page_takes_so_many_bytes_of_pictures_and_says_what_it_left_out(
 ) -> None:
     size = len(write_png(write_run(tmp_path / "a") / "images.png", 40, 40).read_bytes())
     write_png(write_run(tmp_path / "b") / "images.png", 40, 40)
-    monkeypatch.setattr("fl_dp.viewer.report.page.pictures.MOST", 2 * size - 1)
+    monkeypatch.setattr("fl_dp.viewer.report.render.MOST", 2 * size - 1)
     page = write_report([tmp_path]).read_text()
     assert len(pictures_in(page)) == 1
     assert "Left out: b/images.png" in Page(page).text

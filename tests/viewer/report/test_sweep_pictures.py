@@ -13,8 +13,12 @@ from matplotlib.lines import Line2D
 from sweep_results import RESULT
 
 from fl_dp.commands.terminal.results import Result
-from fl_dp.viewer.report.curves import plot_curves
-from fl_dp.viewer.report.sweep_pictures import plot_against_axis, plot_over_rounds, seeds_in_words
+from fl_dp.viewer.run_pictures import (
+    plot_against_axis,
+    plot_curves,
+    plot_over_rounds,
+    seeds_in_words,
+)
 
 
 @pytest.fixture

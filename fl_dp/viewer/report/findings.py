@@ -1,4 +1,4 @@
-"""Attacks and audits that lie beside a run, as a report shows them."""
+"""Attacks and audits beside a run, as a report shows them: rows of results, rates of membership."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fl_dp.viewer.found_runs import FoundRun
+from fl_dp.viewer.found_runs import FoundAttack, FoundRun
 from fl_dp.viewer.found_runs.untrusted import texts
 
-from .words import WORDS, shown_value
+from .words import WORDS, Table, shown_value
 
 _MOST_ROWS = 60
 
@@ -61,3 +61,52 @@ def _rows(value: Any, where: str = "") -> list[tuple[str, str]]:
             rows += _rows(each, f"{where}[{index}]")
         return rows
     return [] if value is None else [(where, shown_value(value))]
+
+
+_COLUMNS = ("attack", "auc", "fpr", "tpr", "allowed", "exceeds")
+
+
+def membership_table(attack: FoundAttack) -> Table:
+    """Return the rates of an attack's folder."""
+    first = attack.rows[0] if attack.rows else {}
+    names = ("unit", "models", "model", "task", "members", "others")
+    caption = WORDS["membership.caption"].format(
+        **{name: first.get(name) or WORDS["unknown"] for name in names}
+    )
+    return Table(
+        caption=caption,
+        headings=tuple(WORDS[f"membership.{column}"] for column in _COLUMNS),
+        rows=tuple(map(_row, attack.rows)),
+    )
+
+
+def _row(row: Mapping[str, str]) -> tuple[str, ...]:
+    tpr, low, high = (_percent(row.get(key)) for key in ("tpr", "tpr_low", "tpr_high"))
+    exceeds = "yes" if row.get("exceeds") == "True" else "no"
+    return (
+        row.get("attack") or WORDS["unknown"],
+        _number(row.get("auc")),
+        _percent(row.get("asked_fpr")),
+        f"{tpr} ({low} – {high})",
+        _percent(row.get("allowed")),
+        WORDS[f"membership.{exceeds}"],
+    )
+
+
+def _percent(text: str | None) -> str:
+    value = _read(text)
+    return "–" if value is None else f"{100.0 * value:.3g} %"
+
+
+def _number(text: str | None) -> str:
+    value = _read(text)
+    return "–" if value is None else f"{value:.3f}"
+
+
+def _read(text: str | None) -> float | None:
+    """Return a rate; None for what is none."""
+    try:
+        value = float(text or "")
+    except ValueError:
+        return None
+    return value if 0.0 <= value <= 1.0 else None

@@ -18,7 +18,7 @@ from fl_dp.accounting.events import PrivacyEvent, event_to_dict
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 
-from .noise_choice import NoiseChoice, draw_error
+from .noise_law import NoiseChoice, draw_error
 from .quantiles import Quantiles
 from .query import Estimate, SumQuery
 from .values import vector

@@ -1,11 +1,11 @@
-"""The report's file: runs in, one HTML text out."""
+"""The report's file: runs in, one HTML text out, pictures inside."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from fl_dp import __version__
 from fl_dp.statement.words import rounded_up
@@ -13,12 +13,13 @@ from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image, RunState
 from fl_dp.viewer.jinja import environment
 
 from .charts import MOST_CURVES, charts_of
-from .facts import facts_of
-from .findings import findings_of
+from .findings import findings_of, membership_table
 from .groups import Group, compared, differences, groups_of
-from .membership import membership_table
-from .pictures import pictures_of
+from .reported_run import ReportedRun
 from .words import ASSETS, WORDS, Table, shown_value
+
+MOST = 8 << 20
+"""Bytes of all pictures of a page, before they are written as text."""
 
 _MOST_DIFFERENCES = 8
 
@@ -37,7 +38,7 @@ def report_page(
     Args:
         runs: To tell of.
         attacks: On membership.
-        images: That the runs drew; `pictures.MOST` bytes of them are taken.
+        images: That the runs drew; `MOST` bytes of them are taken.
 
     Raises:
         ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[viewer]'` brings.
@@ -51,18 +52,20 @@ def report_page(
     several = len(runs) > 1
     title = WORDS["title.several"].format(count=len(runs)) if several else WORDS["title.one"]
     drawn = [attack.image for attack in attacks if attack.image is not None]
-    pictures = pictures_of([*drawn, *images])
+    shown, left_out = _fitting([*drawn, *images])
     templates = environment(ASSETS / "page")
     return templates.get_template("report.html.j2").render(
         words=WORDS,
         title=title if runs else WORDS["title.attack"],
-        pictures=pictures,
+        images=shown,
+        left_out=[f"{image.folder}/{image.name}" for image in left_out],
+        most=MOST >> 20,
         attacks=[(attack, membership_table(attack)) for attack in attacks],
         made=WORDS["made"].format(version=__version__),
         style=style,
         script=script,
         policy=_policy(style, script),
-        facts=[facts_of(run) for run in runs],
+        facts=[ReportedRun(run) for run in runs],
         several=several,
         charts=charts_of(groups),
         bands=any(len(group.runs) > 1 for group in groups),
@@ -84,6 +87,18 @@ def _policy(style: str, script: str) -> str:
         f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+
+
+def _fitting(images: Iterable[Image]) -> tuple[list[Image], list[Image]]:
+    """Return the images until the page is as large as it may be, and the others."""
+    shown: list[Image] = []
+    left_out: list[Image] = []
+    size = 0
+    for image in images:
+        fits = size + len(image.png) <= MOST
+        (shown if fits else left_out).append(image)
+        size += len(image.png) if fits else 0
+    return shown, left_out
 
 
 def _asset(name: str) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fl_dp.viewer.found_runs import FoundRun, Round, thinned
-from fl_dp.viewer.found_runs.untrusted import number
 
 from .groups import Group, RoundRange
 from .words import WORDS
@@ -23,24 +22,16 @@ class Curve:
 
     Attributes:
         name: In the legend.
-        xs: Rising.
-        means: One for each x.
-        lows: The same length.
-        highs: The same length.
-        rounds: Of each point.
+        points: Places along the axis, rising, and what the runs have there.
     """
 
     name: str
-    xs: tuple[float, ...]
-    means: tuple[float, ...]
-    lows: tuple[float, ...]
-    highs: tuple[float, ...]
-    rounds: tuple[int, ...]
+    points: tuple[tuple[float, RoundRange], ...]
 
     @property
     def has_band(self) -> bool:
         """Whether runs differ anywhere."""
-        return self.lows != self.highs
+        return any(each.low != each.high for _, each in self.points)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +65,8 @@ class Chart:
     def alternative(self) -> str:
         """A sentence that says where each curve begins and ends."""
         ends = [
-            f"{curve.name}: {curve.means[0]:.4g} → {curve.means[-1]:.4g}" for curve in self.curves
+            f"{curve.name}: {curve.points[0][1].mean:.4g} → {curve.points[-1][1].mean:.4g}"
+            for curve in self.curves
         ]
         return f"{self.title}. {self.y} / {self.x}. {'; '.join(ends)}."
 
@@ -88,10 +80,10 @@ class Chart:
             "curves": [
                 {
                     "name": curve.name,
-                    "x": list(curve.xs),
-                    "mean": list(curve.means),
-                    "low": list(curve.lows) if curve.has_band else None,
-                    "high": list(curve.highs) if curve.has_band else None,
+                    "x": [x for x, _ in curve.points],
+                    "mean": [each.mean for _, each in curve.points],
+                    "low": [each.low for _, each in curve.points] if curve.has_band else None,
+                    "high": [each.high for _, each in curve.points] if curve.has_band else None,
                 }
                 for curve in self.curves
             ],
@@ -101,13 +93,13 @@ class Chart:
         """Return a few of its numbers: of each curve where it is, and its value with the band."""
         rows = []
         for curve in self.curves:
-            last = len(curve.xs) - 1
+            last = len(curve.points) - 1
             picked = sorted({round(each * last / (_ROWS - 1)) for each in range(_ROWS)})
-            for at in picked:
-                value = f"{curve.means[at]:.{self.exactly}g}"
+            for x, point in (curve.points[at] for at in picked):
+                value = f"{point.mean:.{self.exactly}g}"
                 if curve.has_band:
-                    value += f" ({curve.lows[at]:.4g} – {curve.highs[at]:.4g})"
-                rows.append([curve.name, f"{curve.xs[at]:.4g}", value])
+                    value += f" ({point.low:.4g} – {point.high:.4g})"
+                rows.append([curve.name, f"{x:.4g}", value])
         return rows
 
 
@@ -161,12 +153,12 @@ def _over_epsilon(
         at = [point for point in group.series(value) if point.round in spent]
         curve = _curve(group.name, at, [spent[point.round] for point in at])
         # Without privacy epsilon is nowhere: there is no curve over it.
-        curves.append(curve if curve is not None and curve.xs[-1] > 0.0 else None)
+        curves.append(curve if curve is not None and curve.points[-1][0] > 0.0 else None)
     return _chart(key, WORDS["axis.epsilon"], curves)
 
 
 def _noise(group: Group) -> Curve | None:
-    return _curve(group.name, _steps(_noise_multipliers(group.runs[0])))
+    return _curve(group.name, _steps(_known_multipliers(group.runs[0])))
 
 
 def _norms(group: Group) -> Curve | None:
@@ -178,18 +170,13 @@ def _norms(group: Group) -> Curve | None:
         # What a line tells is the norm of the round after it.
         return _curve(
             group.name,
-            [
-                RoundRange(round=each.round + 1, mean=each.mean, low=each.low, high=each.high)
-                for each in adaptive[:-1]
-            ],
+            [replace(each, round=each.round + 1) for each in adaptive[:-1]],
         )
-    return _curve(group.name, _steps(first * len(_noise_multipliers(run))))
+    return _curve(group.name, _steps(first * len(_known_multipliers(run))))
 
 
-def _noise_multipliers(run: FoundRun) -> list[float]:
-    found = (run.statement or {}).get("noise_multipliers")
-    listed = map(number, found) if isinstance(found, list) else ()
-    return [each for each in listed if each is not None]
+def _known_multipliers(run: FoundRun) -> list[float]:
+    return [each for each in run.noise_multipliers if each is not None]
 
 
 def _steps(values: Sequence[float]) -> list[RoundRange]:
@@ -213,15 +200,7 @@ def _curve(
             kept[-1] = (x, point)
     if not kept:
         return None
-    kept = thinned(kept, _MOST_POINTS)
-    return Curve(
-        name=name,
-        xs=tuple(x for x, _ in kept),
-        means=tuple(point.mean for _, point in kept),
-        lows=tuple(point.low for _, point in kept),
-        highs=tuple(point.high for _, point in kept),
-        rounds=tuple(point.round for _, point in kept),
-    )
+    return Curve(name=name, points=tuple(thinned(kept, _MOST_POINTS)))
 
 
 def _chart(

@@ -45,64 +45,83 @@ class Gauge:
         return budget.format(spent=rounded_up(self.spent), budget=rounded_up(self.budget))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReportedRun:
-    """Everything that a report tells of one run, as text.
+    """Everything that a report tells of one run, as text; what its files do not say is left out.
 
     Attributes:
         run: The run.
-        name: Of its folder.
-        state: In words.
-        promise: The sentence of its promise.
-        warning: Whether that sentence says that nothing is promised.
-        gauge: Of its budget; None where there is none.
-        plain: The promise in plain sentences.
-        statement: The statement's rows.
-        not_covered: The statement's sentences.
-        accountants: Epsilon by each.
-        costs: Noise, cohort, bytes, time.
-        selection: Public figures of the selection.
-        settings: All that may be shown.
     """
 
     run: FoundRun
-    name: str
-    state: str
-    promise: str
-    warning: bool
-    gauge: Gauge | None
-    plain: tuple[str, ...]
-    statement: tuple[Row, ...]
-    not_covered: tuple[str, ...]
-    accountants: tuple[Row, ...]
-    costs: tuple[Row, ...]
-    selection: tuple[Row, ...]
-    settings: tuple[Row, ...]
 
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return self.run.card.name
 
-def facts_of(run: FoundRun) -> ReportedRun:
-    """Return what is told of a run; what its files do not say is left out."""
-    statement = run.statement or {}
-    promise, warning = _promise(run)
-    return ReportedRun(
-        run=run,
-        name=run.card.name,
-        state=WORDS[f"state.{run.card.state}"],
-        promise=promise,
-        warning=warning,
-        gauge=_gauge(run),
-        plain=() if warning else tuple(_plain(run)),
-        statement=(*_texts(statement, _STATED), *_others_promised(statement)),
-        not_covered=tuple(texts(statement.get("not_covered"))),
-        accountants=tuple(_accountants(statement)),
-        costs=tuple(_costs(run)),
-        selection=tuple(_selection(run)),
-        settings=tuple(
+    @property
+    def state(self) -> str:
+        """Its state, in words."""
+        return WORDS[f"state.{self.run.card.state}"]
+
+    @property
+    def promise(self) -> str:
+        """The sentence of its promise."""
+        return _promise(self.run)[0]
+
+    @property
+    def warning(self) -> bool:
+        """Whether that sentence says that nothing is promised."""
+        return _promise(self.run)[1]
+
+    @property
+    def gauge(self) -> Gauge | None:
+        """The gauge of its budget; None where there is none."""
+        return _gauge(self.run)
+
+    @property
+    def plain(self) -> list[str]:
+        """The promise in plain sentences."""
+        return [] if self.warning else _plain(self.run)
+
+    @property
+    def statement(self) -> list[Row]:
+        """The statement's rows."""
+        return [*_texts(self._said, _STATED), *_others_promised(self._said)]
+
+    @property
+    def not_covered(self) -> list[str]:
+        """The statement's sentences on what it leaves out."""
+        return texts(self._said.get("not_covered"))
+
+    @property
+    def accountants(self) -> list[Row]:
+        """Epsilon by each accountant."""
+        return _accountants(self._said)
+
+    @property
+    def costs(self) -> list[Row]:
+        """Noise, cohort, bytes, time."""
+        return _costs(self.run)
+
+    @property
+    def selection(self) -> list[Row]:
+        """Public figures of the selection."""
+        return _selection(self.run)
+
+    @property
+    def settings(self) -> list[Row]:
+        """All settings that may be shown."""
+        return [
             (key, shown_value(value))
-            for key, value in run.settings.items()
+            for key, value in self.run.settings.items()
             if key not in SECRET | FOLDERS
-        ),
-    )
+        ]
+
+    @property
+    def _said(self) -> Mapping[str, Any]:
+        return self.run.statement or {}
 
 
 _STATED = (

@@ -15,8 +15,8 @@ import numpy as np
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 from numpy.typing import NDArray
 
-from fl_dp.mechanisms.checks import require_positive, require_probability, require_rate
 from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.option_errors import require_positive, require_probability, require_rate
 
 from .budget import NeighboringRelation, PrivacyBudget
 from .events import FixedSizeGaussianEvent

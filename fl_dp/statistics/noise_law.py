@@ -14,9 +14,9 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from fl_dp.accounting.events import PrivacyEvent
-from fl_dp.accounting.gaussian import gaussian_noise_multiplier
+from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
-from fl_dp.mechanisms.checks import require_positive
+from fl_dp.option_errors import require_positive
 
 from .quantiles import Quantiles
 from .query import Query, SumQuery

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ASSETS = Path(__file__).parent.parent / "assets"
+ASSETS = Path(__file__).parent / "assets"
 
 WORDS: Mapping[str, str] = json.loads((ASSETS / "page/words.json").read_text(encoding="utf-8"))
 
