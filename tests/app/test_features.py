@@ -20,7 +20,7 @@ from fl_dp.app.settings import Settings
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import dataset_of, form_of_run, parts_of, with_digests
 from fl_dp.clients.node_privacy import simulated_nodes
-from fl_dp.statement import statement_page
+from fl_dp.statement.check import statement_page
 from fl_dp.tasks.datasets import load_dataset
 
 BEFORE = "4b15b8be6934977d10b8f8aed0b3671aaee12cceb3f9b264f0a9aabd7214b1b5"
