@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,12 +73,9 @@ def with_validation_part(dataset: Dataset) -> Dataset:
     held_out.sort()
     return replace(
         dataset,
-        train_x=dataset.train_x[train],
-        train_y=labels[train],
+        **_training(dataset, train),
         test_x=dataset.train_x[held_out],
         test_y=labels[held_out],
-        train_clients=None if dataset.train_clients is None else dataset.train_clients[train],
-        train_fit=None if dataset.train_fit is None else dataset.train_fit[train],
     )
 
 
@@ -102,11 +100,15 @@ def with_public_part(dataset: Dataset, count: int) -> Dataset:
         )
     order = np.random.Generator(np.random.PCG64(_SPLIT_SEED)).permutation(in_all)
     public, private = np.sort(order[:count]), np.sort(order[count:])
-    of_private = {
-        name: None if (values := getattr(dataset, name)) is None else values[private]
+    return replace(dataset, **_training(dataset, private), public_x=dataset.train_x[public])
+
+
+def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the fields of a training part that is left with some rows."""
+    return {
+        name: None if (values := getattr(dataset, name)) is None else values[rows]
         for name in ("train_x", "train_y", "train_clients", "train_fit")
     }
-    return replace(dataset, **of_private, public_x=dataset.train_x[public])
 
 
 def stratified_split(

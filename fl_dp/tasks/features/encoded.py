@@ -30,7 +30,7 @@ def digest_of_records(dataset: Dataset, *splits: str) -> str:
     for split in splits:
         records = getattr(dataset, f"{split}_x")
         digest.update(f"{split} {records.dtype} {records.shape}".encode())
-        digest.update(np.ascontiguousarray(records))
+        digest.update(np.ascontiguousarray(records).data)
     return digest.hexdigest()
 
 
@@ -142,5 +142,4 @@ def _computed(dataset: Dataset, encoder: Encoder, place: Path | None) -> NDArray
 def _parts(dataset: Dataset, encoder: Encoder) -> Iterator[NDArray[np.float32]]:
     for split, labels in (("train", dataset.train_y), ("test", dataset.test_y)):
         for start in range(0, len(labels), _ROWS):
-            records = dataset.features(slice(start, start + _ROWS), split)
-            yield encoder(records.astype(np.float32, copy=False))
+            yield encoder(dataset.features(slice(start, start + _ROWS), split))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,11 +57,12 @@ class Encoder:
         self.statistics = statistics
 
     def fitted(
-        self, public: NDArray[np.float32], *, project: int | None = None, shrink: int | None = None
+        self, public: NDArray[Any], *, project: int | None = None, shrink: int | None = None
     ) -> Encoder:
         """Return the same encoder with the statistics of public records; see `PublicStatistics`."""
         with self._threads():
-            vectors = torch.cat([*self._vectors(public)]).cpu()
+            parts = [self._maps(some)[:count].cpu() for some, count in self._batches(public)]
+        vectors = torch.cat(parts)
         finite = vectors[vectors.isfinite().all(dim=1)]
         return self.by(PublicStatistics.fit(finite, project=project, shrink=shrink))
 
@@ -70,11 +72,11 @@ class Encoder:
             self._body, group_norm=self._group_norm, statistics=statistics, device=self._device
         )
 
-    def __call__(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
+    def __call__(self, records: NDArray[Any]) -> NDArray[np.float32]:
         """Return the vectors of records.
 
         Args:
-            records: Float32 `(n, *input_shape)`.
+            records: Numbers `(n, *input_shape)`, taken as float32.
 
         Returns:
             Float32 `(n, d)`, rows of norm 1. A record whose vector is not finite, or is zero, gets
@@ -85,7 +87,10 @@ class Encoder:
                 of another length.
         """
         with self._threads():
-            parts = [self._normalised(vectors).cpu() for vectors in self._vectors(records)]
+            parts = [
+                self._normalised(self._maps(some))[:count].cpu()
+                for some, count in self._batches(records)
+            ]
         encoded: NDArray[np.float32] = torch.cat(parts).numpy()
         return encoded
 
@@ -95,7 +100,8 @@ class Encoder:
         Raises:
             ValueError: As for records.
         """
-        return self(np.zeros((1, *input_shape), np.float32)).shape[1]
+        vectors = self(np.zeros((1, *input_shape), np.float32))
+        return int(vectors.shape[1])
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
@@ -108,8 +114,8 @@ class Encoder:
         finally:
             torch.set_num_threads(threads)
 
-    def _vectors(self, records: NDArray[np.float32]) -> Iterator[Tensor]:
-        """Yield what the network and the group norm make of records, some at a time.
+    def _batches(self, records: NDArray[Any]) -> Iterator[tuple[Tensor, int]]:
+        """Yield records some at a time, and how many they are.
 
         Kernels round by how many rows there are: the last ones are filled up, so that a vector does
         not depend on that.
@@ -119,11 +125,12 @@ class Encoder:
             some = records[start : start + size]
             filled = np.zeros((size, *records.shape[1:]), np.float32)
             filled[: len(some)] = some
-            yield self._maps(torch.from_numpy(filled).to(self._device))[: len(some)]
+            yield torch.from_numpy(filled).to(self._device), len(some)
 
     @torch.inference_mode()
     def _maps(self, records: Tensor) -> Tensor:
-        maps = self._body(records)
+        """Return what the network and the group norm make of records, flat."""
+        maps: Tensor = self._body(records)
         groups = self._group_norm
         if groups is None:
             return maps.flatten(1).float()
@@ -134,6 +141,7 @@ class Encoder:
         return functional.group_norm(maps, groups).flatten(1).float()
 
     def _normalised(self, vectors: Tensor) -> Tensor:
+        """Return vectors by the statistics, of norm 1."""
         if self.statistics is not None:
             if len(self.statistics.mean) != vectors.shape[1]:
                 raise ValueError(

@@ -120,7 +120,8 @@ def _gabor(padded: list[int], scale: int, theta: float, frequency: float) -> NDA
         )
         along, across = cosine * y + sine * x, slant * (cosine * x - sine * y)
         found += np.exp(-(along**2 + across**2) / (2 * sigma**2) + 1j * frequency * along)
-    return found / (2 * _PI * sigma**2 / slant)
+    normed: NDArray[np.complex128] = found / (2 * _PI * sigma**2 / slant)
+    return normed
 
 
 def _morlet(padded: list[int], scale: int, angle: int) -> NDArray[np.float64]:
@@ -149,4 +150,5 @@ def _smoothing(side: int, scale: int) -> NDArray[np.float64]:
     kernel = np.fft.ifft(fourier).real
     step = STRIDE >> scale
     kept = np.arange(1, side // STRIDE - 1) * step
-    return kernel[(kept[:, None] - np.arange(length)) % length]
+    rows: NDArray[np.float64] = kernel[(kept[:, None] - np.arange(length)) % length]
+    return rows
