@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fl_dp.clients.node_config import NodeConfig
 from fl_dp.files import sha256_of
 from fl_dp.tasks.datasets import Dataset, Form
+from fl_dp.tasks.device import training_device
 
 from .settings import Settings
 from .settings.features import CheckpointSettings, ScatteringSettings
@@ -153,8 +154,6 @@ def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
 def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encoder:
     """Return the encoder with the statistics of its file, if it names one."""
     from fl_dp.tasks.features import Encoder, PublicStatistics, Scattering, encoder_module
-
-    from .workload import training_device
 
     if not chosen.public:
         encoder_digest(chosen, None)  # before anything of another one is imported

@@ -25,6 +25,7 @@ from fl_dp.tasks.datasets import (
     form_of,
     load_dataset,
 )
+from fl_dp.tasks.device import training_device
 from fl_dp.tasks.fit import require_fit
 from fl_dp.updates import SharedPart
 
@@ -269,16 +270,6 @@ def own_data_path(node_config: Mapping[str, Any]) -> str | None:
 def records_of(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Return features and labels of some training rows, on the device that trains."""
     return _device_data(dataset, training_device()).records(rows)
-
-
-def training_device() -> torch.device:
-    """Return CUDA's first GPU where torch sees one, otherwise the CPU.
-
-    A simulation's worker without a share of a GPU sees none.
-    """
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def check_model(settings: Settings) -> None:
