@@ -1,4 +1,4 @@
-"""Documents and values that anybody may have written: what they make Python raise is one error."""
+"""Documents and values from untrusted writers: what they make Python raise becomes one error."""
 
 from __future__ import annotations
 

@@ -163,7 +163,7 @@ def require_count(**settings: int) -> None:
 
 
 def require_rate(**settings: float) -> None:
-    """Refuse settings that are not in (0, 1], where 1 means everybody.
+    """Refuse settings that are not in (0, 1], where 1 means all units.
 
     Raises:
         OptionError: If one is not; the message has its name.

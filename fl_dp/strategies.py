@@ -1,7 +1,7 @@
 """Stands for the folder `strategies/` in a checkout and in the bundle that `flwr run` builds.
 
 In a wheel the folder itself lies here. A top-level package of that name would be hidden by the
-`strategies/` folder of whoever uses the library, so it is loaded by its path, under the one name
+`strategies/` folder of a user's project, so it is loaded by its path, under the one name
 that works everywhere: `fl_dp.strategies`.
 """
 

@@ -213,7 +213,7 @@ class Buffer:
                     self._waiting.append((each, None))
 
     def _take(self, grid: Grid, room: int) -> list[tuple[Asked, Message | None]]:
-        """Return at most so many answers, in the order of their arrival."""
+        """Return up to that number of answers, in the order of their arrival."""
         for ids in batches(list(self._under_way)):
             if len(self._waiting) >= room:
                 break

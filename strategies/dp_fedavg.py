@@ -177,7 +177,7 @@ class DPFedAvg(RoundLoop):
             plan,
             selection,
             weight_cap=weight_cap,
-            record_plan=record_plan,
+            dp_sgd=record_plan is not None,
             compression=compression if compression is not None else Compression(),
             roster_may_grow=roster_may_grow,
         )
@@ -427,7 +427,7 @@ class DPFedAvg(RoundLoop):
                 participants=self._participations.names_of(cohort),
                 index=draft.draw.index,
             )
-        else:  # charged whoever is drawn: an empty cohort costs as much as a full one
+        else:  # charged for any draw: an empty cohort costs as much as a full one
             self._reservation = self.ledger.reserve(
                 round=server_round, noise_multiplier=multiplier, index=draft.draw.index
             )

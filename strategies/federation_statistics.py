@@ -73,7 +73,7 @@ def ask_federation(
         rng: Where the server's noise comes from; a secure source by default.
         config: Sent along with the query.
         units_per_node: Privacy units that a node hosts at most. A node answers with one vector a
-            unit; of more than so many those beyond do not count.
+            unit; vectors beyond this number do not count.
         window: How many nodes are under way at once; chosen by the grid when None.
         timeout: Seconds to wait for replies.
         roster_timeout: Seconds to wait for the plan's clients to connect, before anything is

@@ -80,7 +80,7 @@ class OpenRound:
         return [self.message_for(node, timeout) for node in self.cohort]
 
     def message_for(self, node: int, lifetime: float) -> Message:
-        """Write the message of one node, which works on it for so many seconds at most."""
+        """Write the message of one node, which works on it for a limited number of seconds."""
         return Message(
             content=self.mode.content_for(node, self._content),
             message_type=MessageType.TRAIN,

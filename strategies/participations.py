@@ -15,7 +15,7 @@ from .roster import RosterIncomplete, Unit
 
 logger = logging.getLogger("flwr.fl_dp")
 
-_SOME = 5  # so many nodes are listed in a line
+_SOME = 5  # nodes that a line lists at most
 _BY_ID = "node-"  # no lasting name starts like this
 
 

@@ -29,7 +29,7 @@ from .exchange import exchange, is_simulation, patience
 logger = logging.getLogger("flwr.fl_dp")
 
 _ASKED_FIRST = 3
-_SOME = 5  # so many nodes are named in a line of the log
+_SOME = 5  # nodes that a line of the log names at most
 
 _MOD_ADVICE = (
     "leave it out of the client app's mods: fl-dp clips and adds the noise, and the mod fails in "

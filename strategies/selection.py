@@ -372,7 +372,7 @@ class BufferedSelection(PublicSelection):
         self._power = staleness_power
 
     def weight(self, staleness: int) -> float:
-        """Return the public factor in [0, 1] on an answer to a model so many releases old."""
+        """Return the public factor in [0, 1] on an answer, by the age of its model in releases."""
         if staleness > self.max_staleness:
             return 0.0
         # At most 1: a weight never lengthens a clipped update, so the sensitivity stays the norm.
@@ -388,7 +388,7 @@ class CyclicSelection(Selection):
     """
 
     def __init__(self, groups: int, inside: PoissonSampling | TruncatedPoissonSampling) -> None:
-        """Let so many groups take turns.
+        """Deal clients into groups that take turns.
 
         Args:
             groups: How many; each unit's indices are so far apart.

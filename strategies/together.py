@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from fl_dp.option_errors import require_compatible, require_positive
-from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.plan import PrivacyPlan
 from fl_dp.plan.exclusions import EXCLUSIONS, Asked
 from fl_dp.updates.compression_options import CompressionOptions
 
@@ -17,7 +17,7 @@ def check_together(
     selection: Selection,
     *,
     weight_cap: float | None,
-    record_plan: RecordPlan | None,
+    dp_sgd: bool,
     compression: CompressionOptions,
     roster_may_grow: bool = False,
 ) -> None:
@@ -27,7 +27,7 @@ def check_together(
         plan: What is promised to clients; None: nothing.
         selection: Who takes part.
         weight_cap: Records that earn a client the full weight; None: every client weighs 1.
-        record_plan: What clients promise to their records; None: nothing.
+        dp_sgd: Whether clients train by DP-SGD.
         compression: How updates and models travel.
         roster_may_grow: Whether more clients may take part than are declared.
 
@@ -46,7 +46,7 @@ def check_together(
             looks_at_norms=selection.looks_at_norms,
             draws_cohorts=type(selection) is not PoissonSelection,
             weight_cap=weight_cap,
-            dp_sgd=record_plan is not None,
+            dp_sgd=dp_sgd,
             compression=compression,
             roster_may_grow=roster_may_grow,
         ),

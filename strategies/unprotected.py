@@ -84,7 +84,7 @@ class UnprotectedFedAvg(RoundLoop):
             None,
             selection,
             weight_cap=weight_cap,
-            record_plan=record_plan,
+            dp_sgd=record_plan is not None,
             compression=compression if compression is not None else Compression(),
         )
         super().__init__(

@@ -98,6 +98,12 @@ class ExponentialSelection(Selection):
             raise OptionError(
                 f"{{records_per_client}} must be at least 1, got {records_per_client}"
             )
+        if records_per_client is not None and utility in (*_BY_SERVER, "records"):
+            raise OptionError(
+                f"one record can move {{utility={utility!r}}} by any amount: with "
+                "{records_per_client} choose by a mean over records, such as {utility='loss'} or "
+                "accuracy"
+            )
         # One of n records moves a mean over them by at most half the range over n.
         # The null of a record is the middle of the range, as that of a client.
         self.mechanism = ExponentialMechanism(
@@ -115,18 +121,13 @@ class ExponentialSelection(Selection):
         elif utility in _BY_SERVER:
             self._utility = _BY_SERVER[utility]
             self.looks_at_norms = utility == "update_norm"
-            if records_per_client is not None:
-                raise ValueError(
-                    f"one record can move {utility} by any amount: with records_per_client choose "
-                    "by a mean over records, such as loss or accuracy"
-                )
         else:
             self.utility = utility
             self._utility = _reported
         self._seen: dict[Unit, Observation] = {}
 
     def releases(self, rounds: int) -> History:
-        """Return the draws of so many rounds."""
+        """Return the draws of a number of rounds."""
         return {self.mechanism.event(draws=self.sampling.cohort): rounds}
 
     def select(self, draw: Draw) -> list[Unit]:
@@ -222,7 +223,7 @@ class DPUtilitySelection(Selection):
         return dict(self._noisy)
 
     def releases(self, rounds: int) -> History:
-        """Return the refreshes of so many rounds."""
+        """Return the refreshes of a number of rounds."""
         return {self._event: len(range(1, rounds + 1, self._refresh_every))}
 
     def select(self, draw: Draw) -> list[Unit]:

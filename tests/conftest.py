@@ -81,6 +81,7 @@ class ByFile(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
         return nodeid.partition("::")[0] if group == nodeid else group
 
 
+@pytest.hookimpl(optionalhook=True)  # there without `-p no:xdist`
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile | None:
     return ByFile(config, log) if config.getoption("dist") == "loadgroup" else None
 

@@ -1,7 +1,7 @@
 """Matrices of correlated noise: which coefficients are best, and what they cost.
 
 The noise of the releases is C^-1 z. C is lower triangular and Toeplitz: its first column
-c_0 = 1, c_1, ... is repeated below the diagonal, and only so many `bands` of it are not 0. A model
+c_0 = 1, c_1, ... is repeated below the diagonal; its first `bands` entries alone are not 0. A model
 that adds up the releases has the error of the columns of A C^-1, A being what one release does to
 all later models; a participation costs the norm of a column of C. Both are known beforehand, so
 coefficients are chosen once, for the product of the two, and stand in the plan as integers.

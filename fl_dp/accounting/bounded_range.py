@@ -4,7 +4,7 @@ A mechanism has bounded range epsilon when its log-likelihood ratios, over all o
 an interval of that length. The worst such pair of neighbours has two outputs with losses `t` and
 `t - epsilon`, and probability `(e^epsilon - e^t) / (e^epsilon - 1)` of the first, for some `t` in
 [0, epsilon] (Dong, Durfee and Rogers 2020, "Optimal Differential Privacy Composition for
-Exponential Mechanisms"). Both curves below take the worst `t` anew at each point.
+Exponential Mechanisms"). Both curves below take the worst `t` of each point.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def additive_gumbel_delta(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return both profiles of one score with standard Gumbel noise that is lowered by `epsilon`.
 
-    Whoever sees all noisy scores sees the top of them: this bounds the top `k` of one set of
+    Seeing all noisy scores is seeing the top of them: this bounds the top `k` of one set of
     one-coordinate scores for every `k`.
 
     Returns:

@@ -11,9 +11,9 @@ the release of all its noisy scores. naive: basic composition, each release at a
 delta; for comparison, nobody should pay it.
 
 Where even the bounds in closed form lie above 100, a distribution would take minutes and gigabytes
-for nothing that anybody could use. It is left out there, and what is returned is conservative: by a
+for no useful number. It is left out there, and what is returned is conservative: by a
 tenth of epsilon just beyond 100 if a tenth of all units is sampled, by a fifth if a hundredth is,
-and by less the larger epsilon. There `gdp` and `zcdp` count each sample as everybody.
+and by less the larger epsilon. There `gdp` and `zcdp` count each sample as the whole roster.
 """
 
 from __future__ import annotations

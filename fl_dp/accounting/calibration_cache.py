@@ -36,7 +36,7 @@ class CachedCalibration:
     """The place of one calibration.
 
     Attributes:
-        file: Where it lies, whether or not it is there; None: nowhere.
+        file: Path of the cache, which may not exist yet; None: no cache.
     """
 
     file: Path | None

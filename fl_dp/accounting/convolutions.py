@@ -39,7 +39,7 @@ def composed_pair(
 def composed_with_itself(
     distribution: library.PrivacyLossDistribution, count: int
 ) -> library.PrivacyLossDistribution:
-    """Return what so many equal releases lose.
+    """Return the privacy loss of `count` equal releases.
 
     Args:
         distribution: Of one, pessimistic.

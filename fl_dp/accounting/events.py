@@ -31,7 +31,7 @@ class PoissonGaussianEvent(Checked):
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
         sampling_rate: Upper bound on the probability with which each unit is in the sample,
-            independently of all others and unseen by the adversary. 1 means everybody.
+            independently of all others and unseen by the adversary. 1 means all units.
     """
 
     kind: ClassVar[str] = "poisson-gaussian"

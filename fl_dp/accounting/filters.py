@@ -77,7 +77,7 @@ class DeclaredFilter:
 
     A declared history that fits as a whole is certified once; each release inside it is then
     admitted by comparing two counters. What goes beyond it, such as a second attempt at a round, is
-    computed anew and certified in stretches: epsilon only grows with more releases. What is
+    computed again and certified in stretches: epsilon only grows with more releases. What is
     repeated must not be chosen by what earlier releases showed: that takes one of the other gates.
     """
 
@@ -154,7 +154,7 @@ class DeclaredFilter:
         """Return as much of what is declared and left as fits, `event` first; None if not even it.
 
         After an unplanned release not everything fits any more. What is left out here is not lost:
-        it is asked for anew when its turn comes.
+        it is computed again when its turn comes.
         """
         order = [event] * left[event] + [
             e for e, count in left.items() for _ in range(count) if e != event

@@ -232,7 +232,7 @@ def best_noise(prices: Sequence[NoisePrice]) -> NoisePrice:
 
 
 def error_after(price: NoisePrice, wanted: NoiseRequest, rounds: int) -> float:
-    """Return the root mean square error of the model after so many rounds, in clipping norms."""
+    """Return the model's root mean square error after `rounds` rounds, in clipping norms."""
     last = model_error(price.coefficients, rounds, wanted.momentum, Objective.LAST)
     return _scale(price.noise_multiplier, price.coefficients, price.sampling, wanted) * math.sqrt(
         last

@@ -1,6 +1,6 @@
 """The best of a random number of runs: the law of that number, and what the best run spends.
 
-Whoever trains several times and keeps the best model spends more than one training, and far less
+Training several times and keeping the best model spends more than one training, and far less
 than all of them, if the number of trainings is random and stays secret.
 
     >>> law = RunsLaw(mean=5.0)  # geometric
@@ -62,7 +62,7 @@ class RunsLaw:
         return math.exp(float(brentq(excess, -60.0, -1e-9, xtol=1e-14)))
 
     def probability(self, runs: int) -> float:
-        """Return the probability of so many runs."""
+        """Return the probability of `runs` runs."""
         first, ratio = self._first(), 1.0 - self.gamma
         for done in range(1, runs):
             first *= ratio * (done + self.shape) / (done + 1.0)

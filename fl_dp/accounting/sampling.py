@@ -1,8 +1,8 @@
 """Laws of a round's cohort, and what each makes a round cost.
 
 Only secret, independent coins earn amplification by sampling. A cohort of a fixed size is another
-law, and a cohort that somebody sees is no sample at all: each rule hands out the one event that it
-may be charged as, so that a wrong one can't be written down.
+law, and a cohort that the adversary sees is no sample at all: each rule hands out the one event
+that it may be charged as, so that a wrong one can't be written down.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class PoissonSampling(Sampling):
     """An independent secret coin for each unit: the one sampling that earns full amplification.
 
     Attributes:
-        sampling_rate: Probability of each unit in each round, in (0, 1]; 1 means everybody.
+        sampling_rate: Probability of each unit in each round, in (0, 1]; 1 means all units.
     """
 
     kind: ClassVar[str] = "poisson"
@@ -96,7 +96,7 @@ class PoissonSampling(Sampling):
 
     @property
     def visible(self) -> bool:
-        """Whether everybody takes part."""
+        """Whether all units take part."""
         return self.sampling_rate == 1.0
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
@@ -200,7 +200,7 @@ class UtilityPoissonSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSizeSampling(Sampling):
-    """A uniform secret draw of exactly so many units: not a Poisson sample, nor charged as one.
+    """A uniform secret draw of exactly `cohort` units: not a Poisson sample, nor charged as one.
 
     Attributes:
         cohort: Units in every round.
@@ -232,7 +232,7 @@ class VisibleSampling(Sampling):
     a participation cap bounds how many those are.
 
     Attributes:
-        cohort: At most so many units a round: the public denominator.
+        cohort: Largest number of units per round: the public denominator.
         separation: Least distance between the indices of two rounds with the same unit; 1: it may
             take part in any two rounds. Correlated noise needs as many as it has bands.
     """
@@ -347,7 +347,7 @@ class CyclicSampling(Sampling):
 
     @property
     def visible(self) -> bool:
-        """Whether everybody of the group whose turn it is takes part."""
+        """Whether all units of the group whose turn it is take part."""
         return self.inside.visible
 
     @property

@@ -23,7 +23,7 @@ _SAMPLER = 2.0**-48  # error of a log-ratio of one draw in float64
 
 
 def usual_colluding(nodes: int) -> int:
-    """Return how many of so many nodes are taken to collude where nobody says otherwise."""
+    """Return the number of nodes, of `nodes`, that may collude unless a setting says otherwise."""
     return next(colluding for most, colluding in _COLLUDING if nodes <= most)
 
 
@@ -85,7 +85,7 @@ class SharedNoise:
 
     @property
     def colluding_members(self) -> int:
-        """Members who may collude: whoever chose the committee, no more than collude at all."""
+        """Members who may collude: no more than collude in all, however they were chosen."""
         return min(self.colluding, self.committee)
 
     @property
@@ -105,7 +105,7 @@ class SharedNoise:
         return -(-told // (self.honest_members - self.lies))
 
     def honest_shares(self, *, server_lies: bool) -> int:
-        """Return how many shares of noise nobody can take away from an opened sum.
+        """Return how many shares of noise no adversary can subtract from an opened sum.
 
         Args:
             server_lies: Whether the server may tell members different repliers; it needs nodes that
@@ -120,7 +120,7 @@ def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> fl
     Args:
         scale: Of one share, in grid steps.
         sensitivity: L2 distance, in grid steps, by which one unit moves the sum.
-        shares: That nobody can take away.
+        shares: Those that no adversary can subtract.
 
     Raises:
         ValueError: If the shares are too small to be taken for a Gaussian.
@@ -160,7 +160,7 @@ def shared_noise_slack(
 
 
 def sampler_slack(draws: int) -> float:
-    """Return how far the log-ratio of so many draws of noise may lie from its law's, by float64."""
+    """Return how far the log-ratio of `draws` draws of noise may lie from its law's, by float64."""
     return draws * _SAMPLER
 
 

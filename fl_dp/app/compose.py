@@ -15,7 +15,9 @@ from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 
-from .kept import check_kept
+from fl_dp.option_errors import require_compatible
+
+from .exclusions import OVERRIDES, Composed
 from .option_keys import errors_in_keys
 from .overrides import (
     ConfigError,
@@ -44,7 +46,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     Raises:
         ConfigError: If a key is unknown or a value has the wrong type or range.
     """
-    # A copy: whoever changes a setting of theirs changes nobody else's.
+    # A copy: a caller that changes its settings leaves those of other callers as they are.
     return deepcopy(_composed(tuple(overrides), config_folder()))
 
 
@@ -84,7 +86,7 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
             if not each.is_delete()
         }
         with errors_in_keys():
-            check_kept(given, settings)
+            require_compatible(OVERRIDES, Composed(written=given, settings=settings))
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error), options=_keys_in(error)) from error
     except HydraException as error:

@@ -1,10 +1,14 @@
 """Choices of a configuration that exclude each other: one row each, beside those of a plan.
 
 These rows are about what only the app knows: which noise goes with which selection, what DP-SGD
-inside clients leaves to nobody else, and what a statistic can't keep to.
+inside clients leaves to nobody else, and what a statistic can't keep to. `settings/run.py` has the
+rows that settings are checked by whenever they are made.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from fl_dp.option_errors import Exclusion
 
@@ -12,7 +16,6 @@ from .settings import Settings
 from .settings.noises import NOISES
 
 _BY_UTILITY = ("exponential", "dp_utility")
-_SEEN_BY_SERVER = ("update_norm", "staleness")
 _FITTING = [
     f"{{noise={each.name}}} goes with {{selection={each.selections[0]}}} or {each.selections[1]}"
     for each in NOISES
@@ -24,6 +27,33 @@ def _needs_another_selection(settings: Settings) -> bool:
     fitting = settings.noise.selections
     return bool(fitting) and settings.selection.name not in fitting
 
+
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """Settings that were composed, and the keys that were written for them.
+
+    Attributes:
+        written: Their values as text.
+        settings: What they came to.
+    """
+
+    written: Mapping[str, str]
+    settings: Settings
+
+
+OVERRIDES: tuple[Exclusion[Composed], ...] = (
+    Exclusion(
+        options=("dp_sgd", "privacy"),
+        when=lambda given: (
+            given.written.get("dp_sgd") == "off"
+            and given.written.get("privacy") != "none"
+            and not (given.settings.protects_clients or given.settings.protects_records)
+        ),
+        why="{dp_sgd=off} leaves nothing of a promise to records",
+        instead="leave it out, or write {privacy=none} if nobody is to be protected",
+    ),
+)
+"""What may not be written, as it takes away what another choice promises."""
 
 PARTS: tuple[Exclusion[Settings], ...] = (
     Exclusion(
@@ -40,6 +70,25 @@ PARTS: tuple[Exclusion[Settings], ...] = (
         "round, too, where updates are noised as a whole ({privacy=?})",
         instead="write {model.lora_train=b}, or {privacy=dp_sgd}",
     ),
+    Exclusion(
+        options=("simulation.units_per_node", "privacy.unit", "privacy"),
+        when=lambda given: given.sums_records and given.simulation.units_at_node > 1,
+        why="a client adds up the gradients of its own records",
+        instead="with {privacy.unit=record} under {privacy=distributed} write "
+        "{simulation.units_per_node=1}",
+        got=("simulation.units_per_node",),
+    ),
+    Exclusion(
+        options=("selection.records_per_client", "privacy.unit"),
+        when=lambda given: (
+            given.selection.name == "exponential"
+            and given.privacy.unit == "record"
+            and given.selection.records_per_client is None
+        ),
+        why="{privacy.unit=record} needs to know by how much one record moves what "
+        "{selection=exponential} chooses by",
+        instead="write {selection.records_per_client=...}, a public lower bound",
+    ),
 )
 """What a promise to clients leaves out."""
 
@@ -52,16 +101,7 @@ NOISE: tuple[Exclusion[Settings], ...] = (
         why="correlated noise is the server's own, and nodes that add noise can't take earlier "
         "noise away",
         instead="write {privacy=central} or {noise=independent}",
-        got=(
-            "noise",
-            "privacy",
-        ),
-    ),
-    Exclusion(
-        options=("noise", "selection"),
-        when=lambda given: given.noise.name == "cyclic" and given.selection.name == "buffered",
-        why="{noise=cyclic} rests on secret coins inside a group, and who answers when is no coin",
-        instead="with {selection=buffered} write {noise=spaced}",
+        got=("noise", "privacy"),
     ),
     Exclusion(
         options=("selection", "noise"),
@@ -85,54 +125,15 @@ NOISE: tuple[Exclusion[Settings], ...] = (
 )
 """What the choice of noise leaves out."""
 
-UTILITIES: tuple[Exclusion[Settings], ...] = (
-    Exclusion(
-        options=("selection.records_per_client", "privacy.unit"),
-        when=lambda given: (
-            (given.selection.records_per_client is None) != (given.privacy.unit == "client")
-        ),
-        why="{selection.records_per_client} goes with {privacy.unit=record}, for which it is "
-        "needed",
-        instead="write both or neither",
-        got=(
-            "selection.records_per_client",
-            "privacy.unit",
-        ),
-    ),
-    Exclusion(
-        options=("selection.utility", "privacy.unit"),
-        when=lambda given: (
-            given.selection.records_per_client is not None
-            and given.selection.utility not in ("loss", "accuracy")
-        ),
-        why="one record can move {selection.utility=?} by any amount",
-        instead="with {privacy.unit=record} choose by {selection.utility=loss} or accuracy",
-    ),
-)
-"""What `selection=exponential` leaves out."""
-
 RECORDS: tuple[Exclusion[Settings], ...] = (
     Exclusion(
-        options=("dp_sgd", "privacy.unit"),
-        when=lambda given: given.sums_records,
-        why="with {privacy.unit=record} under {privacy=distributed} each round is a step of DP-SGD "
-        "already, and clients take none of their own",
-        instead="leave {dp_sgd=on} out",
-    ),
-    Exclusion(
-        options=("metrics.loss", "metrics.accuracy", "weights.cap", "selection", "dp_sgd"),
+        options=("metrics.loss", "metrics.accuracy", "weights.cap", "privacy"),
         when=lambda given: (
-            given.metrics.loss is not None
-            or given.metrics.accuracy is not None
-            or given.weights.cap is not None
-            or (
-                given.selection.name in _BY_UTILITY
-                and given.selection.utility not in _SEEN_BY_SERVER
-            )
+            given.protects_records_alone
+            and bool(given.metrics.loss or given.metrics.accuracy or given.weights.cap)
         ),
-        why="with DP-SGD inside clients nothing else may be computed from their records",
-        instead="leave out {metrics.loss}, {metrics.accuracy}, {weights.cap} and a {selection} by "
-        "what clients report",
+        why="nothing but the model may be computed from records that DP-SGD protects",
+        instead="leave out {metrics.loss}, {metrics.accuracy} and {weights.cap}",
     ),
     Exclusion(
         options=("privacy.insecure_seed", "dp_sgd"),

@@ -77,7 +77,7 @@ class InProcessGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Let the next node answer, and return its reply; nothing if all of these have answered.
 
-        One at a time: whoever waits looks at the clock in between, and handles a reply before the
+        One at a time: a waiting node looks at the clock in between, and handles a reply before the
         next one takes memory.
         """
         for message_id in message_ids:

@@ -20,7 +20,7 @@ from typing import Any, get_args, get_type_hints
 
 from .schema import groups
 from .settings import CHOICES, OPTIONS, CurveSettings, Settings
-from .settings.fields import is_told, is_tunable
+from .settings.checks import is_told, is_tunable
 from .settings.options import chosen_by
 
 _KINDS: dict[Any, str] = {

@@ -59,7 +59,7 @@ def with_noise(settings: Settings, delta: float) -> Settings:
         )
     )
     if isinstance(chosen, PublicSettings) and chosen.participation_cap is None:
-        # The noise was compared for so many rounds of a client: without the cap it would be more.
+        # The noise was compared for this number of rounds of a client, which the cap holds.
         chosen = replace(chosen, participation_cap=best.charged_rounds)
     noise = NoiseSettings()
     if best.noise == "spaced":

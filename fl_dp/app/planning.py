@@ -18,7 +18,7 @@ from fl_dp.mechanisms import (
     Clipping,
     ScalarMetric,
 )
-from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
+from fl_dp.option_errors import OptionError, require_compatible
 from fl_dp.plan import PlanArguments, PrivacyPlan, RecordPlan
 from fl_dp.strategies import (
     Selection,
@@ -26,7 +26,7 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import VectorLayout
 
-from .exclusions import PARTS, RECORDS, UTILITIES
+from .exclusions import PARTS, RECORDS
 from .noise_choice import (
     correlation_of,
     cyclic_selection,
@@ -89,8 +89,6 @@ def make_selection(settings: Settings) -> Selection:
         settings = with_noise(settings, target_delta(settings))
     if settings.noise.name == "cyclic":
         return cyclic_selection(settings)
-    if settings.selection.name == "exponential":
-        require_compatible(UTILITIES, settings)
     return settings.selection.make(settings.task.num_clients, separation=separation_of(settings))
 
 
@@ -157,7 +155,7 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         PrivacyPlan.draft(budget, 1.0, **arguments),
         selection,
         weight_cap=settings.weights.cap,
-        record_plan=None,  # `make_record_plan` has words of its own
+        dp_sgd=settings.protects_records,
         compression=settings.compression,
         roster_may_grow=settings.roster_may_grow,
     )
@@ -199,16 +197,11 @@ def _roster(settings: Settings) -> tuple[int, int, int | None]:
     """Return how many units are declared, how many a node has at most, and the nodes of records.
 
     Raises:
-        ValueError: If so many clients can't have the declared records.
+        ValueError: If that number of clients can't have the declared records.
     """
     nodes, hosted = settings.task.num_clients, settings.simulation.units_at_node
     if not settings.sums_records:
         return nodes, hosted, None
-    if hosted > 1:
-        raise IncompatibleOptions(
-            "a client adds up the gradients of its own records: with {privacy.unit=record} under "
-            f"{{privacy=distributed}} write {{simulation.units_per_node=1}}, got {hosted}"
-        )
     records = declared_records(settings)
     most = settings.task.max_records or records
     if nodes * most < records:

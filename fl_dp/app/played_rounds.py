@@ -105,7 +105,7 @@ class NodesOnly(Grid):
     """Nodes 100, 101, ... that are there and never asked."""
 
     def __init__(self, num_nodes: int) -> None:
-        """Connect so many."""
+        """Connect that number of nodes."""
         be_in_a_run()
         self.num_nodes = num_nodes
 
@@ -155,7 +155,7 @@ def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
 
 
 def as_arrays(vector: NDArray[np.float64], arrays: int = 1) -> dict[str, NDArray[np.float64]]:
-    """Return a vector as a model of so many arrays of one length."""
+    """Return a vector as a model of several arrays of one length."""
     parts = np.split(vector, arrays)
     return {f"w{place}" if arrays > 1 else "w": part for place, part in enumerate(parts)}
 

@@ -35,7 +35,6 @@ from .overrides import ConfigError
 from .planning import make_plan, make_record_plan, make_selection
 from .run_folder import RunFolder, statement_of_records
 from .settings import SETTINGS_KEY, Settings
-from .shown import for_clients
 from .tracking.told import final_of, start_of, trackers_of
 from .virtual_time import VirtualTime, drawn_delays
 from .wings import wings
@@ -88,7 +87,7 @@ def train(
         require_installed(settings.tracking.name)
     else:
         require_installed(settings.tracking.name)
-        # Whoever starts the nodes knows what they host: here, `auto` is one client each.
+        # `fl-dp run` starts the nodes and knows what they host: here, `auto` is one client each.
         settings = settings.hosting(settings.simulation.units_at_node)
         # Files and names that do not fit show before there is a ledger.
         settings = with_digests(settings)
@@ -114,7 +113,7 @@ def train(
                 )
             return _train_without_plan(folder, grid, settings, record_plan, told)
         finally:
-            with suppress(OSError, ValueError):  # whoever ended before it had a statement
+            with suppress(OSError, ValueError):  # a run can end before it has a statement
                 told.conclude(final_of(folder.read_statement()))
 
 
@@ -307,7 +306,7 @@ def _spent(strategy: Training, server_round: int) -> dict[str, float]:
 
 
 def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
-    config: dict[str, str] = {SETTINGS_KEY: for_clients(settings).to_json()}
+    config: dict[str, str] = {SETTINGS_KEY: settings.for_clients().to_json()}
     if settings.features.digest is not None:
         config[ENCODER_KEY] = settings.features.digest
     # A node's ledger needs a cap of the node's own where the noise changes over the rounds.

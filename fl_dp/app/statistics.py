@@ -44,7 +44,6 @@ from .run_folder import RunFolder
 from .server import logged_to, output_dir, roster_of
 from .settings import SETTINGS_KEY, Settings
 from .settings.statistic import StatisticSettings
-from .shown import for_clients
 from .workload import check_data, dataset_of
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -75,7 +74,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
         check_data(settings)
         rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
         shared = settings.privacy.noised_by == "nodes"
-        told: dict[str, str] = {SETTINGS_KEY: for_clients(settings).to_json()}
+        told: dict[str, str] = {SETTINGS_KEY: settings.for_clients().to_json()}
         if shared:  # each simulated node charges itself, as a real one does
             private_folder(folder.node_ledgers)
             told[SIMULATED_LEDGERS_KEY] = str(folder.node_ledgers)

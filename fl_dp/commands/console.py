@@ -113,6 +113,11 @@ def print_shown(document: dict[str, Any], lines: Sequence[RenderableType], as_js
         out.print(line, soft_wrap=isinstance(line, str))
 
 
+def tell(text: str) -> None:
+    """Print one sentence for a person, which the terminal may break and nothing may colour."""
+    out.print(text, soft_wrap=True, markup=False)
+
+
 def warn(text: str) -> None:
     """Print a caution; the command goes on."""
     err.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)

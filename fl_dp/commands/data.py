@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, err, fail, out, print_json
+from .console import AsJson, err, fail, out, print_json, tell
 
 
 def data(
@@ -55,4 +55,4 @@ def data(
     shown = f"fl-dp run task={task}"
     if to is not None and folder is not None:
         shown += f" task.data_dir={folder}"
-    out.print(f"Now: {shown}", soft_wrap=True, markup=False)
+    tell(f"Now: {shown}")

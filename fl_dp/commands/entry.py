@@ -1,4 +1,4 @@
-"""The entry of the `fl-dp` command; the commands themselves stand in `fl_dp.commands`."""
+"""Entry of the `fl-dp` command; it imports nothing yet, so that Ctrl-C at once is one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extras: what to install where a command needs a package that `pip install fl-dp` does not bring.
+"""Extra that brings a missing package; it imports nothing, as `entry.py` asks it when imports fail.
 
 A real node, its ledger and a strategy of one's own need none of them.
 """

@@ -246,7 +246,7 @@ def at_once(experiment: SweepSettings, each: Iterable[Settings]) -> int:
 
 def _at_once(experiment: SweepSettings, settings: Settings) -> int:
     from fl_dp.app.local.devices import Machine
-    from fl_dp.app.local.engine_choice import with_engine
+    from fl_dp.app.local.hosting import with_engine
 
     settings, _ = with_engine(settings)
     one_port = settings.tracking.metrics_port is not None

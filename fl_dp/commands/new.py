@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .console import failures_told, out
+from .console import failures_told, tell
 
 
 def new(
@@ -37,4 +37,4 @@ def new(
         f"Yours: {folder / 'README.md'} says where your model and your data go",
     ]
     for line in lines:
-        out.print(line, soft_wrap=True, markup=False)
+        tell(line)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, fail, failures_told, note, out, print_json, print_shown
+from .console import AsJson, fail, failures_told, note, print_json, print_shown, tell
 
 node = typer.Typer(
     help="A node owner's side: what the node will and will not do, what it did, and how to end it.",
@@ -30,13 +30,13 @@ def check(
     What would keep the node from doing what its owner wants is an error with status 1.
     """
     with failures_told():
-        from fl_dp.clients.owner_words import owners_words
+        from fl_dp.clients.policy_description import describe_policy
 
         from .shown_uses import owner_at
         from .words_of_data import words_of_data
 
         owner = owner_at(configuration)
-        words = owners_words(owner)
+        words = describe_policy(owner)
         of_data = words_of_data(owner)
         sentences = [*words.sentences, *of_data.sentences]
         wrong = [*words.wrong, *of_data.wrong]
@@ -44,7 +44,7 @@ def check(
         print_json({"sentences": sentences, "wrong": wrong})
     else:
         for sentence in sentences:
-            out.print(f"- {sentence}.", soft_wrap=True, markup=False, highlight=False)
+            tell(f"- {sentence}.")
     if wrong:
         fail("\n".join(wrong), status=1)
 

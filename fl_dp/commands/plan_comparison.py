@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .console import doing, note, out, print_json
+from .console import doing, note, out, print_json, tell
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
@@ -45,7 +45,7 @@ def show(view: NoiseComparisonView, *, as_json: bool, plot: Path | None) -> None
         print_json(view.to_dict())
         return
     out.print(view.table())
-    out.print(view.why, soft_wrap=True, markup=False)
-    out.print(f"Write: {view.settings}", soft_wrap=True, markup=False)
+    tell(view.why)
+    tell(f"Write: {view.settings}")
     if plot is not None:
         out.print(f"Picture: {plot}", soft_wrap=True)

@@ -17,6 +17,7 @@ from .console import (
     failures_told,
     out,
     print_json,
+    tell,
     warn,
     warnings_shown,
 )
@@ -86,8 +87,8 @@ def stats(
         print_json(document)
         return
     if price:
-        out.print(f"It would cost {_cost(document)}", soft_wrap=True, markup=False)
-        out.print(f"Noise: {document['noise']}", soft_wrap=True, markup=False)
+        tell(f"It would cost {_cost(document)}")
+        tell(f"Noise: {document['noise']}")
         return
     _show(document, job.path)
 
@@ -169,7 +170,7 @@ def _show(document: dict[str, Any], path: Path) -> None:
         f"Everything is in {path}; `fl-dp ledger {path}` verifies what was spent",
     ]
     for line in filter(None, lines):
-        out.print(line, soft_wrap=True, markup=False)
+        tell(line)
 
 
 def _cost(document: dict[str, Any]) -> str:

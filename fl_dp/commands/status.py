@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from .console import AsJson, err, fail, failures_told, note, out, print_json
+from .console import AsJson, err, fail, failures_told, note, print_json, tell
 
 if TYPE_CHECKING:
     from fl_dp.app.local.flower_runs import RunStatus
@@ -53,7 +53,7 @@ def status(
         print_json({"run": run, "status": found.status, "details": found.details})
     else:
         reason = f" ({' '.join(found.details.split())})" if found.details else ""
-        out.print(f"run {run}: {found.status}{reason}", soft_wrap=True, markup=False)
+        tell(f"run {run}: {found.status}{reason}")
     _exit(found)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fl_dp.app.data_schema import pinned_format
 from fl_dp.clients.node_config import NodeConfig
-from fl_dp.clients.owner_words import OwnersWords
+from fl_dp.clients.policy_description import PolicyDescription
 from fl_dp.tasks.datasets import DataFormat, load_dataset
 
 _TABLES = {"csv": "train.csv", "parquet": "train.parquet"}
@@ -16,7 +16,7 @@ _IMAGES = {"folder": "train"}
 _MOST_BYTES = 50 * 2**20
 
 
-def words_of_data(owner: NodeConfig) -> OwnersWords:
+def words_of_data(owner: NodeConfig) -> PolicyDescription:
     """Say what the owner pinned of the data, and how many of the rows fit that."""
     said: list[str] = []
     wrong: list[str] = []
@@ -30,7 +30,7 @@ def words_of_data(owner: NodeConfig) -> OwnersWords:
         wrong.append(f"{error.filename} can't be read by this user: check as the node's own user")
     except (OSError, ValueError, ModuleNotFoundError) as error:
         wrong.append(str(error))
-    return OwnersWords(sentences=tuple(said), wrong=tuple(wrong))
+    return PolicyDescription(sentences=tuple(said), wrong=tuple(wrong))
 
 
 def _pinned(owner: NodeConfig) -> DataFormat | None:

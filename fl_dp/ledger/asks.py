@@ -19,7 +19,7 @@ class Asks:
     """
 
     def __init__(self) -> None:
-        """Start with nobody asked."""
+        """Start with no client asked."""
         self.asked: dict[str, int] = {}
         self.folded = 0
 

@@ -27,7 +27,7 @@ releases are those of a process that stops where the first rule does; how many r
 it makes at most is fixed beforehand. In all others the last release, and so each one before it,
 passed the filter. The hockey-stick divergence is a sum over outcomes, here of both kinds.
 
-Without a cap, a budget that grows is chosen by somebody who saw what was released. The first rule
+Without a cap, a budget that grows is chosen after a look at what was released. The first rule
 then says nothing: the number of releases is no longer fixed beforehand, so that it may be asked at
 the worst moment. The second does: with P and Q the law of all that was released for two neighbours,
 L the log of their ratio so far, D the sum of the divergences of order a and
@@ -35,7 +35,7 @@ c = (1 - 1/a)^(a - 1) / a,
 
     (1 - e^(epsilon - L))+ <= c e^((a - 1) (L - epsilon)),
 
-and e^((a - 1) (L - D)) is a supermartingale under P. So at whatever moment somebody stops, and with
+and e^((a - 1) (L - D)) is a supermartingale under P. So at whatever moment a node stops, and with
 the epsilon of that moment, `epsilon_at_order(D, a, delta)`, the sum over outcomes of P's excess
 over e^epsilon times Q's is at most delta. That running bound, an odometer, is what is quoted where
 a budget grew, with a cap or without: the ledger does not know since when there is one.
@@ -238,9 +238,9 @@ class Spending:
     def epsilon(self) -> EpsilonBounds:
         """Return what was spent so far, at the account's delta.
 
-        Of releases of one kind, as if their number had been fixed beforehand: while somebody may
+        Of releases of one kind, as if their number had been fixed beforehand: while its owner may
         still stop or go on, what holds is the first budget. With noise that changed, or a budget
-        that grew, it is a bound that holds whenever somebody looks: no ledger knows whether a cap
+        that grew, it is a bound that holds at every look: no ledger knows whether a cap
         was there before.
         """
         if self.budget is None:

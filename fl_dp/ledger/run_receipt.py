@@ -1,7 +1,7 @@
 """Receipts of a run: what a node's data were charged in it, signed by the node.
 
 A receipt names a point of the node's ledger, what the run had spent there, and, where the server
-told it, a point of the server's ledger and the hash of its statement. Anybody with the node's
+told it, a point of the server's ledger and the hash of its statement. An auditor with the node's
 public key can check it; with the ledger at hand, that the ledger still holds what was signed.
 
 A server keeps less: a *sealed head*. It is the node's point of its ledger, which only the node

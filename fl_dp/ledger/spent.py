@@ -61,7 +61,7 @@ class SpentLedger(ChainedLedger):
     def counts(self) -> dict[str, int]:
         """Rounds in which each unit could take part: its own, or those that were its group's turn.
 
-        Of groups, as public as these: nobody knows how often a unit's coin came up.
+        Of groups, as public as these: the ledger does not know how often a unit's coin came up.
         """
         if not self._state.group_of:
             return self.participations
@@ -94,7 +94,7 @@ class SpentLedger(ChainedLedger):
 
     @property
     def insecure(self) -> bool:
-        """Whether noise may have come from a source that somebody can predict."""
+        """Whether noise may have come from a source that an adversary can predict."""
         return self._state.randomness != {SecureRandom.SECURE_KIND}
 
     @property
@@ -104,7 +104,7 @@ class SpentLedger(ChainedLedger):
 
     @property
     def choice(self) -> Choice | None:
-        """How the hyper-parameters were chosen, where the ledger knows; None: nobody said."""
+        """How the hyper-parameters were chosen, where the ledger knows; None: unknown."""
         return self._state.choice
 
     @property
@@ -126,7 +126,7 @@ class SpentLedger(ChainedLedger):
     def history(self) -> FrozenHistory:
         """Every release that one unit is charged for so far.
 
-        Under a participation cap that is the cap's worth of rounds, whoever took part in which: how
+        Under a participation cap that is the cap's worth of rounds, for all clients alike: how
         often a single unit did is private itself. Where units take turns it is one unit's turns.
         """
         # Different events have no cap and no turns: the plan refuses them.
@@ -141,7 +141,7 @@ class SpentLedger(ChainedLedger):
         return self.plan.epsilon(self.history)
 
     def promise(self) -> EpsilonBounds:
-        """Return what holds at any moment at which somebody may have stopped.
+        """Return what holds wherever the training may have been stopped.
 
         While planned releases are missing that is the whole plan's epsilon, and not what is spent
         so far: a stop that depends on what was released uses the rest of the plan, too. Never

@@ -31,7 +31,7 @@ class Reservation:
         sequence: Its entry in the ledger.
         what: `round 3`, or the name of another release.
         noise_multiplier: Of the release, where it has one.
-        index: Of a round: how many rounds were reserved in the ledger before it, by anybody. A
+        index: Of a round: how many rounds were reserved in the ledger before it, by any training. A
             round that fails keeps its index. None for another release.
     """
 
@@ -49,7 +49,7 @@ class Choice:
         how: The way, in words for the privacy statement.
         chosen: The settings that won, as overrides.
         settings: Digest of all settings that the training is to be made with.
-        reserved: Entry of the reservation that pays for it; None: nobody's data had a part in it.
+        reserved: Entry of the reservation that pays for it; None: no client's data was used.
     """
 
     how: str
@@ -78,7 +78,7 @@ class TrainingState:
         committed: Entries of the reservations that were committed.
         randomness: Every source of randomness that the ledger was opened with.
         uncharged: Names of releases that no epsilon covers, in their order.
-        choice: Hyper-parameters that were chosen for this training; None: nobody said how.
+        choice: Hyper-parameters that were chosen for this training; None: unknown.
         changed_by_hand: Whether the ledger was opened with other settings after that.
     """
 
@@ -178,7 +178,7 @@ class TrainingState:
         """Return the index that is reserved and not committed.
 
         Raises:
-            ValueError: If there is none, or nobody is buffered.
+            ValueError: If there is none, or no client is buffered.
         """
         if not self.plan.sampling.buffered:
             raise ValueError(

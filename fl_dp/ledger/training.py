@@ -209,7 +209,7 @@ class PrivacyLedger(SpentLedger):
         Raises:
             ParticipationCapReached: If a unit has none left; then nothing is written.
             SeparationBroken: If a unit has to rest; then nothing is written.
-            LedgerUnavailable: If it can't be written; then nobody may be asked.
+            LedgerUnavailable: If it can't be written; then no client may be asked.
             ValueError: If no index is open, or a unit was asked before.
         """
         for unit in units:
@@ -263,7 +263,7 @@ class PrivacyLedger(SpentLedger):
             The group of every unit that has one.
 
         Raises:
-            LedgerUnavailable: If it can't be written; then nobody may take part.
+            LedgerUnavailable: If it can't be written; then no client may take part.
             ValueError: If the plan has no groups, a name can't be printed or repeats, or there
                 are more units than the plan declares.
         """
@@ -363,7 +363,7 @@ class PrivacyLedger(SpentLedger):
             how: The way, in words for the privacy statement.
             settings: Digest of all settings that the training is to be made with.
             plan: That of the training; may differ from the ledger's in its `release` alone.
-            paid: The committed release that the choice was; None if it saw nobody's data.
+            paid: The committed release that the choice was; None if it saw no client's data.
 
         Raises:
             LedgerUnavailable: If it can't be written.

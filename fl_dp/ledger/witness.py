@@ -8,8 +8,8 @@ compares. It holds no name and no charge, only how many entries there were and t
     >>> with PrivacyLedger.open("ledger.db", plan, witness=witness) as ledger:
     ...     ...  # every entry is witnessed before anything is released
 
-Somebody who can write both places can still put both back. A file that the system only lets grow
-(an append-only attribute, a write-once share) or a database with another owner prevents that.
+An adversary who can write both places can still put both back. A file that the system only lets
+grow (an append-only attribute, a write-once share) or a database with another owner prevents that.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class GaussianBundle:
     """The sums of one round and the noise of each.
 
     Privacy: releasing all sums is as private as one Gaussian of `noise_multiplier`, for one unit
-    (whoever sends one update with its scalars), add/remove or zero-out neighbours, against anyone
+    (the sender of one update with its scalars), add/remove or zero-out neighbours, against anyone
     who sees them all.
 
     Attributes:

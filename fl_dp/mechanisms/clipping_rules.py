@@ -91,7 +91,7 @@ thirty for norms up to 100.
 def require_clipping(clipping: object) -> None:
     """Refuse what is not one of the three rules.
 
-    A rule of one's own can't be charged: nobody could check that it bounds what it claims to, and a
+    A user's own rule can't be charged: the plan can't check that it bounds what it claims to, and a
     ledger could not tell it from another one of the same name.
 
     Raises:

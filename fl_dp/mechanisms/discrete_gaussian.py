@@ -111,7 +111,7 @@ def discrete_gaussian(scale: float) -> DiscreteGaussian:
     """Return the law of a scale, whose tables take milliseconds: the last ones are kept.
 
     Args:
-        scale: As for `DiscreteGaussian`. A law has no state: its draws come from whoever asks.
+        scale: As for `DiscreteGaussian`. A law has no state: the caller passes the randomness.
     """
     return DiscreteGaussian(scale)
 

@@ -22,7 +22,7 @@ class GaussianMechanism(GridMechanism):
     """Release a sum of L2-clipped vectors with Gaussian noise.
 
     Privacy: the released sum is as private as a Gaussian mechanism of this noise multiplier, for
-    one unit (whoever sends one vector), add/remove or zero-out neighbours, against anyone who sees
+    one unit (the sender of one vector), add/remove or zero-out neighbours, against anyone who sees
     the release. Encoding rounds towards zero, so it never lengthens a clipped vector, and the
     discrete Gaussian has the continuous one's RDP curve (Canonne, Kamath and Steinke 2020, thm 4).
 

@@ -57,7 +57,7 @@ class IntegerLaw(ABC):
         return out
 
     def _tries(self, missing: int) -> int:
-        """Return how many proposals to make for so many draws."""
+        """Return the number of proposals to make for `missing` draws."""
         return missing
 
     @abstractmethod
@@ -147,7 +147,7 @@ class GridMechanism(ABC):
         return np.trunc(steps, out=steps)
 
     def noise(self, size: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Draw fresh noise for one release of a sum of so many coordinates.
+        """Draw fresh noise for one release of a sum of `size` coordinates.
 
         Args:
             size: How many coordinates the sum has.
@@ -155,7 +155,7 @@ class GridMechanism(ABC):
 
         Returns:
             Independent draws of `law`, in grid steps, shape `(size,)`. They are secret, also after
-            the release: whoever knows them can take them away again.
+            the release: a reader of the draws can subtract them again.
         """
         return self.law.sample(size, rng)
 
@@ -200,7 +200,7 @@ class GridMechanism(ABC):
 
 
 def least_noise_multiplier(units: int, clipping_norm: float) -> float:
-    """Return the smallest noise multiplier at which so many units are summed exactly.
+    """Return the smallest noise multiplier at which `units` vectors are summed exactly.
 
     Args:
         units: Number of vectors in a sum, at least 1.

@@ -123,7 +123,7 @@ class GridShare:
         return centres
 
     def decode(self, total: NDArray[np.int64]) -> list[NDArray[np.float64]]:
-        """Return the sums that so many steps stand for, in units of value, one array a segment.
+        """Return the sums that these steps stand for, in units of value, one array per segment.
 
         Args:
             total: The sum of what nodes encoded, shape `(size,)`.
@@ -193,7 +193,7 @@ class NoiseShare(GridShare):
         return self._law.sample_around(self.placed(values), rng)
 
     def largest_sum(self, nodes: int) -> float:
-        """Return the largest entry, in steps, that a sum of so many nodes can have.
+        """Return the largest entry, in steps, that a sum of `nodes` shares can have.
 
         Beyond it lies only noise of more than 8 standard deviations.
         """
@@ -201,7 +201,7 @@ class NoiseShare(GridShare):
         return values + _WRAPS * math.sqrt(nodes) * self.noise_scale
 
     def fits(self, nodes: int, bits: int) -> bool:
-        """Tell whether sums of so many nodes fit words of so many bits: no entry wraps around."""
+        """Tell whether sums of `nodes` shares fit words of `bits` bits: no entry wraps around."""
         return self.largest_sum(nodes) <= 2.0 ** (bits - 1) - 1.0
 
 
@@ -231,7 +231,7 @@ class ExactShare(GridShare):
     def on_finest_grid(
         cls, name: str, size: int, *, largest: float, clipping_norm: float, nodes: int, bits: int
     ) -> Self:
-        """Return the share on the finest grid at which sums of so many nodes fit so many bits.
+        """Return the share on the finest grid at which sums of `nodes` shares fit `bits` bits.
 
         Args:
             name: Of the only segment.

@@ -34,7 +34,7 @@ class NoiseStream(ABC):
     """Noise for releases that are counted by an index, each index at most once.
 
     Privacy: none of its own; the event that a round is charged as has to cover the stream. What a
-    stream remembers is as secret as the sums that it has hidden, for everyone: whoever knows the
+    stream remembers is as secret as the sums that it has hidden: an adversary who knows the
     noise of a release can take it away. So a stream stays in the memory of one process: it can't be
     pickled or copied, and is saved nowhere. A restart begins a new one.
 
@@ -94,7 +94,7 @@ class NoiseStream(ABC):
     def cut(self) -> None:
         """Overwrite and forget all earlier noise; what comes next does not depend on it.
 
-        It costs accuracy and never privacy, unless somebody who has seen noise decides when.
+        It costs accuracy and never privacy, unless its moment depends on noise that was seen.
         """
 
     @abstractmethod

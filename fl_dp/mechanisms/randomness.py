@@ -7,8 +7,8 @@ output and belong in simulations only, never in a privacy mechanism.
     >>> rng = SecureRandom()
     >>> rng.bernoulli(0.25, 8)  # eight secret coins
 
-A test or a simulation that must come out the same each time gives a seed. Whoever knows it can take
-the noise away again, so such a stream says what it is:
+A test or a simulation that must come out the same each time gives a seed. An adversary who knows it
+can take the noise away again, so such a stream says what it is:
 
     >>> SecureRandom(insecure_seed=7).kind
     'insecure: AES-256-CTR keyed by a seed'
@@ -47,7 +47,7 @@ class SecureRandom:
         """Key a fresh stream, from the operating system unless a seed is given.
 
         Args:
-            insecure_seed: For tests and simulations only: whoever knows it knows the noise, so
+            insecure_seed: For tests and simulations only: a reader of the seed knows the noise, so
                 nothing drawn with it is private. Equal seeds give equal streams. A fork copies
                 such a stream instead of leaving it.
 

@@ -73,7 +73,7 @@ def client_scheme(
 
     Raises:
         ValueError: If there is no such scheme, a number is not positive and finite, or the scheme
-            has no grid of so many points.
+            has no grid of that many points.
     """
     if name not in SCHEMES:
         raise ValueError(f"there is no client scheme {name!r}: write one of {', '.join(SCHEMES)}")

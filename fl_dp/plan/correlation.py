@@ -31,7 +31,7 @@ class Banded:
 
     Attributes:
         coefficients: c_0, c_1, ... in units of 2^-12, c_0 = 4096. They are part of the plan and
-            never found anew: another library might end elsewhere in the last digit.
+            never computed again: another library might differ in the last digit.
     """
 
     coefficients: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Noise in shares under a secure sum: no update and no noise is in anybody's hands alone."""
+"""Noise in shares under a secure sum: no party alone knows an update or the noise."""
 
 from __future__ import annotations
 
@@ -106,10 +106,10 @@ class SecureSum:
         return replace(self, bits=32)
 
     def noise(self, nodes: int) -> SharedNoise:
-        """Return who takes part in a sum of so many nodes.
+        """Return the shares, the committee and the masks of a sum of `nodes` nodes.
 
         Raises:
-            ValueError: If so few shares of noise would be certain that a sum hides nobody.
+            ValueError: If too few shares of noise are certain to hide a client.
         """
         if nodes < 3:
             raise ValueError(
@@ -139,7 +139,7 @@ class SecureSum:
         )
 
     def neighbours(self, nodes: int) -> int:
-        """Return how many neighbours a client of so many nodes shares masks with."""
+        """Return how many neighbours a client of `nodes` nodes shares masks with."""
         if self.degree is not None:
             return self.degree
         if nodes <= _MOST_EVERYBODY:
@@ -179,8 +179,8 @@ class DistributedNoise(Noise):
         """Validate.
 
         Raises:
-            ValueError: If sums of these nodes would hide nobody, or the accounting's own error is
-                beyond what may be charged for it.
+            ValueError: If sums of these nodes would hide no client, or the accounting's own error
+                is beyond what may be charged for it.
         """
         if self.slack > _LARGEST_SLACK:
             raise OptionError(

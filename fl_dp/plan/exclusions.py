@@ -43,7 +43,7 @@ class Asked:
 
     Attributes:
         sampling: How each cohort is sampled.
-        noise: Who adds it; None: nobody, and nothing is promised to clients.
+        noise: Who adds it; None: no noise, and no promise to clients.
         release: What a round publishes.
         hosting: How units lie on nodes.
         neighboring_relation: Which populations are neighbours.

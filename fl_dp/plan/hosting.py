@@ -22,8 +22,8 @@ class Hosting:
             sum of its units' clipped updates, and is trusted to clip them.
         coins_at_nodes: Each node flips the coins of its own units and does not say how many came
             up; it is trusted with them.
-        nodes: Units are records, which lie on so many nodes: a node's unit is the gradient of one,
-            and how many it has is its own business, up to `units_per_node`. None: units are
+        nodes: Number of nodes where units are records: a unit is then the gradient of one record,
+            and a node does not say how many it has, up to `units_per_node`. None: units are
             clients, on as many nodes as it takes.
     """
 
@@ -35,7 +35,7 @@ class Hosting:
         """Validate.
 
         Raises:
-            ValueError: If a node is to host nobody.
+            ValueError: If a node is to host no unit.
         """
         if self.units_per_node < 1:
             raise OptionError(f"{{units_per_node}} must be at least 1, got {self.units_per_node}")
@@ -58,7 +58,7 @@ class Hosting:
         return 1 if self.of_records else self.units_per_node
 
     def nodes_of(self, units: int) -> int:
-        """Return how many nodes host so many units."""
+        """Return how many nodes host `units` units."""
         return -(-units // self.units_per_node) if self.nodes is None else self.nodes
 
     def most_drawn(self, sampling: Sampling) -> int:

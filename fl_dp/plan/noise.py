@@ -1,7 +1,7 @@
 """Kinds of noise: who adds it, how much in each round, and the charge for it.
 
-A kind of noise stands for a promise to somebody: `CentralNoise` trusts the server, `ClientNoise`
-trusts nobody. Each has its words for the privacy statement; what it excludes are rows of
+A kind of noise stands for a promise: `CentralNoise` trusts the server, `ClientNoise`
+trusts no other party. Each has its words for the privacy statement; what it excludes are rows of
 `exclusions`. Noise in shares under a secure sum has a file of its own (`distributed_noise`).
 """
 
@@ -247,7 +247,7 @@ class CentralNoise(Noise):
 
 @dataclass(frozen=True, kw_only=True)
 class ClientNoise(Noise):
-    """Noise that each client adds to its own update, so that nobody else has to be trusted.
+    """Noise that each client adds to its own update, so that it trusts no other party.
 
     `multiplier` is that of one client's own noise.
 
@@ -281,7 +281,7 @@ class ClientNoise(Noise):
         return "is the server itself: sees every message and who sent it, and knows all other data"
 
     def trusted(self, *, hosting: Hosting, sampling: Sampling) -> str:
-        """Return that nobody else is."""
+        """Return that no other party is."""
         return "each client's own software, to add the noise of this plan; nobody with an update"
 
     def mechanism(self, release: Release) -> str:

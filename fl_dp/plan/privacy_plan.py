@@ -85,8 +85,8 @@ class PrivacyPlan:
         release: What a round publishes: clipping, metrics, weights.
         hosting: How units lie on nodes.
         neighboring_relation: Which populations are neighbours.
-        participation_cap: At most so many rounds for each client, which the ledger enforces. It
-            has to see who takes part: nothing is amplified. None charges each round to everybody.
+        participation_cap: Largest number of rounds of a client, which the ledger enforces. It
+            has to see who takes part: nothing is amplified. None charges each round to all clients.
         other_releases: What else is released under this budget, such as private statistics, or
             the utilities that a selection looks at.
         unit: `client`, or `record`. One record of a client moves its update by up to twice the
@@ -377,10 +377,10 @@ class PrivacyPlan:
         return self.charged_of(self.rounds)
 
     def charged_of(self, reserved: int) -> int:
-        """Return how many of so many reserved rounds one client is charged for at most.
+        """Return the most rounds, of `reserved` ones, that one client is charged for.
 
         Under a participation cap the cap's worth of them; where clients take turns, as many as one
-        client can have, whoever has taken part in which.
+        client can have.
         """
         turns = self.sampling.turns(reserved)
         return min(turns, self.participation_cap or turns)

@@ -166,7 +166,7 @@ class RecordPlan:
         )
 
     def epsilon(self, participations: int | None = None) -> EpsilonBounds:
-        """Return what a client spends in so many participations, by default the planned ones."""
+        """Return what a client spends in `participations`, by default the planned ones."""
         count = self.participations if participations is None else participations
         return epsilon(
             {self.event: count * self.steps},

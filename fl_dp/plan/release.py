@@ -48,7 +48,7 @@ class Release:
             `total_weight`, which is then a public lower bound (`f~c`): twice the sensitivity.
         contribution_check: Each round also releases a noisy number of the units that contribute,
             at no charge of its own: the updates get at most 1 % more noise, or up to 5 % where few
-            clients or rounds would tell too late. A training to which nobody contributes then
+            clients or rounds would tell too late. A training without contributions then
             ends early. With noise at the clients the server sees each message anyway, and counts.
     """
 
@@ -71,7 +71,7 @@ class Release:
         """Refuse weights that no such roster has.
 
         Raises:
-            ValueError: If `total_weight` is above what so many clients can weigh.
+            ValueError: If `total_weight` is above what `num_clients` clients can weigh.
         """
         weight = self.total_weight
         if weight is not None and not 0.0 < weight <= num_clients:

@@ -73,7 +73,7 @@ class WordSize:
 
     Attributes:
         noise: Who takes part.
-        shares: Of noise, that nobody can take away.
+        shares: Of noise, that no adversary can subtract.
         units_in_sum: Of one node, at most: those whose sum it sends.
         bits: Of a word; None: 16, or 20 where those give too little noise.
         element_cap: Largest entry of one node, in clipping norms; None: what its units can reach,
@@ -112,7 +112,7 @@ class WordSize:
         return (most, _SMALL_CAP * most) if self.element_cap is None else (self.element_cap,)
 
     def _noise_scale(self, bundle: GaussianBundle, size: int, bits: int, cap: float) -> float:
-        """Return the largest scale at which sums fit so many bits; 0 if none is accounted."""
+        """Return the largest scale at which sums fit `bits` bits; 0 if none is accounted."""
         low, high = LEAST_NOISE_SCALE, 2.0 ** (bits - 1)
         if not self._fits(bundle, size, low, cap, bits):
             return 0.0
@@ -144,7 +144,7 @@ class WordSize:
     def _of_steps(
         self, bundle: GaussianBundle, size: int, steps: float, noise_scale: float, cap: float
     ) -> NoiseShare:
-        """Return the share on grids at which each sum's own noise is so many steps."""
+        """Return the share on grids at which each sum's own noise is `steps` steps."""
         scalars = zip(bundle.scalar_names, bundle.scalar_mechanisms, strict=True)
         segments = [_segment("updates", size, bundle.updates, steps, cap)]
         segments += [_segment(name, 1, each, steps, self.units_in_sum) for name, each in scalars]

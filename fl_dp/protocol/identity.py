@@ -75,7 +75,7 @@ class NodeIdentity:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read an answer that anybody may have written: what can't be read is left out."""
+        """Read an answer of an untrusted node: what can't be read is left out."""
         name = _text(str(config.get(_NAME_KEY, "")))
         text = config.get(_ABOUT_KEY)
         if not isinstance(text, str) or len(text) > _LONGEST_TEXT:

@@ -94,7 +94,7 @@ class RoundInstruction:
             with its model as any Flower client does.
         sampling_rate: The node hosts many units and flips the coins itself, at this rate for each;
             it never says how many came up. Excludes `units`.
-        max_units: A node hosts at most so many units.
+        max_units: Largest number of units that a node hosts.
         of_records: Its units are its records, and the update of one is the gradient at the model.
         bundle: How units are clipped and summed on the node; with `units` or `sampling_rate`, and
             to name the metrics that are asked for.

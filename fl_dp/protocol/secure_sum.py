@@ -1,7 +1,7 @@
 """Messages of a secure sum, as Flower's records: the one place that knows how they travel.
 
 query.fl_dp_secagg_key        a node's entry in the directory, with its key of the run
-query.fl_dp_secagg_directory  everybody's entries; the node answers with their hash
+query.fl_dp_secagg_directory  all nodes' entries; the node answers with their hash
 train (any kind)              with the sum's terms; the node answers with its masked values
 query.fl_dp_secagg_view       only with a cross-check: who replied, for a member to sign
 query.fl_dp_secagg_open       who replied, for a member to open their seeds' shares

@@ -139,7 +139,7 @@ def _signed_text(run: int, epoch: int, name: str, identity: bytes, run_key: byte
 
 @dataclass(frozen=True, kw_only=True)
 class Directory:
-    """Everybody's public keys in one run.
+    """Public keys of all nodes in one run.
 
     Attributes:
         run: Flower's run id.
@@ -229,7 +229,7 @@ class Directory:
 
     @cached_property
     def _ranked(self) -> list[int]:
-        """Places that count, in an order that nobody knows before the directory is complete."""
+        """Places that count, in an order that can't be known before the directory is complete."""
         return sorted(
             self.current,
             key=lambda place: digest("committee", self.hash, self.entries[place].identity),
@@ -245,11 +245,11 @@ class Directory:
         ]
 
     def check(self) -> None:
-        """Check what anybody can check of it.
+        """Check what needs no secret.
 
         Raises:
             ValueError: If an entry is out of order or not signed, a name, identity or run key
-                stands for two nodes, or everybody knows what a run key shares with others.
+                stands for two nodes, or what a run key shares with others is public.
         """
         require_integers(0, MOST_RUNS, run=self.run)
         require_integers(0, MOST_EPOCHS, epoch=self.epoch)

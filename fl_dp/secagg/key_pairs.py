@@ -144,7 +144,7 @@ class RunKey:
             told: Digest of what both were told besides; with another digest the secret is another.
 
         Raises:
-            ValueError: If the other's key is of low order, so that everybody knows the secret.
+            ValueError: If the other's key is of low order, so that the secret is public.
         """
         shared = self._key.exchange(x25519.X25519PublicKey.from_public_bytes(other))
         info = frame("root", *sorted(places))

@@ -87,7 +87,7 @@ def add_masks(total: Words, masks: Sequence[tuple[bytes, int]]) -> None:
 
 
 def packed_bytes(bits: int, size: int) -> int:
-    """Return how long `pack` makes so many words."""
+    """Return the length of what `pack` makes of `size` words."""
     return sum(-(-size * width // 8) for width in _planes(bits))
 
 

@@ -336,7 +336,7 @@ class SecureNode:
     def largest(self, terms: SumTerms) -> tuple[int, int]:
         """Return the most coordinates and the largest cohort of any sum so far, this included.
 
-        The accounting's own error of all sums together is bounded by that of so many of these.
+        The accounting's own error of all sums together is bounded by that many times this one.
         """
         kept = self.store.get(None, _LARGEST)
         size, cohort = (0, 0) if kept is None else json.loads(kept)

@@ -132,7 +132,7 @@ class OpenSum:
         self._heads[place] = _Head(message.label, message.bundles, message.commitments)
 
     def require_openable(self) -> None:
-        """Check, before anybody is asked, that members may open the sum of these repliers.
+        """Check, before a member is asked, that members may open the sum of these repliers.
 
         Raises:
             SecureSumFailed: If too few replied, or the ring is too thin.
@@ -327,7 +327,7 @@ class OpenSum:
         """Return the sum over the repliers, modulo 2^bits around zero, shape `(terms.size,)`.
 
         Raises:
-            SecureSumFailed: If seeds are missing: too few members answered, or somebody lied.
+            SecureSumFailed: If seeds are missing: too few members answered, or one lied.
         """
         if not self.enough:
             raise SecureSumFailed(

@@ -78,7 +78,7 @@ class SQLiteStore:
 
         Args:
             file: In a folder that exists; None: in memory, lost with the process.
-            durable: Whether a mark outlives a power cut; not needed where nobody is protected.
+            durable: Whether a mark outlives a power cut; not needed in a simulation.
 
         Raises:
             OSError: If it can't be made.

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -39,8 +39,6 @@ RefusalCode = Literal[
     "stale", "terms", "directory", "policy", "view", "thin", "quorum", "budget", "late"
 ]
 """Why a node refuses: all that the server is told."""
-
-REFUSAL_CODES: tuple[str, ...] = get_args(RefusalCode)
 
 
 class Refused(Exception):
@@ -81,7 +79,7 @@ class SumTerms:
         committee: Places of the members, ascending; the p-th of them holds shares for x = p + 1.
         threshold: Members who can open together.
         least: Fewest repliers that the sum is opened with.
-        degree: Neighbours of a client, even; from `len(cohort) - 1` on everybody.
+        degree: Neighbours of a client, even; from `len(cohort) - 1` on all others.
         colluding: Nodes that may show what they added, and lie.
         cross_check: Whether members agree on one set of repliers before they open.
         segments: Of the coordinates, in order.
@@ -226,12 +224,12 @@ class SumTerms:
 
     @property
     def complete(self) -> bool:
-        """Whether everybody is everybody's neighbour."""
+        """Whether each client is a neighbour of all others."""
         return self.degree >= len(self.cohort) - 1
 
     @cached_property
     def _ring(self) -> list[int]:
-        """The cohort in an order that nobody knows before the terms are fixed."""
+        """The cohort in an order that can't be known before the terms are fixed."""
         return sorted(self.cohort, key=lambda place: digest("ring", self.hash, place))
 
     @cached_property

@@ -1,6 +1,6 @@
 """Canonical bytes and texts: frames to hash, sign or key by, and JSON that crosses the wire.
 
-No two inputs give the same frame. JSON is read strictly, since anybody may have written it.
+No two inputs give the same frame. JSON is read strictly, since an adversary may have written it.
 """
 
 from __future__ import annotations

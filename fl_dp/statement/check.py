@@ -50,7 +50,7 @@ def entries_behind_statement(ledger: SpentLedger, statement: Mapping[str, Any]) 
 
 
 def statement_differences(ledger: SpentLedger | None, statement: Mapping[str, Any]) -> list[str]:
-    """Compute a statement anew and name each field in which it differs.
+    """Recompute a statement and name each field in which it differs.
 
     How often a client was asked (`records`, with DP-SGD inside clients) stands in no ledger of the
     server: the numbers that follow from it are compared, it is taken as stated itself.

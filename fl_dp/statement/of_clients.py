@@ -107,7 +107,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
 
 
 def _hyper_parameters(ledger: SpentLedger) -> str | None:
-    """Return how they were chosen; None where nobody said, or others were trained with."""
+    """Return how they were chosen; None where that is unknown, or others were trained with."""
     choice = ledger.choice
     if choice is None or not ledger.trained_as_chosen:
         return None

@@ -129,7 +129,7 @@ class RecordStatement(Promise):
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSumClaims:
-    """Promises of secure sums, each against somebody else.
+    """Promises of secure sums, each against another adversary.
 
     The statement's own epsilon is against the server and `colluding` nodes: a server that lies
     where nodes have a roster, else one that follows the protocol.

@@ -92,6 +92,6 @@ def rounded_up(epsilon: float) -> str:
 
 
 def ceiling(number: float, digits: int) -> str:
-    """Write a number rounded up to so many significant digits."""
+    """Write a number rounded up to `digits` significant digits."""
     rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number)))
     return f"{float(rounded):.{digits}g}"

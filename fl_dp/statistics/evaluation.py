@@ -1,4 +1,4 @@
-"""A model measured on everybody's data: loss, accuracy, or any metrics, and on how much data.
+"""A model measured on all clients' data: loss, accuracy, or any metrics, and on how much data.
 
 >>> query = Evaluation(names=("loss", "accuracy"), lows=(0.0, 0.0), highs=(5.0, 1.0))
 >>> query.contribution([120, 0.31, 0.92])  # on a client: number of records, then its metrics

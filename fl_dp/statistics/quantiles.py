@@ -39,7 +39,7 @@ class Quantiles(SumQuery):
     ends of that interval, seen from `p W`, by `(1 - p) l - p (m + r)` and `(1 - p)(l + m) - p r`.
     Both lie in `[-p, 1 - p]`, so one client moves every utility by at most `max(p, 1 - p)`.
 
-    Exponential mechanisms need the exact sum. Where nobody has it, as under a secure sum, quantiles
+    Exponential mechanisms need the exact sum. Under a secure sum no party has it, and quantiles
     are read off the sum with Gaussian noise (`estimates`): all of them for one price, and less
     exact the finer the grid, as noise adds up over its points.
 

@@ -1,4 +1,4 @@
-"""Votes on candidates: one winner, drawn by the exponential mechanism over everybody's scores.
+"""Votes on candidates: one winner, drawn by the exponential mechanism over all clients' scores.
 
 >>> query = Vote(candidates=8)
 >>> query.contribution([0.2, 0.7, ...])  # on a client: its score of each candidate, in [0, 1]

@@ -1,6 +1,6 @@
 """The numbers inside a Flower `Array`: read without a copy, written in the form they came in.
 
-An `Array` holds the bytes of an .npy file. Whoever sent it chose every byte, its header included,
+An `Array` holds the bytes of an .npy file. Its sender chose every byte, its header included,
 so nothing is unpickled, and nothing is allocated by what a header claims: the view that is returned
 is as long as the bytes that came.
 

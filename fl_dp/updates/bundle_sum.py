@@ -101,7 +101,7 @@ class BundleSum:
             max_units: How many units the node hosts, a public number.
 
         Raises:
-            RefusedUpdate: If they are no such sums, or more than so many units can reach. Nothing
+            RefusedUpdate: If they are no such sums, or more than `max_units` can reach. Nothing
                 was added.
         """
         sums = np.array(scalars, dtype=np.float64)

@@ -345,7 +345,7 @@ class ClippedSum(_Sum):
 
         Raises:
             RefusedUpdate: If it is not such a sum: a name, shape or dtype other than float64, an
-                entry that is no integer, or a norm that so many units can't reach. Nothing was
+                entry that is no integer, or a norm that `max_units` can't reach. Nothing was
                 added.
             ValueError: If `max_units` is below 1.
             OverflowError: If more units are added than float64 sums exactly on this grid.
@@ -392,7 +392,7 @@ class ClippedSum(_Sum):
 class PlainSum(_Sum):
     """The weighted sum of updates without clipping or grid, for runs without central noise.
 
-    It bounds nobody's contribution: nothing that is computed from it is private by itself.
+    It bounds no contribution: nothing that is computed from it is private by itself.
 
     Attributes:
         total: Float64 in the units of the updates, shape `(layout.size,)`.

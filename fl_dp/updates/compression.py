@@ -7,7 +7,7 @@
 Privacy: none of its own, and none lost. An update is encoded after the noise that a client adds, or
 decoded before the server clips it and adds noise, so either way the encoding is post-processing or
 part of what a client may do anyway. The same holds for a model, which is released before it is
-narrowed. That is why the rounding may use NumPy's randomness: nobody is protected by it.
+narrowed. That is why the rounding may use NumPy's randomness: no privacy rests on it.
 
 Every encoding has a length that depends on the vector's length and the settings alone. The decoder
 goes by what it asked for, never by what a reply claims: anything else is refused before it is
@@ -191,7 +191,7 @@ def _read_places(written: NDArray[Any], kept: int, size: int) -> NDArray[np.int6
     """Return the places of the numbers that were sent, ascending.
 
     Raises:
-        RefusedUpdate: If they are not so many different places of the vector.
+        RefusedUpdate: If they are not `kept` different places of the vector.
     """
     if written.dtype == np.uint8:
         places = np.flatnonzero(np.unpackbits(written, count=size))

@@ -197,7 +197,7 @@ def _readable_as(form: ArrayForm, expected: ArrayForm) -> bool:
 
 
 def _in_form(array: Array, form: ArrayForm) -> Array:
-    """Return the array itself if it has that form, else its numbers written anew."""
+    """Return the array itself if it has that form, else a new one of the same numbers."""
     own, values = read(array)
     return array if own == form else array_of(values, form)
 

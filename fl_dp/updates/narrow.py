@@ -1,8 +1,8 @@
 """Floating-point numbers in two bytes each: float16 and bfloat16.
 
-A narrow array keeps the name of the dtype that it had, so whoever gets it can widen it again. Its
+A narrow array keeps the name of the dtype that it had, so its receiver can widen it again. Its
 serialization type is one of ours: a client that knows nothing of it fails at once, instead of
-training in a precision that nobody chose.
+training in a precision that no setting chose.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def quantize(values: NDArray[np.float64], bits: int, rng: np.random.Generator) -
     Args:
         values: Shape `(size,)`, none beyond `LARGEST`.
         bits: From 1 to `MOST_BITS`.
-        rng: Decides between the two levels; nobody's privacy rests on it.
+        rng: Decides between the two levels; no privacy rests on it.
     """
     top = (1 << bits) - 1
     scales = np.empty(scales_shape(values.size))
@@ -74,7 +74,7 @@ def quantize(values: NDArray[np.float64], bits: int, rng: np.random.Generator) -
 
 
 def dequantize(quantized: Quantized, size: int, bits: int) -> NDArray[np.float64]:
-    """Return the `size` numbers; scales and codes may be anybody's, in the right shapes.
+    """Return the `size` numbers; scales and codes of the right shapes may hold any values.
 
     Raises:
         ValueError: If the scales are none of numbers up to `LARGEST`.

@@ -30,7 +30,7 @@ class SharedPart:
     Attributes:
         shared: Those that travel, in the model's order.
         personal: Those that each unit trains and keeps, in the model's order.
-        frozen: Those that nobody trains: everybody has them from the first model.
+        frozen: Parameters that no client trains: each has them from the first model.
     """
 
     shared: tuple[str, ...]
@@ -51,7 +51,7 @@ class SharedPart:
             names: Of all its arrays, in order.
             patterns: Names of the parameters to share, with `*` and `?` as in file names; a capital
                 is a capital. None: all that are not frozen.
-            frozen: Names of those that nobody trains; a pattern that matches one shares nothing.
+            frozen: Names of those that no client trains; a pattern that matches one shares nothing.
 
         Raises:
             ValueError: If there is no pattern, one matches nothing, or all together match

@@ -76,25 +76,17 @@ def runs_json(cards: Sequence[RunCard], problems: Sequence[str]) -> dict[str, An
 
 
 def _as_json(card: RunCard) -> dict[str, Any]:
-    return {
-        "name": card.name,
-        "sweep": card.sweep,
-        "variant": card.variant,
-        "place": card.place,
-        "kind": card.kind,
-        "state": str(card.state),
-        "round": card.round,
-        "rounds": card.rounds,
-        "accuracy": card.test_accuracy,
-        "loss": card.test_loss,
-        "epsilon": card.epsilon,
-        "delta": card.delta,
-        "budget": card.budget,
-        "unit": card.unit,
-        "promises": card.promises,
+    return {name: getattr(card, _ELSEWHERE.get(name, name)) for name in _COLUMNS} | {
         "when": _when(card.changed, "seconds"),
         "problems": list(card.problems),
     }
+
+
+_COLUMNS = (
+    *("name", "sweep", "variant", "place", "kind", "state", "round", "rounds", "accuracy", "loss"),
+    *("epsilon", "delta", "budget", "unit", "promises"),
+)
+_ELSEWHERE = {"accuracy": "test_accuracy", "loss": "test_loss"}
 
 
 def _title(card: RunCard) -> str:

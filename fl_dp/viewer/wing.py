@@ -26,7 +26,7 @@ class Viewer(Wing):
 
     def after_runs(self, runs: Sequence[RunSummary], jobs: Jobs) -> Sequence[str]:
         """Draw trainings that have ended, write their report, and say where both are."""
-        from .commands.ended_runs import drawn_and_written
+        from .ended_runs import drawn_and_written
 
         return drawn_and_written(runs, jobs)
 

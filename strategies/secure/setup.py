@@ -33,7 +33,7 @@ from ..rehearsal import RehearsalFailed, meaning_of
 logger = logging.getLogger("flwr.fl_dp")
 
 _SECONDS = 60.0  # Flower reports a node that is gone after about as many
-_RECEIPTS = 3  # that a node is sent at most: it keeps what it needs to check so many
+_RECEIPTS = 3  # that a node is sent at most: it keeps what it needs to check that number
 _RUN_BITS = 62  # Flower's records hold signed integers of 64 bits
 _APART = "give each node a unit-name, and a ledger in a folder, of its own"
 

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import local_grid
-import pytest
 
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
@@ -18,10 +17,9 @@ COMMAND_LINE = {"hydra", "sklearn"}
 BUNDLE = GaussianBundle(noise_multiplier=1.0, clipping_norms=(0.5,))
 NOISE = NoiseInstruction(scheme="gaussian", noise_multiplier=1.0, clipping_norm=1.0)
 
-# The parameters come as JSON; what is loaded after the training goes back as JSON.
+# What is asked comes as JSON; what is loaded after all of it goes back as JSON.
 CLIENT = """
 import json, sys
-asked = json.loads(sys.argv[1])
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fl_dp.client_app import app
@@ -31,15 +29,14 @@ from fl_dp.app.workload import initial_arrays_of
 from local_grid import FIRST_NODE, LocalGrid
 
 settings = Settings()
-config = {
-    SETTINGS_KEY: settings.to_json(), INSTRUCTION_KEY: asked["instruction"], "server-round": 1
-}
-content = RecordDict({"arrays": initial_arrays_of(settings), "config": ConfigRecord(config)})
-context = Context(1, FIRST_NODE, {"partition-id": 3}, RecordDict(), {})
-grid = LocalGrid(lambda message, _: app(message, context), 1, introduces=True)
-message = Message(content, dst_node_id=FIRST_NODE, message_type=asked["kind"])
-[reply] = grid.send_and_receive([message])
-assert not reply.has_error(), reply.error
+for kind, instruction in json.loads(sys.argv[1]):
+    config = {SETTINGS_KEY: settings.to_json(), INSTRUCTION_KEY: instruction, "server-round": 1}
+    content = RecordDict({"arrays": initial_arrays_of(settings), "config": ConfigRecord(config)})
+    context = Context(1, FIRST_NODE, {"partition-id": 3}, RecordDict(), {})
+    grid = LocalGrid(lambda message, _: app(message, context), 1, introduces=True)
+    message = Message(content, dst_node_id=FIRST_NODE, message_type=kind)
+    [reply] = grid.send_and_receive([message])
+    assert not reply.has_error(), reply.error
 print(json.dumps(sorted(sys.modules)))
 """
 
@@ -57,36 +54,23 @@ def loaded_by(code: str, *arguments: str) -> set[str]:
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize(
-    "instruction",
-    [
-        RoundInstruction(server_round=1),
-        RoundInstruction(server_round=1, units=(0,), bundle=BUNDLE),
-        RoundInstruction(server_round=1, client_noise=NOISE),
-    ],
-    ids=["central", "central, several units", "local, without a ledger"],
-)
-def test_a_client_without_dp_sgd_loads_neither_opacus_nor_an_accountant(
-    instruction: RoundInstruction,
-) -> None:
-    asked = {"kind": "train", "instruction": instruction.to_json()}
-    loaded = loaded_by(CLIENT, json.dumps(asked))
+def test_a_client_without_dp_sgd_loads_neither_opacus_nor_an_accountant() -> None:
+    """After it has rehearsed, and trained one unit, several, and one with noise of its own."""
+    several = RoundInstruction(server_round=1, units=(0,), bundle=BUNDLE)
+    asked = [
+        ("query.fl_dp_identity", several),
+        ("train", RoundInstruction(server_round=1)),
+        ("train", several),
+        ("train", RoundInstruction(server_round=1, client_noise=NOISE)),
+    ]
+    loaded = loaded_by(CLIENT, json.dumps([(kind, each.to_json()) for kind, each in asked]))
     assert (ACCOUNTING | OPACUS | COMMAND_LINE) & loaded == set()
     assert {"torch", "fl_dp.tasks.datasets.shipped"} <= loaded  # it did train
 
 
-def test_the_rehearsal_loads_no_accountant() -> None:
-    instruction = RoundInstruction(server_round=1, units=(0,), bundle=BUNDLE)
-    asked = {"kind": "query.fl_dp_identity", "instruction": instruction.to_json()}
-    loaded = loaded_by(CLIENT, json.dumps(asked))
-    assert (ACCOUNTING | OPACUS) & loaded == set()
-
-
-@pytest.mark.parametrize(
-    "module", ["fl_dp", "fl_dp.clients", "fl_dp.mechanisms", "fl_dp.statistics", "fl_dp.updates"]
-)
-def test_what_a_node_imports_costs_no_scipy(module: str) -> None:
-    loaded = loaded_by(f"import json, sys, {module}; print(json.dumps(list(sys.modules)))")
+def test_what_a_node_imports_costs_no_scipy() -> None:
+    modules = "fl_dp, fl_dp.clients, fl_dp.mechanisms, fl_dp.statistics, fl_dp.updates"
+    loaded = loaded_by(f"import json, sys, {modules}; print(json.dumps(list(sys.modules)))")
     assert (ACCOUNTING | OPACUS | {"torch"}) & loaded == set()
 
 

@@ -13,7 +13,6 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
-from fl_dp.app.shown import for_clients
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import initial_arrays_of, model_of, with_digests
 from fl_dp.clients.node_privacy import simulated_nodes
@@ -101,11 +100,11 @@ def test_frozen_weights_are_those_of_the_file(file: Path) -> None:
     linear = model.state_dict()["1.base.weight"]
     assert (linear == weights()["1.weight"]).all()
     # Nodes build the frozen part themselves, from the same file.
-    assert for_clients(settings).model == settings.model
+    assert settings.for_clients().model == settings.model
 
 
 def test_clients_who_get_all_weights_are_told_of_no_file(file: Path) -> None:
     settings = with_digests(compose_settings([*MLP, f"model.initial={file}"]))
-    sent = for_clients(settings).model
+    sent = settings.for_clients().model
     assert sent.initial is None
     assert sent.initial_digest is None

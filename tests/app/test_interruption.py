@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from command_line import call, said_on_stderr
 
 from fl_dp.app.local.processes import descendants
 from fl_dp.app.run_folder import RunFolder
@@ -125,11 +126,9 @@ def test_a_resumed_run_takes_no_other_setting(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_run_can_not_be_resumed(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [FL_DP, "run", f"resume={tmp_path}"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "there is no run in" in done.stderr.replace("\n", " ")
+    done = call("run", f"resume={tmp_path}")
+    assert done.exit_code == 2
+    assert "there is no run in" in said_on_stderr(done)
 
 
 def test_what_a_process_started_is_found_in_whatever_session_it_runs() -> None:

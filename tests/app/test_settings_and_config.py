@@ -441,6 +441,8 @@ def test_a_value_out_of_range_is_refused_with_its_key_and_value(key: str, value:
         (["task.mean=[0]", "task.std=[0]"], r"task\.std must be positive"),
         (["task.mean=[nan]", "task.std=[1]"], r"task\.mean must be finite"),
         (["task.test_fraction=1.0"], r"task\.test_fraction must lie in \(0, 1\), got 1\.0"),
+        (["weights.total=99"], "give weights.cap"),
+        (["weights.capped_denominator=true"], "give weights.cap"),
         (["task.partition=nodes", "simulation.units_per_node=2"], "with its own data is one unit"),
     ],
 )

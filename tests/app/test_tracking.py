@@ -24,7 +24,6 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.options import chosen_by
-from fl_dp.app.shown import for_clients
 from fl_dp.app.task_client import app as client_app
 from fl_dp.app.tracking import FINAL, PROMISE, ROUND, MetricsPage, RunStart, Tracker
 from fl_dp.app.tracking.mlflow_runs import MLflowTracker
@@ -222,7 +221,7 @@ def test_clients_are_not_told_of_trackers() -> None:
     settings = compose_settings(
         ["tracking=mlflow", "tracking.uri=https://mlflow.example.org", "tracking.mode=online"]
     )
-    assert "mlflow" not in for_clients(settings).to_json()
+    assert "mlflow" not in settings.for_clients().to_json()
 
 
 # The page for Prometheus.

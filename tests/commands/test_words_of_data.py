@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fl_dp.clients.node_config import NodeConfig
-from fl_dp.clients.owner_words import OwnersWords
+from fl_dp.clients.policy_description import PolicyDescription
 from fl_dp.commands import words_of_data as place
 from fl_dp.commands.words_of_data import words_of_data
 
@@ -16,7 +16,7 @@ SCHEMA = 'label_column: ill\nclasses: ["no", "yes"]\ncolumns: [age, pressure]\n'
 FITS = "age,pressure,ill\n61,140,yes\n40,120,no\n"
 
 
-def said_of(folder: Path, schema: str | None = SCHEMA, **files: str) -> OwnersWords:
+def said_of(folder: Path, schema: str | None = SCHEMA, **files: str) -> PolicyDescription:
     data = folder / "data"
     data.mkdir(exist_ok=True)
     for name, text in files.items():

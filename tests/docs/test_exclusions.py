@@ -79,15 +79,8 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "privacy.unit=record privacy.neighboring_relation=zero-out",
         "privacy.unit=record privacy.neighboring_relation=add-or-remove-one",
     ),
-    (
-        f"selection=exponential {_RECORDS}",
-        "selection=exponential selection.records_per_client=9",
-    ),
-    (
-        f"selection=exponential {_RECORDS} selection.records_per_client=9 "
-        "selection.utility=staleness",
-    ),
-    ("weights.total=99", "weights.capped_denominator=true"),
+    (f"selection=exponential {_RECORDS}",),
+    ("selection=exponential selection.records_per_client=9",),
     ("weights.cap=9 weights.capped_denominator=true",),
     (
         "weights.cap=9 weights.total=99 weights.capped_denominator=true "
@@ -133,8 +126,8 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         *(f"noise=cyclic selection={name}" for name in ("public", "fixed")),
         *(f"noise=spaced selection={name}" for name in ("poisson", "exponential")),
         "noise=auto selection=dp_utility",
+        "noise=cyclic selection=buffered",
     ),
-    ("noise=cyclic selection=buffered",),
     (f"{_SHARES} selection=buffered",),
     ("privacy=local selection=buffered",),
     (f"{_BUFFER} simulation.units_per_node=5",),
@@ -174,9 +167,8 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ("privacy=dp_sgd selection=exponential selection.utility=update_norm",),
     ("privacy=dp_sgd schedule=linear",),
     ("privacy=dp_sgd clipping=adaptive",),
+    ("privacy=dp_sgd metrics.loss=[0,5]", "privacy=dp_sgd weights.cap=9"),
     ("privacy=dp_sgd dp_sgd=off",),
-    ("tracking=mlflow tracking.mode=online",),
-    ("tracking=mlflow tracking.uri=https://mlflow.example.org",),
 )
 """Overrides that are refused; those of one row for one reason."""
 
@@ -187,8 +179,6 @@ OF_PYTHON = {
     "{nodes=?} lets nodes answer with sums of their records' gradients, which only a secure sum "
     "hides",
     "{nodes=?} says that units are records, and {unit=?} that they are not",
-    "where units are records a sum is a step of DP-SGD already, and clients take none of their own",
-    "the selection is charged for records and the plan promises something to clients",
     "a capped denominator divides by weights",
     "nodes that flip the coins themselves ask no selection",
     "nodes that flip the coins themselves draw Poisson samples",
@@ -197,7 +187,6 @@ OF_PYTHON = {
     "the noise can follow the plateau or the schedule, not both",
     "groups that take turns leave most nodes out of a round, and a secure sum is planned for all "
     "of them",
-    "clients that protect their records by DP-SGD report nothing else about them",
 }
 
 

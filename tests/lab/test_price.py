@@ -9,7 +9,7 @@ import pytest
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan
 from fl_dp.app.settings import Settings
-from fl_dp.lab.price import points, prices, steps_to
+from fl_dp.lab.price_steps import points, prices, steps_to
 
 
 def steps_of(*asked: str) -> list[Settings]:

@@ -107,7 +107,7 @@ class TestSQLite:
     def test_it_outlives_its_process(self, tmp_path: Path) -> None:
         file = tmp_path / "secagg.db"
         kill = (
-            "import os, sys; from pathlib import Path; from fl_dp.secagg import *;"
+            "import os, sys; from pathlib import Path; from fl_dp.secagg.store import *;"
             f"s = SQLiteStore(Path({str(file)!r})); s.put(1, 'key', b'x');"
             "s.mark(1, 'sum', 3, Mark(b't')); os._exit(9)"
         )

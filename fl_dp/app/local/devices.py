@@ -46,7 +46,7 @@ class Machine:
         return cls(cpus=_usable_cpus(), free_memory=_free_memory(), gpus=visible_gpus())
 
     def shared_by(self, trainings: int) -> Self:
-        """Return what each of so many trainings at a time may use."""
+        """Return each training's share, where several run at a time."""
         if trainings == 1:
             return self
         memory = None if self.free_memory is None else self.free_memory // trainings

@@ -1,4 +1,4 @@
-"""Clients of each virtual node of a simulation, where `simulation.units_per_node=auto` is left.
+"""Engine of a simulation and clients of each virtual node, where settings leave them to `auto`.
 
 A node that hosts many clients trains them together and answers with the sum of their clipped
 updates: a round is then one message a worker instead of one a client. The number follows from
@@ -9,11 +9,11 @@ statement and a resumed run carry a number.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from fl_dp.app.settings import Settings
 
 from .devices import Machine, busy_workers
-from .engine_choice import with_engine
 
 
 def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
@@ -24,11 +24,37 @@ def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
         machine: Where it will be simulated.
 
     Returns:
-        The settings, and one line for whoever started the run; None if the settings had both.
+        The settings, and one line to show; None if the settings had both.
     """
     settings, engine = with_engine(settings)
     settings, units = _with_units(settings, machine)
     return settings, "; ".join(filter(None, (units, engine))) or None
+
+
+def with_engine(settings: Settings) -> tuple[Settings, str | None]:
+    """Return settings that name their engine, and one line if that is not Flower's.
+
+    Settings with a number of processors, workers or GPUs mean Flower's, which starts six processes
+    and Ray before the first round. For the data sets that come with scikit-learn, of fewer than
+    2,000 records, that takes longer than to train them.
+    """
+    from fl_dp.tasks.datasets import (
+        EMBEDDED,  # with NumPy, which a command that shows help can spare
+    )
+
+    simulation = settings.simulation
+    if simulation.engine != "auto":
+        return settings, None
+    small = settings.task.name in EMBEDDED and not simulation.num_gpus
+    if small and simulation.num_cpus is None and simulation.workers is None:
+        chosen = "in_process"
+        said = (
+            f"all nodes answer in one process, as task={settings.task.name} is small: "
+            "simulation.engine=flower trains through Flower's own engine"
+        )
+    else:
+        chosen, said = "flower", None
+    return replace(settings, simulation=replace(simulation, engine=chosen)), said
 
 
 def _with_units(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:

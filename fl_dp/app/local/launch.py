@@ -45,7 +45,7 @@ _STARTUP_TIMEOUT = 60.0
 _LONGEST_RAY_FOLDER = 40  # Ray's sockets lie below it, and a socket's path has at most 103 bytes
 
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Reports on its use that Flower and Ray send to their makers, unless whoever calls wants them."""
+"""Reports on its use that Flower and Ray send to their makers, unless the caller wants them."""
 
 logger = logging.getLogger("flwr.fl_dp")
 

@@ -1,4 +1,4 @@
-"""Processes that a run starts: finding all of them, and ending them with whoever wanted them."""
+"""Processes that a run starts: finding all of them, and ending them with their starter."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
-    """End this process when whoever started it is gone: nobody would read what it spends on.
+    """End this process when the one that started it is gone: nobody would read what it spends on.
 
     Args:
         parent: Descriptor of a pipe whose other end the parent alone has, and never writes to.

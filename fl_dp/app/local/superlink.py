@@ -40,7 +40,7 @@ FOR_NODES = "/v1/fleet/"
 """What SuperNodes ask for; Flower checks the key of each of them."""
 
 FOLDER_VARIABLE = "FL_DP_TEMPORARY_FOLDER"
-"""Environment variable with the folder that nobody needs when whoever started this is gone."""
+"""Environment variable with the folder to delete when the starting process is gone."""
 
 _NODES_HAVE_KEYS = "--enable-supernode-auth"
 _CONNECTIONS = Path("/proc/net/tcp")

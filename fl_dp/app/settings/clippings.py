@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .checks import between_0_and_1, positive
-from .fields import told
+from .checks import between_0_and_1, positive, told
 
 if TYPE_CHECKING:
     from fl_dp.mechanisms import Clipping

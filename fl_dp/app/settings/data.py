@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from fl_dp.option_errors import OptionError
 from fl_dp.tasks.datasets import OWN_DATA
 
-from .checks import absolute, at_least, between_0_and_1, choices, distinct, positive
-from .fields import told
+from .checks import absolute, at_least, between_0_and_1, choices, distinct, positive, told
 
 OWN_DATA_KEYS = (
     "classes",

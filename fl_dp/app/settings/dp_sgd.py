@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from fl_dp.option_errors import OptionError
 
-from .checks import absolute, at_least, between_0_and_1, choices, fraction, positive
-from .fields import told
+from .checks import absolute, at_least, between_0_and_1, choices, fraction, positive, told
 
 
 @dataclass(kw_only=True)

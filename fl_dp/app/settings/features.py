@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from fl_dp.option_errors import OptionError
 
-from .checks import absolute, at_least
-from .fields import told
+from .checks import absolute, at_least, told
 
 
 @dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .checks import at_least
-from .fields import told
+from .checks import at_least, told
 
 
 @dataclass(kw_only=True)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from fl_dp.option_errors import OptionError
 
-from .checks import at_least, positive
-from .fields import told
+from .checks import at_least, positive, told
 
 if TYPE_CHECKING:
     from flwr.serverapp.strategy import Strategy

@@ -1,6 +1,6 @@
 """Groups of which each option has keys of its own: `selection=fixed` and its like.
 
-A key of another option is not there. Whoever adds an option adds its class, and its instance with
+A key of another option is not there. To add an option, add its class, and its instance with
 its defaults to the tuple of its group.
 """
 

@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from fl_dp.option_errors import OptionError
 
-from .checks import absolute, at_least, between_0_and_1, choices, positive
-from .fields import told
+from .checks import absolute, at_least, between_0_and_1, choices, positive, told
 from .secure_sum import SecureSumSettings
 
 

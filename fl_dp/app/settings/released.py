@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.option_errors import OptionError
 
-from .checks import ordered_pair, positive
-from .fields import told
+from .checks import ordered_pair, positive, told
 
 
 @dataclass(kw_only=True)
@@ -32,7 +31,7 @@ class WeightSettings:
         positive("weights.cap", self.cap)
         positive("weights.total", self.total)
         if self.cap is None and (self.total is not None or self.capped_denominator):
-            raise IncompatibleOptions(
+            raise OptionError(
                 "{weights.total} and {weights.capped_denominator} are about weights: give "
                 "{weights.cap}, "
                 "the records that earn the full weight"

@@ -7,15 +7,14 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
 from fl_dp.documents import document, parsed_object
-from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.option_errors import Exclusion, OptionError, require_compatible
 from fl_dp.updates.compression_options import CompressionOptions
 
-from .checks import at_least, choices, positive
+from .checks import ALL_TOLD, at_least, choices, positive, told
 from .clippings import ClippingSettings
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DPSGDOnSettings, DPSGDSettings
 from .features import FeaturesSettings
-from .fields import ALL_TOLD, told
 from .noises import NoiseSettings
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
 from .options import OPTIONS, option_of, with_values
@@ -88,39 +87,11 @@ class Settings:
         self.features.check()
         positive("round_timeout", self.round_timeout)
         positive("roster_timeout", self.roster_timeout)
-        several = self.simulation.units_at_node > 1 or self.selection.coins == "nodes"
-        if several and not self.protects_clients:
-            raise IncompatibleOptions(
-                "a node that sums its units clips them, which "
-                f"{{privacy={self.privacy.mode}}} "
-                "does not: write {simulation.units_per_node=1} and {selection.coins=server}"
-            )
-        if self.selection.name == "buffered" and not self.protects_clients:
-            raise IncompatibleOptions(
-                f"buffered releases are made where updates are clipped one by one, which "
-                f"{{privacy={self.privacy.mode}}} does not: write {{privacy=central}}, or "
-                "{selection=public}"
-            )
-        if self.privacy.noised_by == "nobody" and self.noise.name != "independent":
-            raise IncompatibleOptions(
-                f"{{noise={self.noise.name}}} is the server's noise, and {{privacy=none}} "
-                "adds none: write {privacy=central}, or leave it out"
-            )
-        declared = self.task.num_records is not None or self.task.max_records is not None
-        if declared and not self.sums_records:
-            raise IncompatibleOptions(
-                "{task.num_records} and {task.max_records} are for sums over records: write "
-                "{privacy=distributed_records} too, or leave them out"
-            )
-        if self.task.partition == "nodes" and self.simulation.units_at_node > 1:
-            raise IncompatibleOptions(
-                "a node with its own data is one unit: {task.partition=nodes} needs "
-                f"{{simulation.units_per_node=1}}, got {self.simulation.units_per_node}"
-            )
         if self.run_name is not None and (
             not self.run_name or set(self.run_name) & set("/\\") or self.run_name in (".", "..")
         ):
             raise ValueError(f"run_name must be a plain folder name, got '{self.run_name}'")
+        require_compatible(EVERY_RUN, self)
 
     @property
     def protects_clients(self) -> bool:
@@ -168,9 +139,28 @@ class Settings:
         return self.protects_records and not self.protects_clients
 
     def hosting(self, units_per_node: int) -> Settings:
-        """Return the same run with so many clients a node."""
+        """Return the same run with another number of clients per node."""
         simulation = replace(self.simulation, units_per_node=units_per_node)
         return replace(self, simulation=simulation)
+
+    def for_clients(self) -> Settings:
+        """Return what clients may know: no folder of the operator's, no seed, no wing."""
+        privacy = replace(self.privacy, insecure_seed=None)
+        if isinstance(privacy, CentralPrivacySettings):
+            privacy = replace(privacy, witness_dir=None)
+        model = self.model
+        if model.shared is None and model.lora_rank is None:  # else a part of it never travels
+            model = replace(model, initial=None, initial_digest=None)
+        own = Settings(**{each.name: getattr(self, each.name) for each in fields(Settings)})
+        return replace(
+            own,
+            model=model,
+            privacy=privacy,
+            tracking=TrackingSettings(),
+            output_dir=None,
+            run_name=None,
+            resume=None,
+        )
 
     def to_json(self) -> str:
         """Return the settings as JSON text, without the groups that wings add."""
@@ -188,6 +178,50 @@ class Settings:
         with document("set of settings"):
             return cls(**values | {key: _group(key, values[key]) for key in _GROUPS})
 
+
+EVERY_RUN: tuple[Exclusion[Settings], ...] = (
+    Exclusion(
+        options=("simulation.units_per_node", "selection.coins", "privacy"),
+        when=lambda given: (
+            (given.simulation.units_at_node > 1 or given.selection.coins == "nodes")
+            and not given.protects_clients
+        ),
+        why="a node that sums its units clips them, which {privacy=?} does not",
+        instead="write {simulation.units_per_node=1} and {selection.coins=server}",
+    ),
+    Exclusion(
+        options=("selection", "privacy"),
+        when=lambda given: given.selection.name == "buffered" and not given.protects_clients,
+        why="buffered releases are made where updates are clipped one by one, which {privacy=?} "
+        "does not",
+        instead="write {privacy=central}, or {selection=public}",
+    ),
+    Exclusion(
+        options=("noise", "privacy"),
+        when=lambda given: (
+            given.noise.name != "independent" and given.privacy.noised_by == "nobody"
+        ),
+        why="{noise=?} is the server's noise, and {privacy=none} adds none",
+        instead="write {privacy=central}, or leave it out",
+    ),
+    Exclusion(
+        options=("task.num_records", "task.max_records", "privacy"),
+        when=lambda given: (
+            not given.sums_records
+            and (given.task.num_records is not None or given.task.max_records is not None)
+        ),
+        why="{task.num_records} and {task.max_records} are for sums over records",
+        instead="write {privacy=distributed_records} too, or leave them out",
+    ),
+    Exclusion(
+        options=("task.partition", "simulation.units_per_node"),
+        when=lambda given: given.task.partition == "nodes" and given.simulation.units_at_node > 1,
+        why="a node with its own data is one unit",
+        instead="with {task.partition=nodes} write {simulation.units_per_node=1}",
+        got=("simulation.units_per_node",),
+    ),
+)
+"""What no run can have, whatever it promises."""
 
 # Those whose classes say themselves what is in them; `OPTIONS` has the others.
 _GROUPS: dict[str, Any] = {

@@ -6,8 +6,7 @@ from dataclasses import asdict, dataclass
 
 from fl_dp.accounting.schedules import SHAPES, NoiseSchedule, PlateauSchedule
 
-from .checks import choices
-from .fields import told
+from .checks import choices, told
 
 
 @dataclass(kw_only=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fl_dp.option_errors import OptionError
 
-from .fields import told
+from .checks import told
 
 if TYPE_CHECKING:
     from fl_dp.plan import SecureSum

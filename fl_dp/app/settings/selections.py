@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from fl_dp.option_errors import OptionError
 
-from .checks import at_least, choices, fraction, positive
-from .fields import told
+from .checks import at_least, choices, fraction, positive, told
 
 if TYPE_CHECKING:
     from fl_dp.strategies import Selection

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from fl_dp.option_errors import OptionError
 
-from .checks import at_least, choices
-from .fields import told
+from .checks import at_least, choices, told
 
 _LARGEST_SPREAD = 10.0  # of a logarithm: beyond it times are no numbers any more
 

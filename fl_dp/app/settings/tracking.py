@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.option_errors import OptionError
 
 from .checks import choices
 
@@ -120,13 +120,13 @@ class MLflowSettings(ProjectSettings):
         if self.uri is not None:
             _check_uri(self.uri)
         if self.online and not self.remote:
-            raise IncompatibleOptions(
+            raise OptionError(
                 "{tracking.mode=online} is for trackers on other machines: write the address of "
                 "MLflow as {tracking.uri} too, or leave it out"
             )
         if self.remote and not self.online:
             # Closed by default: nothing leaves the machine that was not asked for by this word.
-            raise IncompatibleOptions(
+            raise OptionError(
                 "{tracking.uri} is on another machine, and {tracking.mode} is offline: write "
                 "{tracking.mode=online} too, or leave {tracking.uri} out"
             )

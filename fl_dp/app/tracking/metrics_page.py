@@ -98,7 +98,7 @@ class MetricsPage:
             }
 
     def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
-        """Answer nobody any more: whoever waits for the end asks `fl-dp status`."""
+        """Stop answering; `fl-dp status` tells how the run ended."""
         del state, final
         self.close()
 

@@ -45,7 +45,7 @@ class MLflowTracker:
 
     def started(self, run: RunStart) -> None:
         """Make the run with its settings as parameters, or find the one that goes on."""
-        # Reports on its use to MLflow's makers, unless whoever calls wants them.
+        # Reports on its use to MLflow's makers, unless the caller wants them.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
         from mlflow.entities import Param

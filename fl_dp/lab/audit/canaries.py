@@ -34,9 +34,9 @@ class Canaries:
     """Directions and coins of canaries, the same wherever they are made from the same numbers.
 
     Attributes:
-        count: How many there are, those whose coin says that they contribute nothing included.
+        count: Number of canaries, including those whose coin leaves them out.
         size: Coordinates of the model.
-        seed: Of directions and coins. They protect nobody, so it needs no secret.
+        seed: Of directions and coins, which protect no client: it needs no secret.
 
     Raises:
         ValueError: If there are fewer than eight, or more than half of the coordinates.

@@ -27,7 +27,7 @@ from .whole_run import SeenRound
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WhoseTurn:
-    """What everybody knows of who took part in a run; exactly one of the two is given.
+    """Public knowledge of who took part in a run; exactly one of the two is given.
 
     Attributes:
         asked: Which canaries were asked in each round, shape `(rounds, count)`.
@@ -66,7 +66,7 @@ def seen_with_memory(
         sampling rate of 1; of groups one a round, with the rate inside a group.
 
     Raises:
-        ValueError: If a round is missing in the middle, whose noise nobody else knows.
+        ValueError: If a round is missing in the middle: its noise is unknown.
     """
     fresh, scales, column = without_memory(rounds, indices, coefficients)
     if turn.asked is not None:
@@ -85,7 +85,7 @@ def without_memory(
         coefficients: The first column of C in units of 2^-12; one for independent noise.
 
     Raises:
-        ValueError: If a round is missing in the middle, whose noise nobody else knows.
+        ValueError: If a round is missing in the middle: its noise is unknown.
     """
     in_order = list(indices) == list(range(indices[0], indices[0] + len(indices)))
     if len(coefficients) > 1 and not in_order:

@@ -42,10 +42,10 @@ from scipy.stats import binom
 from fl_dp.accounting.trade_off import TradeOff, gaussian_trade_off
 from fl_dp.option_errors import require_probability
 
-from .bounds import gaussian_epsilon_of, largest_refuted
+from .lower_bounds import gaussian_epsilon_of, largest_refuted
 from .verdict import Finding
 
-_LARGEST = 60.0  # epsilon beyond which nobody looks
+_LARGEST = 60.0  # largest epsilon that is tried
 _LARGEST_MU = 30.0
 
 

@@ -7,7 +7,8 @@ Scores of any adversary will do: projections of released models, likelihood rati
 records under a trained model. A threshold must not be chosen on the scores that are counted at it.
 So it comes from the first half of the scores and the bounds from the second, whose order must say
 nothing; or from what the claim expects, and then every score counts. The latter is stronger where
-the claim holds, and may be blind where it does not: who has both uses both, at half of alpha each.
+the claim holds, and may be blind where it does not. Given both, both are used, at half of alpha
+each.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from scipy.stats import norm
 from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.option_errors import require_probability
 
-from .bounds import (
+from .lower_bounds import (
     Confusion,
     epsilon_lower_bound,
     gaussian_epsilon_of,
     gdp_lower_bound,
     most_that_clopper_pearson_shows,
 )
-from .noise import deviation_of
+from .noise_findings import deviation_of
 from .verdict import AuditReport, Finding
 
 _CANDIDATES = 100  # thresholds that are tried

@@ -12,8 +12,8 @@ from scipy.stats import norm
 
 from fl_dp.accounting.trade_off import TradeOff
 
-from .bounds import gaussian_epsilon_of, most_that_clopper_pearson_shows
 from .canaries import Canaries, one_shot_mu, privacy_losses
+from .lower_bounds import gaussian_epsilon_of, most_that_clopper_pearson_shows
 from .scores import bounds_of_scores
 from .verdict import Finding
 
@@ -32,7 +32,7 @@ class SeenRound:
     Attributes:
         along: The noisy sum without the others, in clipping norms, along every direction.
         noise_multiplier: Of the noise on the sum of updates; one number, or one a direction.
-        of: Directions whose canary may have taken part, as everybody knows; None: all.
+        of: Directions whose canary may publicly have taken part; None: all.
     """
 
     along: NDArray[np.float64]
@@ -40,7 +40,7 @@ class SeenRound:
     of: NDArray[np.bool_] | None = None
 
     def losses(self, sampling_rate: float) -> NDArray[np.float64]:
-        """Return the privacy loss along each direction, 0 where nobody can have taken part."""
+        """Return the privacy loss along each direction, 0 where no canary can have taken part."""
         losses = privacy_losses(self.along, self.noise_multiplier, sampling_rate)
         return losses if self.of is None else np.where(self.of, losses, 0.0)
 
@@ -71,7 +71,7 @@ def finding_of_run(
         curve: Trade-off curve of what the ledger was charged.
 
     Raises:
-        ValueError: If no round was released, all coins fell on one side, or nobody was asked.
+        ValueError: If no round was released, all coins fell on one side, or no canary was asked.
     """
     if not rounds:
         raise ValueError("no round was released: there is nothing to audit")

@@ -30,12 +30,12 @@ from .experiments import DataIsPublic, counted, require_public
 if TYPE_CHECKING:
     from fl_dp.commands.jobs import Job, Jobs
     from fl_dp.lab.attacks.inversion.experiment import Recovery
-    from fl_dp.lab.attacks.inversion.results import Found, Summary
+    from fl_dp.lab.attacks.inversion.recovery_results import Found, Summary
 
 _SHOWS_RECORDS = "this experiment writes records, and what is recovered of them, to a file"
 
 _EXPERIMENT = "experiment=data_recovery"
-# Noise that somebody asks for is that of a training; an attack has a list of its own.
+# Noise of a training; an attack has its own list, `recovery.noise_multipliers`.
 _OF_TRAINING = (
     "privacy.epsilon",
     "privacy.noise_multiplier",
@@ -91,7 +91,7 @@ def recover_by_run(jobs: Jobs, *, as_json: bool) -> None:
     """Attack what `fl-dp run` was asked for, on public data.
 
     Raises:
-        ValueError: As `recover`, and if data are somebody's own.
+        ValueError: As `recover`, and if the task reads own data.
     """
     for job in jobs.each:
         require_public(
@@ -137,10 +137,10 @@ def recover(jobs: Jobs, *, as_json: bool) -> None:
 
 
 def _refuse_noise_of_training(job: Job) -> None:
-    """Check that nobody asked for noise that no threat model would add.
+    """Refuse overrides of a training's noise, which no threat model adds.
 
     Raises:
-        ValueError: If somebody did.
+        ValueError: If there is one.
     """
     for text in job.overrides:
         if text.partition("=")[0] in _OF_TRAINING:
@@ -153,7 +153,7 @@ def _refuse_noise_of_training(job: Job) -> None:
 def _done(job: Job, experiment: Recovery, console: Console) -> list[Found]:
     """Do the cells that are missing, and return what all of them found."""
     from fl_dp.files import private_folder
-    from fl_dp.lab.attacks.inversion.results import keep, kept
+    from fl_dp.lab.attacks.inversion.recovery_results import keep, kept
 
     if not job.resumed:
         job.folder.create(job.settings)
@@ -178,8 +178,12 @@ def _concluded(
 ) -> dict[str, Any]:
     """Write and show what a run came to, and return it as plain values."""
     from fl_dp.files import write_text
-    from fl_dp.lab.attacks.inversion.pictures import draw_images, draw_recovery, draw_resistance
-    from fl_dp.lab.attacks.inversion.results import summarised, write_csv
+    from fl_dp.lab.attacks.inversion.recovery_pictures import (
+        draw_images,
+        draw_recovery,
+        draw_resistance,
+    )
+    from fl_dp.lab.attacks.inversion.recovery_results import summarised, write_csv
 
     rows = [row for each in found for row in each.rows]
     write_csv(rows, job.path / "recovery.csv")
@@ -222,8 +226,8 @@ def _first_seed(experiment: Recovery, found: Sequence[Found]) -> dict[tuple[str,
 
 def _sentences(summaries: Sequence[Summary]) -> list[str]:
     """Return where the recovery fails under each threat with noise, and what epsilon is there."""
-    from fl_dp.lab.attacks.inversion.names import WITH_NOISE, WORDS
-    from fl_dp.lab.attacks.inversion.results import fails_from, strongest
+    from fl_dp.lab.attacks.inversion.recovery_results import fails_from, strongest
+    from fl_dp.lab.attacks.inversion.registry import WITH_NOISE, WORDS
 
     said = []
     for threat in WITH_NOISE:
@@ -248,7 +252,7 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
 
 def _table(summaries: Sequence[Summary], title: str) -> Table:
     """Return the strongest attack of each setting; the guess is the mean image's PSNR."""
-    from fl_dp.lab.attacks.inversion.results import strongest
+    from fl_dp.lab.attacks.inversion.recovery_results import strongest
 
     table = Table(title=f"Recovered images: {title}")
     table.add_column("seen", no_wrap=True)

@@ -177,8 +177,8 @@ def _by_records(
     plan = make_record_plan(settings)
     if plan is None:
         raise ValueError("these settings have no DP-SGD to audit: write privacy=dp_sgd")
+    from fl_dp.lab.games.canary_records import AuditedRecords, audit_records
     from fl_dp.lab.games.canary_run import MOST_CANARIES
-    from fl_dp.lab.games.records import AuditedRecords, audit_records
 
     count = MOST_CANARIES if canaries is None else canaries
     records = AuditedRecords.of_first_client(settings, count)
@@ -210,7 +210,7 @@ def _trainable(overrides: Sequence[str], *, keep_model: bool, data_is_public: bo
         asked.append(f"output_dir={_FOLDER}")
     (job,) = find_jobs(asked, multirun=False).each
     require_auditable(job.settings)
-    # With the noise of a round and its model, everybody has the exact sum of the others' updates.
+    # A round's model less its noise, which is written down, is the exact sum of the updates.
     require_public(
         job.settings, stated=data_is_public, because="an audit writes down the noise of each round"
     )

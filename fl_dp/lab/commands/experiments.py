@@ -31,12 +31,12 @@ def require_public(settings: Settings, *, stated: bool, because: str, command: s
 
     Args:
         settings: Of the experiment.
-        stated: Whether somebody said that data of their own are public.
+        stated: Whether the caller gave `--data-is-public`.
         because: Begins the refusal, for example `an attack trains without privacy`.
         command: The one that has the option, if it is not the one that was called.
 
     Raises:
-        ValueError: If the data are somebody's own and nobody said so.
+        ValueError: If the task reads own data and `stated` is false.
     """
     from fl_dp.tasks.datasets import OWN_DATA
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fl_dp.commands.jobs import Job, Jobs
-    from fl_dp.lab.price import Price, Step
+    from fl_dp.lab.price_steps import Price, Step
 
 _LABEL = (
     "experiments without privacy: only the last step is private, and to compare it with the others "
@@ -80,7 +80,7 @@ def price(
         jobs = _resumed(given) if resumed else _jobs(given, seeds, data_is_public=data_is_public)
         jobs = _prepared(jobs)
         runs = Queue(jobs, err if as_json else out, command="price").work_off()
-        from fl_dp.lab.price import prices
+        from fl_dp.lab.price_steps import prices
 
         accuracies: dict[str, list[float]] = {}
         for job, run in zip(jobs.each, runs, strict=True):
@@ -112,7 +112,7 @@ def _jobs(given: Sequence[str], seeds: int, *, data_is_public: bool) -> Jobs:
     from fl_dp.app.settings import SweepSettings
     from fl_dp.commands.jobs import Jobs, at_once, find_jobs
     from fl_dp.commands.stats import refuse_statistics
-    from fl_dp.lab.price import steps_to
+    from fl_dp.lab.price_steps import steps_to
 
     if seeds < 1:
         fail(f"--seeds is {seeds}; write at least 1", status=2)
@@ -204,7 +204,7 @@ def _document(
 def _table(found: Sequence[Price]) -> Table:
     from rich.table import Table
 
-    from fl_dp.lab.price import points, spread
+    from fl_dp.lab.price_steps import points, spread
 
     table = Table(title="What privacy costs in accuracy (experiments without privacy)")
     for heading, side in (("training", "left"), ("accuracy", "right"), ("price", "right")):

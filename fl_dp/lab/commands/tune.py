@@ -184,7 +184,7 @@ def _score(job: Job, console: Console) -> float:
     try:
         [summary] = Queue(Jobs(each=(job,)), console).work_off()
     except typer.Exit as ended:
-        if ended.exit_code != 1:  # somebody stopped all of it
+        if ended.exit_code != 1:  # Ctrl-C, which stops all trainings
             raise
         note("this training failed, and takes the last place; the others go on")
         return -math.inf

@@ -51,7 +51,7 @@ class CanaryRun:
             count: How many were asked for.
 
         Raises:
-            ValueError: If there is no room for so many.
+            ValueError: If the model or the roster has too little room.
         """
         in_place = takes_places(settings)
         if count is None:
@@ -97,7 +97,7 @@ class CanaryRun:
         """Check that canaries and clients share no node, as a node's sum is known as a whole.
 
         Raises:
-            ValueError: If they do, or nobody but canaries would be left, with what to write.
+            ValueError: If they do, or no client would be left, with what to write.
         """
         if not self.in_place:
             return

@@ -62,7 +62,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def seen_by(strategy: WatchedFedAvg, moved: NDArray[np.float64]) -> SeenRun:
-    """Return what was seen of a strategy's run, which moved the model so far."""
+    """Return what was seen of a strategy's run, and the change of its model."""
     return SeenRun(
         rounds=strategy.seen,
         moved=moved,
@@ -116,7 +116,7 @@ class WatchedFedAvg(DPFedAvg):
         self.cohorts.append(self._watched.drawn)
 
     def whose_turn(self) -> WhoseTurn | None:
-        """Return what everybody knows of who took part, None where coins are all there is."""
+        """Return the public knowledge of who took part; None with secret coins alone."""
         sampling = self.plan.sampling
         if sampling.visible:
             return WhoseTurn(asked=np.stack(self.asked))

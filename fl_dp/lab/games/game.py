@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
-from fl_dp.lab.audit.bounds import gaussian_epsilon_of, most_that_clopper_pearson_shows
 from fl_dp.lab.audit.cohorts import COHORTS, cohorts_are_poisson
-from fl_dp.lab.audit.noise import (
+from fl_dp.lab.audit.lower_bounds import gaussian_epsilon_of, most_that_clopper_pearson_shows
+from fl_dp.lab.audit.noise_findings import (
     NEW_COORDINATES,
     NEW_NOISE,
     SIZE_OF_NOISE,
@@ -360,7 +360,7 @@ def _sent_is_not_seen(plays: _Plays, alpha: float) -> Finding:
 
 
 def _silence_is_not_seen(subject: Subject, rounds: int, alpha: float) -> Finding:
-    """Compare the noise of rounds that nobody, half or all of four clients answered."""
+    """Compare the noise of rounds that none, half or all of four clients answered."""
     nodes = 4 + subject.crowd
     energies = []
     for answering in (0, nodes // 2, nodes):

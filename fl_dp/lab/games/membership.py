@@ -61,7 +61,7 @@ class MembershipPromise:
 
     Attributes:
         epsilon: Of one candidate.
-        delta: That goes with it.
+        delta: Of that epsilon.
         history: Everything that one candidate is charged for.
         neighboring_relation: How trainings with and without a candidate differ.
         whom: For example `one client`.

@@ -19,14 +19,14 @@ from fl_dp.files import written_whole
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.cohorts import cohorts_are_poisson
 from fl_dp.lab.audit.correlated_run import WhoseTurn, seen_with_memory, without_memory
-from fl_dp.lab.audit.noise import findings_on_noise
+from fl_dp.lab.audit.noise_findings import findings_on_noise
 from fl_dp.lab.audit.verdict import AuditReport, Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run, one_shot_epsilon
 
 from .canary_run import CanaryRun
 
 _OTHERS = 0.1  # of alpha, for what is seen without a bound: it needs less of it
-_SURELY = 0.05  # of the bound that is told besides
+_SURELY = 0.05  # alpha of the bound that is an estimate only
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -37,7 +37,7 @@ class SeenRun:
         rounds: Every release.
         moved: How far the model moved over all of them, flat.
         indices: Of the rounds.
-        turn: What everybody knows of who took part; None: secret coins are all there is.
+        turn: Public knowledge of who took part; None: cohorts are drawn by secret coins alone.
         coefficients: Of the noise, in units of 2^-12; one where it is independent.
         drawn: Which canaries took part, shape `(rounds, count)`: the auditor's, no adversary's.
         cohorts: How many units were drawn in each round, in the same way.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 
 from fl_dp.app.settings.checks import at_least, between_0_and_1, distinct, one_of, positive
-from fl_dp.lab.attacks.inversion.names import ATTACKS, THREATS
+from fl_dp.lab.attacks.inversion.registry import ATTACKS, THREATS
 from fl_dp.option_errors import OptionError
 
 _NOISE = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 1.0)

@@ -62,7 +62,7 @@ class TuneSettings:
         self._require_used()
 
     def _require_used(self) -> None:
-        """Refuse a key that nobody would read: a choice that is paid for must not be misspelt."""
+        """Refuse a key that this way of choosing ignores: a paid choice must not be misspelt."""
         given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
         if self.candidates is None and given:
             raise ValueError(

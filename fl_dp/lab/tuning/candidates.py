@@ -101,7 +101,7 @@ def vote_of(settings: Settings) -> NoiseChoice | None:
 
 
 def require_choosable(settings: Settings) -> None:
-    """Check that somebody can be paid for a choice, before anything is spent.
+    """Check that the settings allow a paid choice, before anything is spent.
 
     Raises:
         IncompatibleOptions: If not, with what to write instead.

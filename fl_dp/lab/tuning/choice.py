@@ -13,7 +13,6 @@ from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.app.planning import make_clipping, make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
-from fl_dp.app.shown import for_clients
 from fl_dp.app.workload import check_data
 from fl_dp.lab.settings import tune_of
 from fl_dp.ledger import PrivacyLedger, Reservation
@@ -37,7 +36,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 def _left_over(folder: RunFolder) -> str:
-    """Say what a choice that was killed has left, which has to stay secret."""
+    """Name the leftovers of an interrupted choice, which have to stay secret."""
     trials = folder.path / TRIALS
     return f"; delete {trials}, which shows what lost" if trials.exists() else ""
 
@@ -46,7 +45,7 @@ def _left_over(folder: RunFolder) -> str:
 def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id: str) -> Settings:
     """Return the settings that a run is to be trained with, after choosing them if they ask for it.
 
-    Privacy: of a vote, what `vote_of` says, charged to the run's ledger before anybody is asked.
+    Privacy: of a vote, what `vote_of` says, charged to the run's ledger before any client is asked.
     A choice that was charged and whose outcome is not in the ledger is not made again.
 
     Args:
@@ -74,7 +73,7 @@ def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id
 
 
 def _known_choice(folder: RunFolder) -> str | None:
-    """Return what an interrupted run had chosen; None if it had not got so far."""
+    """Return what an interrupted run had chosen; None if it was interrupted before."""
     if not folder.ledger.exists():
         return None
     with folder.read_ledger() as ledger:
@@ -96,7 +95,7 @@ def _choose(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> s
         try:
             return _chosen(ledger, grid, settings, rng)
         finally:
-            # Also after a failure: what was reserved is spent, and somebody has to say so.
+            # Also after a failure: the reserved charge is spent, and the statement has to count it.
             folder.write_statement(privacy_statement(ledger))
 
 
@@ -128,7 +127,7 @@ def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRa
             ballot,
             values=TRIAL_VALUES,
             rng=rng,
-            config=trials_config([for_clients(each) for each in candidates], rounds),
+            config=trials_config([each.for_clients() for each in candidates], rounds),
             units_per_node=ledger.plan.hosting.units_per_node,
             timeout=settings.round_timeout,
             roster_timeout=settings.roster_timeout,

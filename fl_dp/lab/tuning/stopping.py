@@ -171,7 +171,7 @@ class Stopped:
 def stopping_plans(settings: Settings) -> tuple[PrivacyPlan, PrivacyPlan]:
     """Return the plan of each training, and that of the choice, whose one event covers all.
 
-    Privacy: the best training's rounds, against who sees nothing of the others, within
+    Privacy: the best training's rounds, against adversaries that see no other training, within
     `privacy.epsilon`; see `RandomStoppingEvent`.
 
     Raises:

@@ -13,7 +13,7 @@ the sum is each unit's own.
 Units must not meet, or one could move another's update. Every operation works on each row apart;
 units are put together by the shapes of their own data alone, and data that do not fit are left out
 before anything is computed. Kernels round by how many rows there are, so these are filled up to a
-power of two: then a unit's row is the same to the bit whoever else is trained. That is tested on
+power of two: then a unit's row is the same to the bit with any others beside it. That is tested on
 CPUs; a GPU may choose its kernels by more.
 """
 

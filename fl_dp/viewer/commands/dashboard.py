@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fl_dp.commands.console import err, fail, failures_told, out, warn
+from fl_dp.commands.console import err, fail, failures_told, tell, warn
 
 if TYPE_CHECKING:
     from fl_dp.viewer.dashboard.started_runs import StartedRuns
@@ -92,9 +92,9 @@ def dashboard(
         listener = listening_socket(address)
     for text in address.warnings():
         warn(text)
-    out.print(f"Dashboard: {address.url}", soft_wrap=True, markup=False)
+    tell(f"Dashboard: {address.url}")
     if given is None:
-        out.print(f"Token: {token}", soft_wrap=True, markup=False)
+        tell(f"Token: {token}")
     err.print("Ctrl-C ends it", markup=False)
     with suppress(KeyboardInterrupt):  # uvicorn ends in order, and then passes it on
         serve(site, address, listener)

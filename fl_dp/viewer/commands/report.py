@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fl_dp.commands.console import failures_told, out, require_one_of
+from fl_dp.commands.console import failures_told, require_one_of, tell
 
 if TYPE_CHECKING:
     from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image
@@ -57,13 +57,13 @@ def report(
     with failures_told():
         if form == "html":
             target = write_report(runs, output)
-            out.print(f"Report: {target}", soft_wrap=True, markup=False)
+            tell(f"Report: {target}")
             return
         from fl_dp.viewer.papers import PAPERS, write_paper
 
         require_one_of("--format", form, ["html", *PAPERS])
         for file in write_paper(form, _one(runs), output):
-            out.print(f"Paper: {file}", soft_wrap=True, markup=False)
+            tell(f"Paper: {file}")
 
 
 def write_report(places: Sequence[Path], output: Path | None = None) -> Path:

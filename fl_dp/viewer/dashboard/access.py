@@ -1,4 +1,4 @@
-"""Door of the dashboard: one token, sessions of those who knew it, and few wrong guesses.
+"""Door of the dashboard: one token, the sessions that it opened, and few wrong guesses.
 
 The token opens a session; a browser then carries the session alone. After a few wrong tokens from
 an address, or some more from everywhere, no token is compared any more for a minute, the right one
@@ -47,7 +47,7 @@ def new_token() -> str:
 
 
 def check_token(token: str) -> str:
-    """Return a token that somebody chose.
+    """Return a token that the operator chose, checked.
 
     Raises:
         ValueError: If it is short enough to be guessed, or can't stand in a header.
@@ -78,7 +78,7 @@ class Door:
         """Compare a token in constant time.
 
         Args:
-            token: As somebody wrote it.
+            token: As the reader wrote it.
             address: Where it came from.
 
         Raises:

@@ -149,7 +149,7 @@ def session_of(request: Request, cookie: str) -> str | None:
 
 
 def address_of(request: Request) -> str:
-    """Return where a request came from; no header has a say in it."""
+    """Return the address that a request came from; headers are ignored."""
     return "" if request.client is None else request.client.host
 
 

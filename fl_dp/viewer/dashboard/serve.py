@@ -37,7 +37,7 @@ class Address:
         """Check what can be checked before it listens.
 
         Raises:
-            ValueError: If a browser could not reach it, or TLS is told by halves.
+            ValueError: If a browser could not reach it, or one of the two TLS files is missing.
             OSError: If a file of TLS can't be read.
         """
         if not 0 < self.port < 65536:
@@ -133,7 +133,7 @@ def listening_socket(address: Address) -> socket.socket:
 
 
 def serve(site: ASGIApp, address: Address, listener: socket.socket) -> None:
-    """Answer requests until somebody presses Ctrl-C."""
+    """Answer requests until Ctrl-C."""
     config = uvicorn.Config(
         site,
         access_log=False,  # addresses of pages name runs

@@ -22,7 +22,7 @@ _SORTED = {
 }
 SORTS = tuple(_SORTED)
 
-# Different in every run, or of the machine: no choice that somebody made.
+# Different in every run, or of the machine: nothing that was chosen.
 _NOT_COMPARED = ("run_name", "output_dir", "resume")
 
 

@@ -21,7 +21,6 @@ from fastapi.responses import (
     Response,
     StreamingResponse,
 )
-from jinja2 import Environment
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
@@ -36,6 +35,7 @@ from fl_dp.viewer.jinja import environment
 from .access import SESSION_SECONDS, Door, TooManyGuesses, WrongToken
 from .gauges import MOST_FOUND, Gauges
 from .guard import LOGIN, Guard, address_of, session_of, too_many
+from .languages import Words, language_for, languages
 from .live import MOST_STREAMS, LiveRuns
 from .shown_runs import (
     MOST_COMPARED,
@@ -62,7 +62,6 @@ from .start_form import (
     read_form,
 )
 from .started_runs import NotPriced, NotStarted, StartedRuns
-from .words import Words, language_for, languages
 
 _HERE = Path(__file__).parent
 _UPLOT = _HERE.parent / "report" / "assets" / "uplot"
@@ -92,7 +91,7 @@ Form = Annotated[Mapping[str, str], Depends(_form)]
 """The fields of a request's form; what takes one runs in a thread of its own."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Dashboard:
     """What a dashboard shows and who may see it.
 
@@ -124,66 +123,69 @@ class Dashboard:
         # The prefix makes browsers refuse a cookie that plain HTTP or another host has set.
         return f"{'__Host-' if self.secure else ''}fl-dp-session-{self.port}"
 
+    def __post_init__(self) -> None:
+        """Make what the pages are read from."""
+        started = self.started
+        self._live = LiveRuns(
+            runs=self.runs,
+            is_mine=(lambda name: False) if started is None else started.is_running,
+            tick=self.tick,
+        )
+        self._gauges = Gauges(locations=self.ledgers, root=self.runs.root)
+        self._templates = environment(_HERE / "templates")
+        self._templates.filters["address"] = lambda name: quote(str(name), safe="/")
+
     def site(self) -> ASGIApp:
         """Return the application."""
         return Guard(
-            _Pages(dashboard=self).routes(),
+            self._routes(),
             door=self.door,
             hosts=self.hosts,
             secure=self.secure,
             cookie=self.cookie,
         )
 
+    @property
+    def _strict(self) -> dict[str, Any]:
+        """The rules of every cookie."""
+        return {"httponly": True, "samesite": "strict", "secure": self.secure}
 
-@dataclass(kw_only=True)
-class _Pages:
-    dashboard: Dashboard
-    live: LiveRuns = field(init=False)
-    gauges: Gauges = field(init=False)
-    templates: Environment = field(init=False)
+    @property
+    def _starter(self) -> StartedRuns:
+        assert self.started is not None  # else there is no page that asks
+        return self.started
 
-    def __post_init__(self) -> None:
-        started = self.dashboard.started
-        self.live = LiveRuns(
-            runs=self.dashboard.runs,
-            is_mine=(lambda name: False) if started is None else started.is_running,
-            tick=self.dashboard.tick,
-        )
-        self.gauges = Gauges(locations=self.dashboard.ledgers, root=self.dashboard.runs.root)
-        self.templates = environment(_HERE / "templates")
-        self.templates.filters["address"] = lambda name: quote(str(name), safe="/")
-
-    def routes(self) -> FastAPI:
+    def _routes(self) -> FastAPI:
         app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
         app.add_exception_handler(HTTPException, self._failed)
-        app.get("/static/{name}")(self.static)
-        app.get(LOGIN)(self.login_form)
-        app.post(LOGIN)(self.login)
-        app.post("/logout")(self.logout)
-        app.get("/")(self.runs)
-        app.get("/run/{name:path}")(self.run)
-        app.get("/points/{name:path}")(self.points)
-        app.get("/events/{name:path}")(self.events)
-        app.get("/image/{name:path}")(self.image)
-        app.get("/compare")(self.compare)
-        app.get("/budgets")(self.budgets)
-        if self.dashboard.started is not None:
-            app.get("/start")(self.start_form)
-            app.post("/price")(self.price)
-            app.post("/start")(self.start)
-            app.get("/started/{name}")(self.started_run)
-            app.post("/stop/{name}")(self.stop)
+        app.get("/static/{name}")(self._static)
+        app.get(LOGIN)(self._login_form)
+        app.post(LOGIN)(self._login)
+        app.post("/logout")(self._logout)
+        app.get("/")(self._runs)
+        app.get("/run/{name:path}")(self._run)
+        app.get("/points/{name:path}")(self._points)
+        app.get("/events/{name:path}")(self._events)
+        app.get("/image/{name:path}")(self._image)
+        app.get("/compare")(self._compare)
+        app.get("/budgets")(self._budgets)
+        if self.started is not None:
+            app.get("/start")(self._start_form)
+            app.post("/price")(self._price)
+            app.post("/start")(self._start)
+            app.get("/started/{name}")(self._started_run)
+            app.post("/stop/{name}")(self._stop)
         return app
 
     # Who may see it.
 
-    def login_form(self, request: Request) -> Response:
+    def _login_form(self, request: Request) -> Response:
         return self._page(request, "login.html", problem="", inside=False)
 
-    def login(self, request: Request, form: Form) -> Response:
+    def _login(self, request: Request, form: Form) -> Response:
         token = form.get("token", "")
         try:
-            self.dashboard.door.check(token, address_of(request))
+            self.door.check(token, address_of(request))
         except TooManyGuesses as error:
             return too_many(error)
         except WrongToken:
@@ -191,31 +193,24 @@ class _Pages:
             return self._page(request, "login.html", status=401, problem=problem, inside=False)
         answer = RedirectResponse("/", status_code=303)
         answer.set_cookie(
-            self.dashboard.cookie,
-            self.dashboard.door.open_session(),
-            max_age=SESSION_SECONDS,
-            httponly=True,
-            samesite="strict",
-            secure=self.dashboard.secure,
+            self.cookie, self.door.open_session(), max_age=SESSION_SECONDS, **self._strict
         )
         return answer
 
-    def logout(self, request: Request) -> Response:
-        self.dashboard.door.close_session(session_of(request, self.dashboard.cookie) or "")
+    def _logout(self, request: Request) -> Response:
+        self.door.close_session(session_of(request, self.cookie) or "")
         answer = RedirectResponse(LOGIN, status_code=303)
-        answer.delete_cookie(
-            self.dashboard.cookie, httponly=True, samesite="strict", secure=self.dashboard.secure
-        )
+        answer.delete_cookie(self.cookie, **self._strict)
         return answer
 
-    def static(self, name: str) -> Response:
+    def _static(self, name: str) -> Response:
         if name not in _STATIC:
             raise HTTPException(404)
         return FileResponse(_STATIC[name], headers={"Cache-Control": "no-cache"})
 
     # Runs.
 
-    def runs(self, request: Request) -> Response:
+    def _runs(self, request: Request) -> Response:
         query = request.query_params
         wanted = RunFilter(
             words=query.get("q", ""),
@@ -225,7 +220,7 @@ class _Pages:
             sort=query.get("sort", "changed"),
         )
         try:
-            listing = self.dashboard.runs.listing()
+            listing = self.runs.listing()
         except OSError as error:
             return self._message(request, "runs.unreadable", 503, reason=error.strerror)
         found = wanted.of(listing.cards)
@@ -257,13 +252,13 @@ class _Pages:
             },
         )
 
-    def run(self, request: Request, name: str) -> Response:
+    def _run(self, request: Request, name: str) -> Response:
         with _found_or_404():
-            run = self.dashboard.runs.read(name)
-        card, started = run.card, self.dashboard.started
+            run = self.runs.read(name)
+        card, started = run.card, self.started
         age = None if card.changed is None else time.time() - card.changed
         mine = started is not None and started.is_running(name)
-        root = self.dashboard.runs.root
+        root = self.runs.root
         return self._page(
             request,
             "run.html",
@@ -285,90 +280,86 @@ class _Pages:
             rows=points(thinned(run.rounds, _MOST_ROWS), run.noise_multipliers),
         )
 
-    def points(self, name: str) -> Response:
+    def _points(self, name: str) -> Response:
         with _found_or_404():
-            run = self.dashboard.runs.read(name)
+            run = self.runs.read(name)
         return JSONResponse({"points": points(run.rounds, run.noise_multipliers)})
 
-    def events(self, request: Request, name: str) -> Response:
+    def _events(self, request: Request, name: str) -> Response:
         with _found_or_404():
-            self.dashboard.runs.card(name)
-        if self.live.streams >= MOST_STREAMS:
+            self.runs.card(name)
+        if self._live.streams >= MOST_STREAMS:
             raise HTTPException(503, headers={"Retry-After": "10"})
         seen = request.headers.get("last-event-id", "")
         return StreamingResponse(
-            self.live.events(name, seen),
+            self._live.events(name, seen),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},  # of a proxy that would collect events
         )
 
-    def image(self, name: str) -> Response:
+    def _image(self, name: str) -> Response:
         run, _, image = name.rpartition("/")
         with _found_or_404():
-            found = read_image(self.dashboard.runs.root, run, image)
+            found = read_image(self.runs.root, run, image)
         return Response(found.png, media_type="image/png")
 
-    def compare(self, request: Request) -> Response:
+    def _compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
         runs: list[FoundRun] = []
         missing: list[str] = []
         for name in names:
             try:
-                runs.append(self.dashboard.runs.read(name))
+                runs.append(self.runs.read(name))
             except (OSError, ValueError):
                 missing.append(name)
         return self._page(
             request, "compare.html", runs=runs, missing=missing, differences=differences(runs)
         )
 
-    def budgets(self, request: Request) -> Response:
-        gauges, more = self.gauges.read()
+    def _budgets(self, request: Request) -> Response:
+        gauges, more = self._gauges.read()
         return self._page(
             request, "budgets.html", place="budgets", gauges=gauges, more=more, most=MOST_FOUND
         )
 
     # Starting and stopping.
 
-    def start_form(self, request: Request) -> Response:
+    def _start_form(self, request: Request) -> Response:
         return self._form_page(request, {})
 
-    def price(self, request: Request, form: Form) -> Response:
-        assert self.dashboard.started is not None  # else there is no such page
+    def _price(self, request: Request, form: Form) -> Response:
         try:
-            wanted = read_form(form, self.dashboard.data)
+            wanted = read_form(form, self.data)
         except WrongField as error:
             return self._form_page(request, form, wrong=error)
         try:
-            price = self.dashboard.started.price(wanted)
+            price = self._starter.price(wanted)
         except NotPriced as error:
-            place = field_of(error.keys, form, own_data=bool(self.dashboard.data))
+            place = field_of(error.keys, form, own_data=bool(self.data))
             said = WrongField(field=place, text=str(error))
             return self._form_page(request, form, wrong=said)
         return self._form_page(request, form, price=price)
 
-    def start(self, request: Request, form: Form) -> Response:
-        assert self.dashboard.started is not None  # else there is no such page
+    def _start(self, request: Request, form: Form) -> Response:
         try:
-            started = self.dashboard.started.start(form.get("price", ""))
+            started = self._starter.start(form.get("price", ""))
         except NotStarted as error:
             return self._message(request, str(error), 409)
         return RedirectResponse(f"/started/{quote(started.name)}", status_code=303)
 
-    def started_run(self, request: Request, name: str) -> Response:
-        assert self.dashboard.started is not None  # else there is no such page
-        started = self.dashboard.started.get(name)
+    def _started_run(self, request: Request, name: str) -> Response:
+        started = self._starter.get(name)
         if started is None:
             raise HTTPException(404)
         try:
-            self.dashboard.runs.card(name)
+            self.runs.card(name)
         except (OSError, ValueError):
             age = time.time() - started.begun
             return self._page(request, "started.html", started=started, age=age)
         return RedirectResponse(f"/run/{quote(name)}", status_code=303)
 
-    def stop(self, request: Request, name: str) -> Response:
-        assert self.dashboard.started is not None  # else there is no such page
-        if not self.dashboard.started.stop(name):
+    def _stop(self, request: Request, name: str) -> Response:
+        if not self._starter.stop(name):
             return self._message(request, "start.not_mine", 409)
         return RedirectResponse(f"/started/{quote(name)}", status_code=303)
 
@@ -380,7 +371,7 @@ class _Pages:
         wrong: WrongField | None = None,
         price: Any = None,
     ) -> Response:
-        own = bool(self.dashboard.data)
+        own = bool(self.data)
         return self._page(
             request,
             "start.html",
@@ -395,16 +386,16 @@ class _Pages:
             first=[offered(own_data=own)[name] for name in FIRST],
             folded=folded(own_data=own),
             run_name=RUN_NAME,
-            data=sorted(self.dashboard.data),
+            data=sorted(self.data),
             data_field=all_keys()[DATA],
         )
 
     def _started_unseen(self, cards: Sequence[RunCard]) -> list[Any]:
         """Return the simulations that were started here and have no folder (yet)."""
-        if self.dashboard.started is None:
+        if self.started is None:
             return []
         seen = {card.name for card in cards}
-        return [each for each in self.dashboard.started.each() if each.name not in seen]
+        return [each for each in self.started.each() if each.name not in seen]
 
     # What every page has.
 
@@ -430,7 +421,7 @@ class _Pages:
     def _page(
         self, request: Request, template: str, *, status: int = 200, **values: Any
     ) -> Response:
-        words, may_start = _words(request), self.dashboard.started is not None
+        words, may_start = _words(request), self.started is not None
         query = request.query_params.multi_items()
         # Relative to the page: an address of ours made of its path could lead elsewhere.
         path = "" if request.method == "GET" else "/start" if may_start else "/"
@@ -453,17 +444,10 @@ class _Pages:
                 key: text for key, text in words.texts.items() if key.startswith(("js.", "state."))
             },
         }
-        text = self.templates.get_template(template).render(**{**common, **values})
+        text = self._templates.get_template(template).render(**{**common, **values})
         answer = HTMLResponse(text, status_code=status)
         if request.query_params.get("lang") in languages():
-            answer.set_cookie(
-                _LANGUAGE_COOKIE,
-                words.code,
-                max_age=_YEAR,
-                httponly=True,
-                samesite="strict",
-                secure=self.dashboard.secure,
-            )
+            answer.set_cookie(_LANGUAGE_COOKIE, words.code, max_age=_YEAR, **self._strict)
         return answer
 
 

@@ -171,7 +171,7 @@ def read_form(form: Mapping[str, str], data: Mapping[str, Path] | None = None) -
 
 
 def field_of(keys: Sequence[str], form: Mapping[str, str], *, own_data: bool = False) -> str:
-    """Return the field that an error is about: the first of its keys, rather one that was filled.
+    """Return the field that an error is about: the first of its keys that was filled, or the first.
 
     Args:
         keys: Those that the error is about.

@@ -54,7 +54,7 @@ class PricedRequest:
 
     Attributes:
         key: Names the priced settings to `start`.
-        request: They.
+        request: The settings.
         epsilon: Quoted epsilon; None where nothing is promised.
         delta: The delta that goes with it.
         records: Epsilon and delta of a client's records, where they are protected besides.
@@ -81,7 +81,7 @@ class Started:
         process: `fl-dp run`.
         output: What it prints.
         begun: When it was started, seconds since 1970.
-        stopping: Whether somebody asked it to stop.
+        stopping: Whether a reader asked it to stop.
     """
 
     name: str

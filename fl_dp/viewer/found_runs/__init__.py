@@ -1,4 +1,4 @@
-"""Folders of runs as somebody finds them: read without trust in what wrote them.
+"""Folders of runs, read without trust in what wrote them.
 
     >>> runs = RunsFolder(Path("runs"))
     >>> [card.name for card in runs.listing().cards]

@@ -1,4 +1,4 @@
-"""Folder of an attack on membership, as somebody finds it."""
+"""Folders of attacks on membership, read without trust in what wrote them."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def found_run(root: Path, card: RunCard) -> FoundRun:
     """Return a run that was listed, with its files.
 
     Args:
-        root: The folder that somebody named.
+        root: The folder that the user named.
         card: Of the run.
     """
     name, problems = card.name, list(card.problems)

@@ -48,7 +48,7 @@ def lines_since(
     """Return complete lines of a file since a mark, at most `most` bytes of them.
 
     Args:
-        root: The folder that somebody named.
+        root: The folder that the user named.
         path: Of the file below it.
         mark: What the last call returned; `ReadPosition()` at first.
         most: Bytes to read.
@@ -101,7 +101,7 @@ def follow(root: Path, name: str, mark: ReadPosition) -> Followed:
     Nothing to read costs one `stat`.
 
     Args:
-        root: The folder that somebody named.
+        root: The folder that the user named.
         name: Of the run's folder below it.
         mark: What the last call returned; `ReadPosition()` at first.
 
@@ -137,7 +137,7 @@ def follow_log(root: Path, name: str, mark: ReadPosition) -> FollowedLog:
     """Return the log's lines since a mark, of at most 16 KiB at the end of the file.
 
     Args:
-        root: The folder that somebody named.
+        root: The folder that the user named.
         name: Of the run's folder below it.
         mark: What the last call returned; `ReadPosition()` at first.
 

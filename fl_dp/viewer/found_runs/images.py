@@ -60,7 +60,7 @@ def read_image(
     """Return an image.
 
     Args:
-        root: The folder that somebody named.
+        root: The folder that the user named.
         name: Of the folder below it that the image lies in.
         image: Of the file.
         known: Names that are looked at.

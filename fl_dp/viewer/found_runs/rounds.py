@@ -64,7 +64,7 @@ def read_rounds(root: Path, name: str) -> ReadRounds:
     """Return the rounds of a run's folder, its last 32 MiB at most.
 
     Args:
-        root: The folder that somebody named.
+        root: The folder that the user named.
         name: Of the run's folder below it.
 
     Raises:

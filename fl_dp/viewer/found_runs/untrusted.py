@@ -1,4 +1,4 @@
-"""Files that anybody may have written: opened without following links, read up to a bound."""
+"""Untrusted files: opened without following links, read up to a bound."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def opened(root: Path, name: str) -> Iterator[BinaryIO]:
     """Open a plain file below a folder, for reading.
 
     Args:
-        root: The folder that somebody named; it may be a link itself.
+        root: The folder that the user named; it may be a link itself.
         name: Parts with slashes between, none of which may be a link.
 
     Yields:

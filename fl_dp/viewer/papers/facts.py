@@ -53,7 +53,7 @@ class Facts:
     """Facts of one run, its statement read strictly; templates know nothing else of it.
 
     Attributes:
-        run: What its folder holds; anybody may have written it.
+        run: What its folder holds, untrusted.
         statement: What it promises.
     """
 

@@ -9,7 +9,7 @@ from typing import Any
 from fl_dp.viewer.found_runs import FoundRun, Round, thinned
 
 from .groups import Group, RoundRange
-from .words import WORDS
+from .page_words import WORDS
 
 MOST_CURVES = 12
 _MOST_POINTS = 1000

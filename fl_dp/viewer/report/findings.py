@@ -9,7 +9,7 @@ from typing import Any
 from fl_dp.viewer.found_runs import FoundAttack, FoundRun
 from fl_dp.viewer.found_runs.untrusted import texts
 
-from .words import WORDS, Table, shown_value
+from .page_words import WORDS, Table, shown_value
 
 _MOST_ROWS = 60
 

@@ -11,7 +11,7 @@ from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.app.settings import OPTIONS
 from fl_dp.viewer.found_runs import FoundRun, Round
 
-from .words import shown_value
+from .page_words import shown_value
 
 # Where a run is written and computed changes nothing of what it comes to.
 _NOT_COMPARED = (

@@ -15,8 +15,8 @@ from fl_dp.viewer.jinja import environment
 from .charts import MOST_CURVES, charts_of
 from .findings import findings_of, membership_table
 from .groups import Group, compared, differences, groups_of
+from .page_words import ASSETS, WORDS, Table, shown_value
 from .reported_run import ReportedRun
-from .words import ASSETS, WORDS, Table, shown_value
 
 MOST = 8 << 20
 """Bytes of all pictures of a page, before they are written as text."""
@@ -90,7 +90,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _fitting(images: Iterable[Image]) -> tuple[list[Image], list[Image]]:
-    """Return the images until the page is as large as it may be, and the others."""
+    """Return the images that fit into `MOST` bytes, and those that do not."""
     shown: list[Image] = []
     left_out: list[Image] = []
     size = 0

@@ -14,7 +14,7 @@ from fl_dp.statement.words import ACCOUNTANTS, rounded_up
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.untrusted import number, texts
 
-from .words import WORDS, shown_value
+from .page_words import WORDS, shown_value
 
 Row = tuple[str, str]
 _USELESS = 0.9

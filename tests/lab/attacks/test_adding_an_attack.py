@@ -41,7 +41,7 @@ class AllGrey(Attack):
 '''
     },
     registered={
-        "fl_dp/lab/attacks/inversion/names.py": {
+        "fl_dp/lab/attacks/inversion/registry.py": {
             "def _dlg(": (
                 "def _all_grey(steps: int) -> Attack:\n"
                 "    from .all_grey import AllGrey\n\n"
@@ -58,7 +58,7 @@ from attacked_images import DIGITS, ONE_STEP, attacked, images, network
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.lab.attacks.inversion.threats import RawUpdate
-from fl_dp.lab.attacks.inversion.names import ATTACKS
+from fl_dp.lab.attacks.inversion.registry import ATTACKS
 
 settings = compose_settings(["experiment=data_recovery", "recovery.attacks=[all_grey]"])
 seen = RawUpdate(training=ONE_STEP).observe(network("logistic"), [images([7])], seed=0)

@@ -13,13 +13,12 @@ import pytest
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.lab.attacks.inversion.experiment import Recovery, RecoveryCell
-from fl_dp.lab.attacks.inversion.names import THREATS, WITH_NOISE, WORDS
-from fl_dp.lab.attacks.inversion.pictures import (
+from fl_dp.lab.attacks.inversion.recovery_pictures import (
     draw_images,
     draw_recovery,
     draw_resistance,
 )
-from fl_dp.lab.attacks.inversion.results import (
+from fl_dp.lab.attacks.inversion.recovery_results import (
     Summary,
     fails_from,
     keep,
@@ -28,6 +27,7 @@ from fl_dp.lab.attacks.inversion.results import (
     summarised,
     write_csv,
 )
+from fl_dp.lab.attacks.inversion.registry import THREATS, WITH_NOISE, WORDS
 from fl_dp.tasks.datasets import load_dataset
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from fl_dp.lab.audit.bounds import (
+from fl_dp.lab.audit.lower_bounds import (
     Confusion,
     clopper_pearson,
     epsilon_lower_bound,

@@ -11,8 +11,8 @@ import pytest
 from fl_dp.accounting import PoissonGaussianEvent, PrivacyEvent, epsilon
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off, trade_off
-from fl_dp.lab.audit.bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.canaries import Canaries, one_shot_mu
+from fl_dp.lab.audit.lower_bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run, mu_of_epsilon, one_shot_epsilon
 from fl_dp.mechanisms import SecureRandom

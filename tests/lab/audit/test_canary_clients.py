@@ -25,7 +25,7 @@ from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.workload import initial_arrays_of
 from fl_dp.lab.audit.cohorts import COHORTS
 from fl_dp.lab.audit.correlated_run import WhoseTurn
-from fl_dp.lab.audit.noise import NEW_COORDINATES, ONE_SIZE
+from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, ONE_SIZE
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
 from fl_dp.lab.games.canary_client import app, canary_update

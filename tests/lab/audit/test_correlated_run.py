@@ -19,9 +19,9 @@ from fl_dp.accounting import (
     optimal_coefficients,
 )
 from fl_dp.accounting.trade_off import TradeOff, trade_off
-from fl_dp.lab.audit.bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.correlated_run import WhoseTurn, seen_with_memory
+from fl_dp.lab.audit.lower_bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
 from fl_dp.mechanisms import BandedStream, SecureRandom

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fl_dp.lab.audit.noise import coordinates_are_new, noise_is_new
+from fl_dp.lab.audit.noise_findings import coordinates_are_new, noise_is_new
 
 
 def powers(releases: int) -> str:

@@ -10,7 +10,7 @@ from click.testing import Result
 from command_line import call as fl_dp
 
 from fl_dp.lab.attacks.inversion.experiment import Recovery, RecoveryCell
-from fl_dp.lab.attacks.inversion.results import Found
+from fl_dp.lab.attacks.inversion.recovery_results import Found
 
 SMALL = (
     "model.hidden=16",

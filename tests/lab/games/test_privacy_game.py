@@ -22,7 +22,7 @@ from scipy import stats
 from fl_dp import PrivacyBudget, PrivacyPlan
 from fl_dp.accounting import PoissonSampling, Sampling
 from fl_dp.lab.audit.cohorts import COHORTS
-from fl_dp.lab.audit.noise import NEW_NOISE, SIZE_OF_NOISE
+from fl_dp.lab.audit.noise_findings import NEW_NOISE, SIZE_OF_NOISE
 from fl_dp.lab.audit.verdict import AuditReport, Finding
 from fl_dp.lab.games.game import GAMES, SILENCE, audit_strategy, names_of
 from fl_dp.lab.games.subjects import FlDp, FlowersOwn, Sent, Subject

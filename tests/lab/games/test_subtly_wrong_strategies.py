@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from wrong_systems import Draws, ShuffledDeck, one_draw_for_both_halves, stream_by
 
 from fl_dp.accounting import PoissonSampling
-from fl_dp.lab.audit.bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.cohorts import COHORTS
-from fl_dp.lab.audit.noise import NEW_COORDINATES, NEW_NOISE
+from fl_dp.lab.audit.lower_bounds import gaussian_epsilon_of
+from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, NEW_NOISE
 from fl_dp.lab.audit.verdict import audit_table
 from fl_dp.lab.games.game import COHORT_SIZE, GAMES, SENT, audit_strategy
 from fl_dp.lab.games.subjects import FlDp, Subject

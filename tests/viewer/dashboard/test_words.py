@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import fl_dp.viewer.dashboard
-from fl_dp.viewer.dashboard.words import Words, language_for, languages
+from fl_dp.viewer.dashboard.languages import Words, language_for, languages
 
 HOME = Path(fl_dp.viewer.dashboard.__file__).parent
 FILES = sorted((HOME / "words").glob("*.json"))
@@ -50,7 +50,7 @@ def test_a_word_that_a_language_lacks_is_english(
     for file in FILES:
         (tmp_path / file.name).write_text(file.read_text())
     (tmp_path / "xx.json").write_text('{"language.name": "X"}')
-    monkeypatch.setattr("fl_dp.viewer.dashboard.words._FOLDER", tmp_path)
+    monkeypatch.setattr("fl_dp.viewer.dashboard.languages._FOLDER", tmp_path)
     known = languages.__wrapped__()
     assert known["xx"]("language.name") == "X"
     assert known["xx"]("runs.title") == "Runs"

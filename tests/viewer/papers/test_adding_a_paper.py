@@ -14,7 +14,7 @@ PAPER = Addition(
         )
     },
     registered={
-        "fl_dp/viewer/papers/files.py": {
+        "fl_dp/viewer/papers/paper_files.py": {
             '    "edpb": ': '    "letter": "letter.md",\n    "edpb": ',
         },
         "fl_dp/viewer/commands/report.py": {"edpb, trade-off.": "edpb, trade-off, letter."},

@@ -21,8 +21,8 @@ from fl_dp.viewer.found_runs.images import IMAGES
 from fl_dp.viewer.report import report_page
 from fl_dp.viewer.report.charts import charts_of
 from fl_dp.viewer.report.groups import differences, groups_of
+from fl_dp.viewer.report.page_words import WORDS
 from fl_dp.viewer.report.reported_run import ReportedRun
-from fl_dp.viewer.report.words import WORDS
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}</script>\u2028'
 

@@ -27,8 +27,8 @@ from fl_dp.tasks.models import build_model
 from .analytic import first_linear
 from .attack import Attack, ClientRecords, LocalTraining, PixelRange, Recovered
 from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
-from .names import ATTACKS, THREATS, WITH_NOISE
-from .results import Found
+from .recovery_results import Found
+from .registry import ATTACKS, THREATS, WITH_NOISE
 from .threats import (
     DPSGDUpdate,
     NoisyUpdate,

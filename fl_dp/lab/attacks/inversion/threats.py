@@ -121,7 +121,7 @@ class ThreatModel(ABC):
 
         Args:
             updates: Of all clients that the threat takes.
-            clients: They.
+            clients: The same clients, in the same order.
             rng: Of noise that protects.
         """
 

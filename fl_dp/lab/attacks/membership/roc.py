@@ -17,7 +17,7 @@ from scipy.stats import rankdata
 
 from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
-from fl_dp.lab.audit.bounds import Confusion, clopper_pearson
+from fl_dp.lab.audit.lower_bounds import Confusion, clopper_pearson
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class OperatingPoint:
 
     Attributes:
         asked: The false-positive rate that it is for.
-        threshold: Who scores higher is called a member.
+        threshold: Candidates that score higher are called members.
         counts: How often the attack was right and wrong.
     """
 

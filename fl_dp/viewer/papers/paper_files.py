@@ -8,7 +8,7 @@ from fl_dp.files import write_text
 
 from .facts import Facts
 from .templates import filled_markdown, filled_yaml
-from .trade_off import write_trade_off
+from .trade_off_paper import write_trade_off
 
 _FILES = {  # each text has a template of its name
     "model-card": "model_card.md",

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 
-from .names import THREATS, WITH_NOISE, WORDS
-from .results import Found, Summary, strongest
+from .recovery_results import Found, Summary, strongest
+from .registry import THREATS, WITH_NOISE, WORDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

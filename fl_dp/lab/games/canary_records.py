@@ -27,8 +27,8 @@ from fl_dp.app.settings import Settings
 from fl_dp.app.workload import data_of_unit
 from fl_dp.clients import DPSGD
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
-from fl_dp.lab.audit.bounds import most_that_clopper_pearson_shows
-from fl_dp.lab.audit.noise import findings_on_noise
+from fl_dp.lab.audit.lower_bounds import most_that_clopper_pearson_shows
+from fl_dp.lab.audit.noise_findings import findings_on_noise
 from fl_dp.lab.audit.one_run import finding_of_one_run
 from fl_dp.lab.audit.scores import bounds_of_scores
 from fl_dp.lab.audit.verdict import AuditReport

@@ -13,7 +13,7 @@ from fl_dp.commands.terminal.results import read_results
 from fl_dp.commands.terminal.summary import RunSummary
 from fl_dp.viewer.run_pictures import plot_against_axis, plot_curves, plot_over_rounds
 
-from .report import write_report
+from .commands.report import write_report
 
 
 def drawn_and_written(runs: Sequence[RunSummary], jobs: Jobs) -> list[str]:

@@ -39,7 +39,7 @@ ATTACKS: Mapping[str, Callable[[int], Attack]] = {
     "idlg": _idlg,
     "inverting_gradients": _inverting_gradients,
 }
-"""Attacks by their names in `recovery.attacks`, each made for a search of at most so many steps."""
+"""Attacks by their names in `recovery.attacks`, each a function of the most steps of its search."""
 
 WITHOUT_NOISE = ("raw", "local_steps", "clipped", "secure_sum")
 WITH_NOISE = (

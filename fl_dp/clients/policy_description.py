@@ -39,7 +39,7 @@ _OFFERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnersWords:
+class PolicyDescription:
     """A configuration as its owner reads it.
 
     Attributes:
@@ -51,7 +51,7 @@ class OwnersWords:
     wrong: tuple[str, ...]
 
 
-def owners_words(owner: NodeConfig) -> OwnersWords:
+def describe_policy(owner: NodeConfig) -> PolicyDescription:
     """Say what a node with this configuration will do, after looking at the files that it names."""
     wrong: list[str] = []
     sentences = [
@@ -66,7 +66,7 @@ def owners_words(owner: NodeConfig) -> OwnersWords:
         _interval(owner),
         *_end(owner, wrong),
     ]
-    return OwnersWords(sentences=tuple(sentences), wrong=tuple(wrong))
+    return PolicyDescription(sentences=tuple(sentences), wrong=tuple(wrong))
 
 
 def _required(owner: NodeConfig) -> str:

@@ -97,7 +97,7 @@ class Summary:
         epochs: See there.
         network: See there.
         epsilon: Of the round; infinite where nothing is promised.
-        delta: That goes with it.
+        delta: Of that epsilon.
         unit: What epsilon protects.
         images: How many, over all seeds.
         means: Of each score of the CSV over seeds, each seed's mean over its images first.
