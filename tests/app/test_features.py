@@ -205,6 +205,7 @@ def test_a_run_goes_on_with_its_own_encoder_alone(tmp_path: Path) -> None:
             "is in place of features.public",
         ),
         (["features=checkpoint"], "needs features.file="),
+        (["features=checkpoint", "features.file=a.safetensors"], "features.file must be absolute"),
         (["features=checkpoint", "features.file=/a", "features.module=encoder"], "got /a"),
     ],
 )

@@ -366,7 +366,6 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str)
         ("features.project", "0"),
         ("features.shrink", "0"),
         ("features.statistics", "run/features.safetensors"),
-        ("features.file", "encoder.safetensors"),
         ("model.initial", "first.safetensors"),
         ("model.hidden", "0"),
         ("privacy.scheme", "uniform"),
