@@ -12,7 +12,7 @@ clients holds as before: whoever changes one record changes one vector.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -79,18 +79,15 @@ class Encoder:
             records: Numbers `(n, *input_shape)`, taken as float32.
 
         Returns:
-            Float32 `(n, d)`, rows of norm 1. A record whose vector is not finite, or is zero, gets
-            zeros: what is wrong with one changes nothing for others.
+            Float32 `(n, d)`, rows of norm 1. A record that the network fails on, or whose vector is
+            zero or not finite, gets zeros: what is wrong with one changes nothing for others.
 
         Raises:
             ValueError: If the network does not take such records, or the statistics are of vectors
                 of another length.
         """
         with self._threads():
-            parts = [
-                self._normalised(self._maps(some))[:count].cpu()
-                for some, count in self._batches(records)
-            ]
+            parts = [self._each(some)[:count].cpu() for some, count in self._batches(records)]
         encoded: NDArray[np.float32] = torch.cat(parts).numpy()
         return encoded
 
@@ -100,8 +97,8 @@ class Encoder:
         Raises:
             ValueError: As for records.
         """
-        vectors = self(np.zeros((1, *input_shape), np.float32))
-        return int(vectors.shape[1])
+        [(nothing, _)] = self._batches(np.zeros((1, *input_shape), np.float32))
+        return self._normalised(self._maps(nothing)).shape[1]
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
@@ -139,6 +136,19 @@ class Encoder:
                 f"features.group_norm={groups} does not divide the {maps.shape[1]} channels"
             )
         return functional.group_norm(maps, groups).flatten(1).float()
+
+    def _each(self, records: Tensor) -> Tensor:
+        """Return the vectors of records, zeros for one that the network fails on."""
+        try:
+            return self._normalised(self._maps(records))
+        except Exception:
+            found = torch.zeros(len(records), self.width(tuple(records.shape[1:])))
+        for place, record in enumerate(records):
+            alone = torch.zeros_like(records)
+            alone[place] = record  # where it was, so that it is rounded as it was
+            with suppress(Exception):
+                found[place] = self._normalised(self._maps(alone))[place].cpu()
+        return found
 
     def _normalised(self, vectors: Tensor) -> Tensor:
         """Return vectors by the statistics, of norm 1."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
+from torch import nn
 
 from fl_dp.tasks.datasets import load_dataset
 from fl_dp.tasks.features import Encoder, PublicStatistics, Scattering
@@ -48,6 +49,28 @@ def test_one_record_changes_one_vector_whatever_is_in_it(
     norm = np.linalg.norm(after[37])
     assert norm == pytest.approx(1.0, abs=1e-5) or norm == 0.0
     assert norm == 0.0 or np.isfinite(value)
+
+
+class Picky(nn.Module):
+    """A network of somebody's that looks at what it is given."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        if images.isnan().any():
+            raise RuntimeError("no number")
+        return images.flatten(1) + 1.0
+
+
+def test_a_record_that_the_network_fails_on_is_zeros_and_changes_no_other(
+    images: NDArray[np.float32],
+) -> None:
+    encoder = Encoder(Picky())
+    before = encoder(images[:40])
+    changed = images[:40].copy()
+    changed[[3, 38]] = np.nan
+    after = encoder(changed)
+    assert not after[[3, 38]].any()
+    others = np.delete(np.arange(40), [3, 38])
+    np.testing.assert_array_equal(after[others], before[others])
 
 
 def test_a_vector_does_not_depend_on_how_many_records_there_are(
