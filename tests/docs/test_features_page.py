@@ -40,7 +40,7 @@ def test_the_policy_names_an_encoder() -> None:
 
 
 def test_the_commands_compose() -> None:
-    commands = re.findall(r"^fl-dp run (.*)$", PAGE, re.MULTILINE)
+    commands = re.findall(r"^fl-dp run (.*)$", PAGE.replace("\\\n", ""), re.MULTILINE)
     assert commands
     for command in commands:
         settings = compose_settings(command.replace("$PWD", "/here").split())

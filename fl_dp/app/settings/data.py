@@ -167,7 +167,7 @@ class ModelSettings:
     hidden: int = told(64, tunable=True)
     shared: list[str] | None = None
     initial: str | None = None
-    initial_digest: str | None = None
+    initial_digest: str | None = told(None)
     lora_rank: int | None = told(None)
     lora_train: str = told("b")
 

@@ -62,7 +62,7 @@ class ScatteringSettings(FeaturesSettings):
     project: int | None = told(None)
     shrink: int | None = told(None)
     statistics: str | None = None
-    digest: str | None = None
+    digest: str | None = told(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
