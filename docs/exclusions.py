@@ -31,7 +31,7 @@ def table() -> str:
     """Return the table in Markdown, a line per row."""
     lines = ["| settings | why not | what to write |", "|---|---|---|"]
     for row in ROWS:
-        why, instead = (rendered(text, in_keys) for text in row.without_values)
+        why, instead = (rendered(text, in_keys) for text in row.for_any_value)
         lines.append(f"| {', '.join(_keys(row))} | {why} | {instead} |")
     return "\n".join(lines)
 

@@ -106,9 +106,9 @@ class Exclusion(Generic[Facts]):
     got: tuple[str, ...] = ()
 
     @property
-    def without_values(self) -> tuple[str, str]:
-        """The reason and the advice, which name options without their present values."""
-        return _PRESENT.sub(r"{\1}", self.why), _PRESENT.sub(r"{\1}", self.instead)
+    def for_any_value(self) -> tuple[str, str]:
+        """The reason and the advice, with `...` for each present value."""
+        return _PRESENT.sub(r"{\1=...}", self.why), _PRESENT.sub(r"{\1=...}", self.instead)
 
     def error(self, facts: Facts) -> IncompatibleOptions:
         """Return the error of these facts, with their values."""

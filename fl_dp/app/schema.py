@@ -37,6 +37,7 @@ def groups() -> dict[str, type]:
     }
 
 
+@cache  # Hydra's store is one for the process, and filling it is a fifth of composing
 def register_options() -> None:
     """Tell Hydra of the schema and of every option that has a class of its own."""
     from hydra.core.config_store import ConfigStore
