@@ -20,6 +20,7 @@ from fl_dp.commands.console import (
     err,
     fail,
     failures_told,
+    finite,
     out,
     print_json,
     print_plainly,
@@ -200,7 +201,7 @@ def _concluded(
         "settings": [asdict(each) | {"fails": each.fails} for each in summaries],
         "sentences": sentences,
     }
-    text = json.dumps(document, indent=2) + "\n"
+    text = json.dumps(finite(document), indent=2) + "\n"
     write_text(job.path / "summary.json", text)
     print_plainly(
         console,

@@ -43,7 +43,8 @@ def test_an_attack_writes_its_table_and_says_where_recovery_fails(
     assert done.exit_code == 0, done.output
     folder = Path("runs/attacked")
     assert len((folder / "recovery.csv").read_text().splitlines()) == 1 + 3
-    said = json.loads((folder / "summary.json").read_text())
+    text = (folder / "summary.json").read_text()
+    said = json.loads(text, parse_constant=lambda constant: pytest.fail(f"{constant} is no JSON"))
     assert [each["fails"] for each in said["settings"]] == [False, False, True]
     assert "recovery fails from noise multiplier 1 on, where epsilon is 4.38" in flat(done)
     assert "An attack that fails proves no privacy" in flat(done)
