@@ -29,7 +29,15 @@ from fl_dp.protocol.keys import (
     STATISTIC_VALUES_KEY,
 )
 from fl_dp.secagg import Roster as SecureRoster
-from fl_dp.statistics import Answer, Evaluation, NoiseChoice, Query, charged_release, query_to_dict
+from fl_dp.statistics import (
+    Answer,
+    Evaluation,
+    NoiseChoice,
+    Query,
+    ScoreHistograms,
+    charged_release,
+    query_to_dict,
+)
 
 from .charged_sum import charged_sum
 from .exchange import asking, exchange
@@ -134,7 +142,8 @@ def evaluate_federation(
         >>> answer["loss"].value, answer["loss"].error, answer["count"].value
 
     The clients' `evaluate` measures: its loss is `loss`, its metrics have their own names, and its
-    number of examples is what a unit weighs where `max_records` is above 1.
+    number of examples is what a unit weighs where `max_records` is above 1. For `ScoreHistograms`,
+    AUC and accuracy of two classes, the clients' `scores` say how sure the model is of each record.
 
     Privacy: as `ask_federation`; the plan declares `choice.events` among its `other_releases`, as
     often as the model is to be measured.
@@ -143,7 +152,7 @@ def evaluate_federation(
         grid: Flower's grid.
         ledger: Opened to spend from, with a plan that declares `choice.events`.
         what: A name for the records, for instance `model of round 60`.
-        choice: An `Evaluation` and its noise, from `choose_noise`.
+        choice: An `Evaluation` or `ScoreHistograms` and its noise, from `choose_noise`.
         arrays: The model; public or released before.
         rng: Where the server's noise comes from; a secure source by default.
         config: Sent along with the model.
@@ -158,12 +167,13 @@ def evaluate_federation(
         ValueError: If the choice is of another query, or as in `ask_federation`.
         Others: As `ask_federation`.
     """
+    asked = _scores_question if isinstance(choice.query, ScoreHistograms) else evaluation_question
     return _answered(
         grid,
         ledger,
         what,
         choice,
-        evaluation_question(choice.query, arrays, config, units_per_node=units_per_node),
+        asked(choice.query, arrays, config, units_per_node=units_per_node),
         rng=rng,
         window=window,
         timeout=timeout,
@@ -185,6 +195,21 @@ def evaluation_question(
     return Question(
         query=query,
         kind=MessageType.EVALUATE,
+        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_told(query, config))}),
+        units_per_node=units_per_node,
+    )
+
+
+def _scores_question(
+    query: Query, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
+) -> Question:
+    """Return the question how sure a model is of each record.
+
+    A statistic, not an evaluation: owners who allow exact evaluations mean single numbers.
+    """
+    return Question(
+        query=query,
+        kind=f"{MessageType.QUERY}.{STATISTIC_ACTION}",
         content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_told(query, config))}),
         units_per_node=units_per_node,
     )

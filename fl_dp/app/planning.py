@@ -138,7 +138,11 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         plateau=settings.schedule.plateau_schedule,
         correlation=correlation_of(settings),
         participation_cap=settings.selection.participation_cap,
-        other_releases=[*freeze(selection.releases(settings.rounds)), *_before_training(settings)],
+        other_releases=[
+            *freeze(selection.releases(settings.rounds)),
+            *_before_training(settings),
+            *_after_training(settings, delta),
+        ],
         metrics=_metrics(settings),
         scalar_noise_std=settings.metrics.noise_std,
         total_weight=settings.weights.total,
@@ -172,6 +176,15 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
 def _before_training(settings: Settings) -> list[tuple[PrivacyEvent, int]]:
     """Return what wings release before the first round, for example a vote of the clients."""
     return [charge for wing in wings() for charge in wing.charges(settings)]
+
+
+def _after_training(settings: Settings, delta: float) -> list[tuple[PrivacyEvent, int]]:
+    if settings.metrics.private_epsilon is None:
+        return []
+    from .private_metrics import private_metrics  # only here does a plan have to know the data
+
+    choice = private_metrics(settings, delta)
+    return [] if choice is None else [(event, 1) for event in choice.events]
 
 
 def declared_records(settings: Settings) -> int:

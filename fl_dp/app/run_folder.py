@@ -60,6 +60,8 @@ class RunFolder:
         statement: The privacy statement, JSON.
         statement_page: The privacy statement, Markdown.
         statistic: What a statistic answered, JSON; where one was asked for instead of a training.
+        private_metrics: How good the last model is on rows that clients held out, JSON; where
+            that was asked for.
         model: The last private model.
         features: Statistics of public records that features are made by, where there are any.
         checkpoint: State from which `resume` continues.
@@ -79,6 +81,7 @@ class RunFolder:
         self.statement = path / "privacy.json"
         self.statement_page = path / "privacy.md"
         self.statistic = path / "statistic.json"
+        self.private_metrics = path / "private_metrics.json"
         self.model = path / "model.safetensors"
         self.features = path / "features.safetensors"
         self.checkpoint = path / "checkpoint.safetensors"

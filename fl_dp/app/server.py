@@ -22,7 +22,8 @@ from fl_dp.protocol.keys import ENCODER_KEY, SIMULATED_LEDGERS_KEY
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import DPFedAvg, DPFedBuff, UnprotectedFedAvg, wait_for_roster
-from fl_dp.tasks.training import evaluate
+from fl_dp.tasks.metrics import public_metrics
+from fl_dp.tasks.training import evaluate_with_probabilities
 from fl_dp.updates import Compression
 
 from .cautions import cautions, cautions_of_data
@@ -32,7 +33,8 @@ from .features import what_was_public
 from .in_process import InProcessGrid
 from .option_keys import errors_in_keys
 from .overrides import ConfigError
-from .planning import make_plan, make_record_plan, make_selection
+from .planning import make_plan, make_record_plan, make_selection, target_delta
+from .private_metrics import measure_privately, private_metrics
 from .run_folder import RunFolder, statement_of_records
 from .settings import SETTINGS_KEY, Settings
 from .tracking.told import final_of, start_of, trackers_of
@@ -43,6 +45,7 @@ from .workload import (
     dataset_of,
     encoder_of_run,
     initial_arrays_of,
+    metrics_of,
     model_of,
     set_shared,
     shared_parameters,
@@ -159,6 +162,17 @@ def _train_by_plan(
         )
         try:
             result = _start(strategy, folder, grid, settings, told)
+            if (choice := private_metrics(settings, target_delta(settings))) is not None:
+                measure_privately(
+                    grid,
+                    ledger,
+                    settings,
+                    folder,
+                    choice=choice,
+                    arrays=result.arrays,
+                    config=_train_config(folder, settings),
+                    rng=rng,
+                )
         finally:
             # Also after a failure: what was reserved is spent, and somebody has to say so.
             statement = replace(
@@ -247,6 +261,7 @@ def _start(
     test_x = dataset.features(slice(None), "test")
     test_y = dataset.labels(slice(None), "test")
     model = model_of(settings)
+    names = metrics_of(settings)
     resumed = folder.checkpoint.is_file()
     if resumed:
         checkpoint = load_checkpoint(folder.checkpoint)
@@ -264,7 +279,8 @@ def _start(
 
     def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         set_shared(settings, model, arrays)
-        loss, accuracy = evaluate(model, test_x, test_y)
+        loss, accuracy, probabilities = evaluate_with_probabilities(model, test_x, test_y)
+        measured = public_metrics(names, labels=test_y, probabilities=probabilities)
         spent = _spent(strategy, server_round)
         line = {
             "round": server_round,
@@ -272,6 +288,7 @@ def _start(
             "expected_cohort": _expected_cohort(strategy, settings),
             "test_loss": loss,
             "test_accuracy": accuracy,
+            **{f"test_{name}": value for name, value in measured.items()},
             **spent,
             **_released(strategy),
         }
@@ -279,7 +296,8 @@ def _start(
         folder.append_metrics(line | clock)
         told.released(line)
         folder.write_model(arrays)
-        return MetricRecord({"loss": loss, "accuracy": accuracy, **spent})
+        numbers = {name: value for name, value in measured.items() if isinstance(value, float)}
+        return MetricRecord({"loss": loss, "accuracy": accuracy, **numbers, **spent})
 
     return strategy.start(
         grid=grid,

@@ -25,7 +25,13 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.tasks.datasets import Dataset, Form
 from fl_dp.tasks.models import factor_of_round, get_arrays, set_arrays, train_factor
-from fl_dp.tasks.training import UnitData, evaluate, train_locally, train_together
+from fl_dp.tasks.training import (
+    UnitData,
+    evaluate,
+    evaluate_with_probabilities,
+    train_locally,
+    train_together,
+)
 
 from .settings import SETTINGS_KEY, Settings
 from .settings.selections import ExponentialSettings
@@ -39,6 +45,7 @@ from .workload import (
     parts_of,
     public_form_of,
     records_of,
+    rows_of_unit,
 )
 
 if TYPE_CHECKING:
@@ -142,9 +149,14 @@ class TaskClient(NumPyClient):
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
-        """Return the loss of `parameters` on the unit's training records; NaN without any."""
-        settings, data = self._settings_and_data(config)
-        if data is None:
+        """Return the loss of `parameters` on the unit's records; NaN without any.
+
+        They are those that it trains on, or for private metrics those that it holds out.
+        """
+        settings = _settings(config)
+        privately = STATISTIC_QUERY_KEY in config and settings.metrics.private_epsilon is not None
+        data = self.held_out(settings) if privately else self.data(settings)
+        if data is None or not len(data[1]):
             return float("nan"), _reported(0, config), {}
         dataset, rows = data
         model = model_of(settings, dataset.form)
@@ -152,6 +164,25 @@ class TaskClient(NumPyClient):
         loss, accuracy = evaluate(model, *records_of(dataset, rows))
         asked = _stays_on_the_node(config)  # a plain evaluation says no more than it has to
         return loss, _reported(len(rows), config), {"accuracy": accuracy} if asked else {}
+
+    def scores(self, parameters: NDArrays, config: dict[str, Any]) -> NDArray[np.float64]:
+        """Return label and score of each record that the unit holds out, `(n, 2)`.
+
+        Raises:
+            ValueError: If there are not two classes, or no record is held out.
+        """
+        settings = _settings(config)
+        data = self.held_out(settings)
+        if data is None or not len(data[1]) or settings.metrics.private_epsilon is None:
+            raise ValueError("this unit holds no record out")
+        dataset, rows = data
+        if dataset.num_classes != 2:
+            raise ValueError(f"scores are of two classes, and there are {dataset.num_classes}")
+        model = model_of(settings, dataset.form)
+        set_arrays(model, self._own(settings, model).whole(parameters))
+        labels = dataset.labels(rows)
+        _, _, probabilities = evaluate_with_probabilities(model, dataset.features(rows), labels)
+        return np.column_stack([labels, probabilities[:, 1]])
 
     def require_sent(self, names: Iterable[str], config: Mapping[str, Any]) -> None:
         """Check that a message's arrays are the parameters that its settings share.
@@ -181,8 +212,13 @@ class TaskClient(NumPyClient):
         return settings, self.data(settings)
 
     def data(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
-        """Return the data set in which the unit's records lie, and their rows."""
+        """Return the data set in which the unit's records lie, and the rows that it trains on."""
         return data_of_unit(settings, self._part(settings), self.context.node_config)
+
+    def held_out(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
+        """Return the data set in which the unit's records lie, and the rows that it holds out."""
+        place = self._part(settings)
+        return data_of_unit(settings, place, self.context.node_config, held_out=True)
 
     def records(self, settings: Settings) -> Records:
         """Return the unit's records for DP-SGD, on the device that trains."""
@@ -224,10 +260,11 @@ def train_many(
     hosted = [unit for unit in units if first + unit < len(parts)]  # the last node has fewer
     for start in range(0, len(hosted), _UNITS_IN_MEMORY):
         some = hosted[start : start + _UNITS_IN_MEMORY]
+        rows = {unit: rows_of_unit(settings, parts[first + unit]) for unit in some}
         data = [
             UnitData(
-                features=dataset.features(parts[first + unit]),
-                labels=dataset.labels(parts[first + unit]),
+                features=dataset.features(rows[unit]),
+                labels=dataset.labels(rows[unit]),
                 seed=_shuffling_seed(settings, first + unit, config),
             )
             for unit in some

@@ -27,6 +27,7 @@ from fl_dp.tasks.datasets import (
 )
 from fl_dp.tasks.device import training_device
 from fl_dp.tasks.fit import require_fit
+from fl_dp.tasks.metrics import default_metrics, require_metrics
 from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format
@@ -49,6 +50,8 @@ if TYPE_CHECKING:  # torch is loaded where something is built or trained
     from fl_dp.tasks.training import DeviceData
 
 logger = logging.getLogger("flwr.fl_dp.client")
+
+_HELD_OUT_EVERY = 5
 
 
 def dataset_of(
@@ -190,6 +193,7 @@ def data_of_unit(
     node_config: Mapping[str, Any],
     *,
     leave_out_unfit: bool = False,
+    held_out: bool = False,
 ) -> tuple[Dataset, NDArray[np.int64]] | None:
     """Return the data set in which a unit's records lie, and their rows.
 
@@ -202,6 +206,7 @@ def data_of_unit(
         node_config: The node's configuration; a schema of its owner's goes before the settings'.
         leave_out_unfit: Count rows of the node's own files that do not fit as rows without content
             (`Dataset.train_fit`), instead of refusing the files.
+        held_out: Return the rows that the unit does not train on.
 
     Returns:
         None for a unit beyond the roster of a simulation.
@@ -218,10 +223,27 @@ def data_of_unit(
         if data_format is not None:
             data_format = replace(data_format, leave_out_unfit=leave_out_unfit)
         dataset = dataset_of(settings, data_path, data_format)
-        return dataset, np.arange(len(dataset.train_y))
+        own = np.arange(len(dataset.train_y))
+        return dataset, rows_of_unit(settings, own, held_out=held_out)
     _refuse_a_folder_of_the_server(settings, node_config)
     parts = parts_of(settings)
-    return (dataset_of(settings), parts[place]) if place < len(parts) else None
+    if place >= len(parts):
+        return None
+    return dataset_of(settings), rows_of_unit(settings, parts[place], held_out=held_out)
+
+
+def rows_of_unit(
+    settings: Settings, rows: NDArray[np.int64], *, held_out: bool = False
+) -> NDArray[np.int64]:
+    """Return the rows of a unit that it trains on, or those that it is measured on.
+
+    It trains on all, unless the last model is measured privately: then every fifth is held out.
+    """
+    if settings.metrics.private_epsilon is None:
+        return rows
+    measured = np.arange(len(rows)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+    chosen: NDArray[np.int64] = rows[measured if held_out else ~measured]
+    return chosen
 
 
 def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form | None:
@@ -276,15 +298,30 @@ def check_model(settings: Settings) -> None:
     """Check that the run's model can be built for its data, without torch where that tells.
 
     Raises:
-        ModuleNotFoundError: If the model needs a library that is not installed.
-        ValueError: If the model does not fit the data.
+        ModuleNotFoundError: If the model or a metric needs a library that is not installed.
+        ValueError: If the model or a metric does not fit the data.
     """
     form = form_of_run(settings)
+    metrics_of(settings)
     model = settings.model
     require_fit(model.name, hidden=model.hidden, **form._asdict())
     named = model.shared is not None or model.lora_rank is not None or model.initial is not None
     if form.vocabulary_size is not None or named:
         initial_arrays_of(settings)  # built on Opacus, which may be missing; or names may not fit
+
+
+def metrics_of(settings: Settings) -> list[str]:
+    """Return what the server measures on public rows, besides loss and accuracy.
+
+    Raises:
+        ModuleNotFoundError: If scikit-learn is missing.
+        ValueError: If a metric does not fit the data.
+    """
+    form, names = form_of_run(settings), settings.metrics.public
+    if names is None:
+        names = default_metrics(num_classes=form.num_classes, vocabulary_size=form.vocabulary_size)
+    require_metrics(names, num_classes=form.num_classes)
+    return names
 
 
 def initial_arrays_of(settings: Settings) -> ArrayRecord:

@@ -9,11 +9,13 @@ import logging
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp.typing import ClientAppCallable
+from flwr.common.typing import NDArrays
+from numpy.typing import NDArray
 
 from fl_dp.documents import real_number
 from fl_dp.mechanisms import SecureRandom
@@ -26,7 +28,7 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.statistics import Evaluation
+from fl_dp.statistics import Evaluation, ScoreHistograms
 from fl_dp.statistics.wire import query_from_json
 
 from .records import Config, config_of, only_record
@@ -39,6 +41,15 @@ StatisticsFn: TypeAlias = Callable[[Context, int, Config, str], object]
 """Returns the values of one unit: node context, unit's index, message's config, values' name."""
 
 
+@runtime_checkable
+class ScoringClient(Protocol):
+    """A client that says how sure a model is of each of its records."""
+
+    def scores(self, parameters: NDArrays, config: Config) -> NDArray[Any]:
+        """Return label, 0 or 1, and the model's score in [0, 1] of each record, `(n, 2)`."""
+        ...
+
+
 def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> ClientAppCallable:
     """Return a handler that contributes to a statistic.
 
@@ -46,20 +57,35 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
     values can't be had contributes zero and only the node's log says so, lest it silence the other
     units; if no unit's can, the reply is an error.
 
-    Message: ConfigRecord with `fl-dp-query` and `fl-dp-values`.
+    Message: ConfigRecord with `fl-dp-query` and `fl-dp-values`. If the query is of
+    `ScoreHistograms`, one ArrayRecord, the model, whose `ScoringClient.scores` are the values.
     Reply: MetricRecord `{"fl-dp-contribution": [float]}`, `query.dimension` numbers a hosted unit.
     """
 
     def answer(message: Message, context: Context) -> Message:
+        config = config_of(message)
+        hosted = units.count(context, config)
+        if isinstance(query_from_json(str(config[STATISTIC_QUERY_KEY])), ScoreHistograms):
+            _, model = only_record(message.content.array_records, "ArrayRecord")
+
+            def scored(unit: int) -> object:
+                client = units.made(context, unit)
+                if not isinstance(client, ScoringClient):
+                    raise ValueError(
+                        f"{type(client).__name__} has no scores: write a method "
+                        "scores(parameters, config) that returns label and score of each record"
+                    )
+                return client.scores(model.to_numpy_ndarrays(), dict(config))
+
+            return _contributions(message, config, hosted, scored)
         if statistics_fn is None:
             raise ValueError("this app answers no statistics: build it with a statistics_fn")
-        config = config_of(message)
         name = str(config[STATISTIC_VALUES_KEY])
 
         def values_of(unit: int) -> object:
             return statistics_fn(context, unit, config, name)
 
-        return _contributions(message, config, units.count(context, config), values_of)
+        return _contributions(message, config, hosted, values_of)
 
     return answer
 

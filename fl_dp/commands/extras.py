@@ -9,6 +9,7 @@ EXTRA_OF = {
     "hydra": "app",
     "omegaconf": "app",
     "scikit-learn": "app",
+    "sklearn": "app",
     "tomli_w": "app",
     "opacus": "torch",
     "torch": "torch",

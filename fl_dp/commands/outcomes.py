@@ -25,6 +25,7 @@ def summary_of(job: Job) -> RunSummary:
         variant=job.variant if job.place is None else f"{job.variant} at {job.place}",
         rounds=statement["rounds"],
         test_accuracy=last["test_accuracy"],
+        test_metrics=_metrics(last),
         measured_on=measured_on(job),
         epsilon=_quoted(statement),
         epsilon_so_far=min(so_far) if so_far else None,
@@ -71,7 +72,16 @@ def result_of(job: Job, seconds: float | None) -> Result:
         rounds=statement["rounds"],
         seconds=None if seconds is None else round(seconds, 1),
         versions=";".join(f"{name} {number}" for name, number in versions.items()),
+        metrics=_metrics(last),
     )
+
+
+def _metrics(line: dict[str, Any]) -> dict[str, float]:
+    """Return the metrics on public rows that are one number, besides accuracy and loss."""
+    from fl_dp.tasks.metrics import NUMBERS
+
+    found = {name: line.get(f"test_{name}") for name in NUMBERS}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def results_so_far(jobs: Jobs) -> dict[str, Result]:

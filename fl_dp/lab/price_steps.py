@@ -29,6 +29,7 @@ _UNPROTECTED = (
     "clipping=fixed",
     "simulation.units_per_node=1",
     "metrics.loss=null",
+    "metrics.private_epsilon=null",
     "metrics.accuracy=null",
     "weights.total=null",
     "weights.capped_denominator=false",

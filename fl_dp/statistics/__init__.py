@@ -20,6 +20,7 @@ from .evaluation import Evaluation
 from .histograms import Frequencies, Histogram
 from .quantiles import Quantiles
 from .query import Query
+from .scores import ScoreHistograms
 from .sums import Count, Mean, Sum
 from .votes import Vote
 from .wire import query_from_dict, query_to_dict
@@ -50,6 +51,7 @@ __all__ = [
     "NoiseChoice",
     "Quantiles",
     "Query",
+    "ScoreHistograms",
     "Sum",
     "Vote",
     "charged_release",

@@ -12,12 +12,23 @@ from .evaluation import Evaluation
 from .histograms import Frequencies, Histogram
 from .quantiles import Quantiles
 from .query import Query
+from .scores import ScoreHistograms
 from .sums import Count, Mean, Sum
 from .votes import Vote
 
 _KINDS: dict[str, type[Query]] = {
     kind.kind: kind
-    for kind in (Count, Sum, Mean, Histogram, Frequencies, Quantiles, Evaluation, Vote)
+    for kind in (
+        Count,
+        Sum,
+        Mean,
+        Histogram,
+        Frequencies,
+        Quantiles,
+        Evaluation,
+        ScoreHistograms,
+        Vote,
+    )
 }
 
 

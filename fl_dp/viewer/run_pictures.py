@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fl_dp.app.pictures import COLOURS, PALE, ends_apart, new_picture, save_picture
 from fl_dp.commands.terminal.numbers import span
 from fl_dp.commands.terminal.results import Point, Result, points
+from fl_dp.tasks.metrics import METRICS, NUMBERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,6 +88,7 @@ _WORDS = {
     "epsilon": "epsilon that was really spent",
     "noise_multiplier": "noise multiplier",
     "noise_of_mean": "noise std of each coordinate of the mean",
+    **{name: f"public {{measured_on}} {METRICS[name].title}" for name in NUMBERS},
 }
 _LOGARITHMIC = ("epsilon", "noise_multiplier", "noise_of_mean")
 _FAR_APART = 8.0  # places further apart than that go on a logarithmic axis

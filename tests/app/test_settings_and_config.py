@@ -145,6 +145,7 @@ EVERYTHING = [
     "metrics.loss=[0,3]",
     "metrics.accuracy=[0,1]",
     "metrics.noise_std=2",
+    "metrics.public=[auc,f1]",
     "selection=exponential",
     "selection.participation_cap=4",
     "selection.epsilon=0.2",
@@ -197,6 +198,7 @@ EVERYTHING = [
 # Keys of other options than those of `EVERYTHING`.
 OF_OTHER_OPTIONS = [
     "privacy=local privacy.scheme=laplace",
+    "metrics.private_epsilon=0.5",
     "noise=cyclic noise.groups=9",
     "features=scattering features.statistics=/a/run/features.safetensors",
     "schedule=custom schedule.weights=[1,2]",
@@ -278,6 +280,7 @@ def test_letters_of_every_language_need_no_quotes(name: str) -> None:
         ("+rounds=3", "write rounds=3, without the +"),
         ("rounds=3,5", "add -m to run with each"),
         ("metrics.loss=0,5", "or write metrics.loss=[0,5] for a list"),
+        ("metrics.public=[aucc]", "got 'aucc': did you mean auc?"),
         ("privacy.epsilon", "write KEY=VALUE"),
     ],
 )

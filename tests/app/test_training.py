@@ -20,6 +20,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings import Settings
 from fl_dp.app.task_client import app as client_app
+from fl_dp.app.workload import data_of_unit
 from fl_dp.ledger import LedgerCorrupted, PrivacyLedger
 
 SMALL = ["task.num_clients=12", "rounds=3", "client.epochs=1", "privacy.epsilon=4"]
@@ -171,6 +172,79 @@ def test_released_metrics_stand_in_the_folder_and_no_others(tmp_path: Path) -> N
     (tmp_path / "other").mkdir()
     plain, _ = run(tmp_path / "other")
     assert all("clients" not in line for line in plain.read_metrics())
+
+
+def test_public_metrics_stand_in_the_folder_under_their_names(tmp_path: Path) -> None:
+    asked = "metrics.public=[auc,f1,confusion_matrix]"
+    done, statement = run(tmp_path, "rounds=2", asked, "task.name=breast_cancer")
+    for line in done.read_metrics():
+        assert 0.0 <= line["test_f1"] <= 1.0 and 0.0 <= line["test_auc"] <= 1.0
+        ((a, b), (c, d)) = line["test_confusion_matrix"]
+        assert line["test_accuracy"] == (a + d) / (a + b + c + d)
+        assert "test_balanced_accuracy" not in line
+    (tmp_path / "other").mkdir()
+    plain, without = run(
+        tmp_path / "other", "rounds=2", "metrics.public=[]", "task.name=breast_cancer"
+    )
+    assert not {"test_auc", "test_balanced_accuracy"} & set(plain.read_metrics()[-1])
+    assert without["epsilon"] == statement["epsilon"]
+
+
+def test_without_a_word_what_people_report_is_measured(tmp_path: Path) -> None:
+    done, _ = run(tmp_path, "rounds=1", "task.name=breast_cancer")
+    line = done.read_metrics()[-1]
+    assert {"test_auc", "test_balanced_accuracy"} <= set(line)
+    assert not {"test_f1", "test_perplexity"} & set(line)
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [("digits", ["accuracy", "count"]), ("breast_cancer", ["auc", "accuracy"])],
+)
+def test_the_last_model_is_measured_on_rows_that_clients_hold_out_within_the_budget(
+    tmp_path: Path, task: str, names: list[str]
+) -> None:
+    asked = ["metrics.private_epsilon=1.5", f"task.name={task}", "task.num_clients=40"]
+    done, statement = run(tmp_path, *asked, "privacy.epsilon=4")
+    answer = json.loads(done.private_metrics.read_text())
+    assert list(answer["estimates"])[:2] == names
+    assert 0.0 <= answer["estimates"]["accuracy"]["value"] <= 1.0
+    (event,) = answer["events"]
+    counts = {each["event"]: each["count"] for each in statement["releases"]}
+    assert counts[event["event"]] == 1 and len(counts) == 2
+    assert statement["epsilon"][statement["quoted"]] <= 4.0
+    whole, _ = run(tmp_path / "other", *asked[1:], "privacy.epsilon=4")
+    assert not whole.private_metrics.exists()
+    # What the answer costs is missing to the training.
+    with PrivacyLedger.read(done.ledger) as less, PrivacyLedger.read(whole.ledger) as more:
+        assert less.plan.noise.least_multiplier > more.plan.noise.least_multiplier
+
+
+def test_a_resumed_run_is_measured_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    done, before = run(tmp_path, "metrics.private_epsilon=1.5", "task.num_clients=40")
+    answer = done.private_metrics.read_text()
+    resumed = compose_settings([f"resume={done.path}"])
+    train(grid_for(done.read_settings()), resumed, run_id="2")
+    assert done.private_metrics.read_text() == answer
+    assert done.read_statement()["epsilon"] == before["epsilon"]
+    done.private_metrics.unlink()  # as if the process had ended between the charge and the answer
+    train(grid_for(done.read_settings()), resumed, run_id="3")
+    assert not done.private_metrics.exists()
+    assert "was not measured on clients' rows" in caplog.text
+    assert done.read_statement()["epsilon"] == before["epsilon"]
+
+
+def test_a_client_trains_on_no_row_that_it_is_measured_on() -> None:
+    settings = settings_for(Path("/none"), "metrics.private_epsilon=0.5")
+    trained, held_out = (
+        data_of_unit(settings, 3, {}, held_out=held_out) for held_out in (False, True)
+    )
+    assert trained is not None and held_out is not None
+    everything = data_of_unit(settings_for(Path("/none")), 3, {})
+    assert everything is not None
+    assert not set(trained[1]) & set(held_out[1])
+    assert {*trained[1], *held_out[1]} == set(everything[1])
+    assert len(held_out[1]) == len(everything[1]) // 5
 
 
 class Crash(Exception):

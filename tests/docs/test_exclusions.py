@@ -106,6 +106,11 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (f"{_GRADIENTS} simulation.units_per_node=5",),
     (f"{_GRADIENTS} dp_sgd=on",),
     ("task.num_records=999", "privacy=distributed task.max_records=99"),
+    (
+        "privacy=none metrics.private_epsilon=1",
+        f"{_SHARES} {_ALL} metrics.private_epsilon=1",
+        "privacy=dp_sgd metrics.private_epsilon=1",
+    ),
     (f"{_SHARES} {_ALL} roster_may_grow=true",),
     ("selection=exponential selection.utility=update_norm simulation.units_per_node=50",),
     (

@@ -73,8 +73,9 @@ ROLES = {
     "a strategy and clients of one's own": Role(
         rooms=(*PROMISE, "fl_dp.strategies", *BRIDGE, "fl_dp.app.local.simulation"),
         # Of `app/overrides.py`, whose error alone is imported here, and of trackers that settings
-        # can make: `make_tracker` asks for their extra first.
-        on_demand=TRACKERS | {"hydra", "omegaconf"},
+        # can make: `make_tracker` asks for their extra first. Trackers know the names of metrics,
+        # which the app's server alone measures: `require_metrics` asks first.
+        on_demand=TRACKERS | {"hydra", "omegaconf", "sklearn"},
     ),
     "a real node": Role(
         rooms=(
@@ -85,7 +86,7 @@ ROLES = {
             "fl_dp.tasks",
         ),
         extras=("torch",),
-        on_demand=OWN_DATA | TRACKERS | {"datasets"},
+        on_demand=OWN_DATA | TRACKERS | {"datasets", "sklearn"},
     ),
     "an owner's and an auditor's commands": Role(
         rooms=(

@@ -22,6 +22,7 @@ from fl_dp.statistics import (
     Mean,
     Quantiles,
     Query,
+    ScoreHistograms,
     Sum,
     choose_noise,
     query_from_dict,
@@ -44,6 +45,8 @@ QUERIES: list[Query] = [
     Quantiles(probabilities=(0.5,), grid=(0.0, 1.0), max_records=5),
     Evaluation(names=("loss",), lows=(0.0,), highs=(5.0,)),
     Evaluation(names=("loss", "f1"), lows=(-1.0, 0.0), highs=(5.0, 1.0), max_records=40),
+    ScoreHistograms(bins=2),
+    ScoreHistograms(bins=6, max_records=3),
 ]
 # A float64 rounding error or two; the server's own clipping, tested below, allows none.
 ROUNDING = 1 + 1e-12
@@ -106,6 +109,7 @@ def test_a_contribution_is_within_both_sensitivities(query: Query, values: objec
             [30, 2, 0],
             "both",
         ),
+        (ScoreHistograms(bins=4, max_records=3), [[1, 0.9]] * 7, "both"),
     ],
 )
 def test_the_sensitivities_are_attained(query: Query, values: object, reached: str) -> None:
@@ -252,6 +256,8 @@ def test_fields_may_be_numpy_arrays() -> None:
         ({"query": "evaluation", "lows": [0], "highs": [1], "names": "loss"}, "must be a list"),
         ({"query": "evaluation", "lows": [0], "highs": [1], "names": []}, "0 names and 1 ranges"),
         ({"query": "evaluation", "lows": [0], "highs": [1], "names": ["count"]}, "not 'count'"),
+        ({"query": "scores", "bins": 3}, "even number from 2 to 65536, got 3"),
+        ({"query": "scores", "bins": 2.5}, "whole number, got 2.5"),
         (
             {"query": "evaluation", "lows": [0, 0], "highs": [1, 1], "names": ["f1", "f1"]},
             "measured once, got f1, f1",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trainings
-from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 
@@ -27,10 +27,11 @@ from fl_dp.statistics import (
     NoiseChoice,
     Quantiles,
     Query,
+    ScoreHistograms,
     Sum,
     choose_noise,
 )
-from fl_dp.strategies import RosterIncomplete, ask_federation
+from fl_dp.strategies import RosterIncomplete, ask_federation, evaluate_federation
 
 N = 40
 SURE = 200.0  # an epsilon whose noise is far below every tolerance here
@@ -114,6 +115,51 @@ def test_every_kind_of_query_is_carried(
     grid = answering(lambda context, *_: values(int(context.node_config["partition-id"])))
     answer = ask_federation(grid, open_ledger(choice), "it", choice, values="any")
     np.testing.assert_allclose(answer.value, expected, atol=1.0)
+
+
+class Scorer(NumPyClient):
+    """Has one record of each class; the sent model is what it adds to the score of the second."""
+
+    def scores(self, parameters: Any, config: dict[str, Any]) -> Any:
+        return np.array([[0, 0.3], [1, 0.3 + float(parameters[0][0])]])
+
+
+@pytest.mark.parametrize(("better", "auc"), [(0.4, 1.0), (0.0, 0.5), (-0.2, 0.0)])
+def test_an_auc_of_the_clients_records_is_charged_and_comes_with_its_error(
+    open_ledger: Any, better: float, auc: float
+) -> None:
+    choice = choose_noise(
+        ScoreHistograms(bins=10, max_records=2), epsilon=SURE, delta=1e-6, law="gaussian"
+    )
+    app = numpy_client_app(lambda _: Scorer())
+    ledger = open_ledger(choice)
+    answer = evaluate_federation(
+        LocalGrid(answer_with_app(app, N), N),
+        ledger,
+        "last model",
+        choice,
+        arrays=ArrayRecord({"w": Array(np.array([better]))}),
+        timeout=60.0,
+    )
+    assert answer["auc"].value == pytest.approx(auc, abs=0.1)
+    assert 0.0 <= answer["auc"].error < 0.1
+    assert ledger.other_releases_spent == 1
+
+
+def test_a_client_without_scores_contributes_zero_and_says_why(
+    open_ledger: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    choice = sure(ScoreHistograms())
+    app = numpy_client_app(lambda _: NumPyClient())
+    grid = LocalGrid(answer_with_app(app, N), N)
+    answer = evaluate_federation(
+        grid, open_ledger(choice), "model", choice, arrays=MODEL, timeout=60.0
+    )
+    assert "within its noise" in answer["auc"].note
+    assert "NumPyClient has no scores: write a method scores(" in caplog.text
+
+
+MODEL = ArrayRecord({"w": Array(np.zeros(1))})
 
 
 def test_the_noise_is_that_of_the_choice(open_ledger: Any) -> None:

@@ -64,6 +64,8 @@ def write_rounds(path: Path, which: range, *, rounds: int, epsilon: float = 8.0)
                 "expected_cohort": 50.0,
                 "test_loss": 2.3 - 1.5 * share,
                 "test_accuracy": 0.1 + 0.8 * share,
+                "test_balanced_accuracy": 0.1 + 0.7 * share,
+                "test_confusion_matrix": [[9, 1], [2, 8]],
                 "epsilon": epsilon * share**0.5,
             }
             if each:

@@ -1,12 +1,13 @@
-"""Settings of what a round releases: weights and metrics."""
+"""Settings of what a round releases and what is measured of it: weights and metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from fl_dp.option_errors import OptionError
+from fl_dp.tasks.metrics import METRICS
 
-from .checks import ordered_pair, positive, told
+from .checks import distinct, one_of, ordered_pair, positive, told
 
 
 @dataclass(kw_only=True)
@@ -40,7 +41,7 @@ class WeightSettings:
 
 @dataclass(kw_only=True)
 class MetricsSettings:
-    """Clients' metrics that each round releases with the model, at no charge of their own.
+    """Clients' metrics that each round releases with the model, and metrics on public rows.
 
     Attributes:
         loss: Range `[low, high]` to which each client's loss is clipped; null releases none.
@@ -48,14 +49,27 @@ class MetricsSettings:
         noise_std: Noise on each sum of metrics, and of the bits of adaptive clipping, both scaled
             to [-1/2, 1/2]; null is 0.05 times the expected cohort, or more, so that they add at
             most 5 % to the noise on updates.
+        public: What is measured on public rows after each round, besides loss and accuracy, at no
+            cost in privacy: of `balanced_accuracy`, `auc`, `f1`, `log_loss`, `perplexity`,
+            `calibration_error` and `confusion_matrix`; `[]` measures none, null what people report
+            for the task.
+        private_epsilon: Epsilon, of the budget, at which the last model is measured once on a fifth
+            of each client's records, which it does not train on: accuracy, and AUC of two classes;
+            null holds none out.
     """
 
     loss: list[float] | None = told(None)
     accuracy: list[float] | None = told(None)
     noise_std: float | None = told(None)
+    public: list[str] | None = told(None)
+    private_epsilon: float | None = told(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
         ordered_pair("metrics.loss", self.loss)
         ordered_pair("metrics.accuracy", self.accuracy)
         positive("metrics.noise_std", self.noise_std)
+        positive("metrics.private_epsilon", self.private_epsilon)
+        distinct("metrics.public", self.public, least=0)
+        for name in self.public or ():
+            one_of("metrics.public", name, tuple(METRICS))

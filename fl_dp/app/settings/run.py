@@ -220,6 +220,23 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
         instead="with {task.partition=nodes} write {simulation.units_per_node=1}",
         got=("simulation.units_per_node",),
     ),
+    Exclusion(
+        options=("metrics.private_epsilon", "privacy", "privacy.unit", "dp_sgd", "statistic.query"),
+        when=lambda given: (
+            given.metrics.private_epsilon is not None
+            and (
+                given.privacy.noised_by != "server"
+                or given.privacy.unit != "client"
+                or given.privacy.neighboring_relation != "zero-out"
+                or given.protects_records
+                or given.statistic.query is not None
+            )
+        ),
+        why="{metrics.private_epsilon} measures clients' records under noise of the server's, in a "
+        "promise to clients with zero-out neighbours alone",
+        instead="write {privacy=central} without {privacy.unit=record}, {dp_sgd=on} or "
+        "{statistic.query}, or leave {metrics.private_epsilon} out",
+    ),
 )
 """What no run can have, whatever it promises."""
 

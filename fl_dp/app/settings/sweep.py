@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 
 from fl_dp.option_errors import OptionError
+from fl_dp.tasks.metrics import NUMBERS
 
 from .checks import at_least, distinct
 
-PANELS = ("accuracy", "loss", "epsilon", "noise_multiplier", "noise_of_mean")
+PANELS = ("accuracy", "loss", "epsilon", "noise_multiplier", "noise_of_mean", *NUMBERS)
 """Results that are drawn against an axis: columns of `results.csv`."""
 
 SWEEP = "sweep.json"
@@ -55,7 +56,7 @@ class SweepSettings:
         only: Names of the curves to run; null runs all.
         seeds: Seeds of the trainings, which `-m seed=0,1` replaces; null is the run's `seed`.
         panels: Results to draw against the axis, from left to right: `accuracy`, `loss`, `epsilon`,
-            `noise_multiplier` or `noise_of_mean`; null is `accuracy`.
+            `noise_multiplier`, `noise_of_mean` or a number of `metrics.public`; null is `accuracy`.
         side_by_side: Trainings at a time; null means one for every four processors, or for each
             processor with `simulation.engine=in_process`.
     """

@@ -20,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from fl_dp import __version__
+from fl_dp.tasks.metrics import METRICS, NUMBERS
 
 from .tracker import RunStart, Scalar, whole_minute
 
@@ -36,6 +37,10 @@ _HELP = {
     "epsilon": "Epsilon spent so far.",
     "test_loss": "Loss of the released model on public rows.",
     "test_accuracy": "Accuracy of the released model on public rows.",
+    **{
+        f"test_{name}": f"Of the released model on public rows: {METRICS[name].unit}."
+        for name in NUMBERS
+    },
     "expected_cohort": "Clients that are expected in a round; public.",
     "bytes_down": "Bytes of the arrays that a round sends to each node.",
     "bytes_up": "Bytes of the arrays that a node answers with.",

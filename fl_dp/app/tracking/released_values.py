@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fl_dp.tasks.metrics import NUMBERS
+
 from .tracker import Scalar
 
 _OF_CLIENTS = "clients/"
@@ -14,6 +16,7 @@ ROUND = frozenset(
     {
         "test_loss",
         "test_accuracy",
+        *(f"test_{name}" for name in NUMBERS),
         "epsilon",
         "expected_cohort",
         "bytes_down",

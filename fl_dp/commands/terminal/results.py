@@ -7,11 +7,12 @@ import io
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from fl_dp.files import write_text
+from fl_dp.tasks.metrics import NUMBERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,7 @@ class Result:
         rounds: Rounds that were charged, or done where nothing is.
         seconds: From its start to its end on the machine it ran on; None if it was resumed.
         versions: Of what a privacy number depends on, `name version` with semicolons between.
+        metrics: Other metrics of the last model on the same rows, a column each.
     """
 
     cell: str
@@ -53,6 +55,12 @@ class Result:
     rounds: int
     seconds: float | None
     versions: str
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    def number(self, column: str) -> float | None:
+        """Return the number in a column; None where it is empty."""
+        value = self.metrics.get(column) if column in NUMBERS else getattr(self, column)
+        return None if value is None else float(value)
 
     @property
     def place(self) -> float | None:
@@ -66,10 +74,10 @@ class Result:
 def write_results(results: Iterable[Result], target: Path) -> None:
     """Write `results.csv`, whole or not at all."""
     text = io.StringIO()
-    names = [field.name for field in fields(Result)]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
+    names = [each.name for each in fields(Result) if each.name != "metrics"]
+    writer = csv.DictWriter(text, [*names, *NUMBERS], lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(asdict(result) for result in results)
+    writer.writerows(asdict(result) | dict(result.metrics) for result in results)
     write_text(target, text.getvalue(), public=True)
 
 
@@ -82,11 +90,19 @@ def read_results(source: Path) -> list[Result]:
     """
     with source.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
-    readers = {name: _reader(kind) for name, kind in get_type_hints(Result).items()}
+    kinds = get_type_hints(Result)
+    readers = {name: _reader(kind) for name, kind in kinds.items() if name != "metrics"}
     try:
-        return [Result(**{key: read(row[key]) for key, read in readers.items()}) for row in rows]  # type: ignore[arg-type]  # from text, by each field's own reader
+        return [
+            Result(metrics=_metrics(row), **{key: read(row[key]) for key, read in readers.items()})  # type: ignore[arg-type]  # from text, by each field's own reader
+            for row in rows
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{source} is not what a sweep of fl-dp writes: {error!r}") from error
+
+
+def _metrics(row: Mapping[str, str | None]) -> dict[str, float]:
+    return {name: float(text) for name in NUMBERS if (text := row.get(name))}
 
 
 def _reader(kind: Any) -> Callable[[str], object]:
@@ -120,9 +136,9 @@ def points(results: Sequence[Result], curve: str, column: str) -> list[Point]:
     """
     found: dict[str | None, list[float]] = {}
     for result in results:
-        value = getattr(result, column)
+        value = result.number(column)
         if result.curve == curve and value is not None:
-            found.setdefault(result.x, []).append(float(value))
+            found.setdefault(result.x, []).append(value)
     return [
         Point(
             x=x,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.table import Table
@@ -32,6 +32,7 @@ class RunSummary:
         record_delta: The delta that goes with it.
         bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
         bytes_up: Bytes of the arrays in its reply.
+        test_metrics: Other metrics of the last model on the same rows.
     """
 
     path: str
@@ -47,6 +48,7 @@ class RunSummary:
     record_delta: float | None = None
     bytes_down: int | None = None
     bytes_up: int | None = None
+    test_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
@@ -54,8 +56,9 @@ def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
     Returns:
         For each variant: its name, the number of runs, mean and standard deviation of the test
-        accuracy (the latter None for one run), epsilon and delta (the largest of the runs'), also
-        those of one record where both are promised, and the bytes of a message down and up.
+        accuracy (the latter None for one run), means of other metrics, epsilon and delta (the
+        largest of the runs'), also those of one record where both are promised, and the bytes of a
+        message down and up.
     """
     rows = []
     for variant in dict.fromkeys(run.variant for run in runs):
@@ -67,6 +70,11 @@ def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
                 "runs": len(members),
                 "test_accuracy_mean": statistics.fmean(accuracies),
                 "test_accuracy_std": statistics.stdev(accuracies) if len(members) > 1 else None,
+                "test_metrics_mean": {
+                    name: statistics.fmean(run.test_metrics[name] for run in members)
+                    for name in members[0].test_metrics
+                    if all(name in run.test_metrics for run in members)
+                },
                 "epsilon": max(run.epsilon for run in members),
                 "delta": max(run.delta for run in members),
                 "record_epsilon": _largest([run.record_epsilon for run in members]),

@@ -1,7 +1,14 @@
 """Local training and evaluation of a task, one unit at a time or many together."""
 
 from .device_data import DeviceData
-from .local import evaluate, train_locally
+from .local import evaluate, evaluate_with_probabilities, train_locally
 from .together import UnitData, train_together
 
-__all__ = ["DeviceData", "UnitData", "evaluate", "train_locally", "train_together"]
+__all__ = [
+    "DeviceData",
+    "UnitData",
+    "evaluate",
+    "evaluate_with_probabilities",
+    "train_locally",
+    "train_together",
+]

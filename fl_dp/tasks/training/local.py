@@ -7,7 +7,7 @@ records, and building those would take longer than training on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,6 +81,7 @@ def evaluate(
     batch_size: int = 2048,
     *,
     max_loss: float | None = None,
+    on_logits: Callable[[Tensor], object] | None = None,
 ) -> tuple[float, float]:
     """Measure a model; it comes back unchanged, in the mode (train or eval) it was in.
 
@@ -91,6 +92,7 @@ def evaluate(
         batch_size: Rows a forward pass, at least 1; the result does not depend on it.
         max_loss: Clip each row's loss to at most this, so that one row moves the mean by no more
             than that over `n`; a row whose loss is NaN counts as half of it.
+        on_logits: Gets the logits of each batch, `(k, num_classes)`, in the order of the rows.
 
     Returns:
         Mean cross-entropy in nats and accuracy in [0, 1]; both nan if there are no rows.
@@ -110,12 +112,36 @@ def evaluate(
             targets = y[start : start + batch_size]
             logits = model(x[start : start + batch_size])
             require_labels(targets, logits.shape[1])
+            if on_logits is not None:
+                on_logits(logits)
             losses = functional.cross_entropy(logits, targets, reduction="none")
             if max_loss is not None:
                 losses = losses.nan_to_num(nan=max_loss / 2.0).clamp(max=max_loss)
             loss += float(losses.sum())
             correct += int((logits.argmax(dim=1) == targets).sum())
     return loss / num_rows, correct / num_rows
+
+
+def evaluate_with_probabilities(
+    model: nn.Module,
+    features: NDArray[np.float32] | NDArray[np.int64],
+    labels: NDArray[np.int64],
+) -> tuple[float, float, NDArray[np.float64]]:
+    """Measure a model as `evaluate`, which says what is raised, and keep what it predicted.
+
+    Args:
+        model: The classifier.
+        features: At least one row.
+        labels: One a row.
+
+    Returns:
+        Loss, accuracy, and the probabilities of the classes, float64 `(n, num_classes)`.
+    """
+    kept: list[Tensor] = []
+    loss, accuracy = evaluate(
+        model, features, labels, on_logits=lambda each: kept.append(each.cpu())
+    )
+    return loss, accuracy, torch.cat(kept).double().softmax(dim=1).numpy()
 
 
 def check_training(learning_rate: float, epochs: int, batch_size: int) -> None:

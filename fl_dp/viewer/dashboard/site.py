@@ -27,6 +27,7 @@ from starlette.types import ASGIApp
 from fl_dp import __version__
 from fl_dp.app.keys import all_keys
 from fl_dp.app.recipes import brought_keys
+from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun, RunCard, RunsFolder, RunState, thinned
 from fl_dp.viewer.found_runs.images import images_of, read_image
 from fl_dp.viewer.found_runs.untrusted import texts
@@ -277,6 +278,7 @@ class Dashboard:
             + [
                 (card.sweep, image) for image in (images_of(root, card.sweep) if card.sweep else ())
             ],
+            metrics={METRICS[name].title: value for name, value in run.metrics.items()},
             rows=points(thinned(run.rounds, _MOST_ROWS), run.noise_multipliers),
         )
 

@@ -26,7 +26,14 @@ from .untrusted import (
 
 _MOST_SETTINGS = 1 << 18
 _MOST_DOCUMENT = 1 << 23
-_DOCUMENTS = ("privacy.json", "statistic.json", "audit.json", "summary.json", "price.json")
+_DOCUMENTS = (
+    "privacy.json",
+    "statistic.json",
+    "audit.json",
+    "summary.json",
+    "price.json",
+    "private_metrics.json",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +65,11 @@ class FoundRun:
         """The noise multiplier of each charged round, as the statement lists them."""
         found = (self.statement or {}).get("noise_multipliers")
         return [number(each) for each in found] if isinstance(found, list) else []
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the last model on public rows, besides accuracy and loss, by name."""
+        return self.rounds[-1].metrics if self.rounds else {}
 
     @property
     def failed(self) -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
+from fl_dp.tasks.metrics import MOST_CLASSES_OF_A_MATRIX, NUMBERS
+
 from .untrusted import Unreadable, number, opened, parsed_json, shown
 
 T = TypeVar("T")
@@ -27,6 +29,8 @@ class Round:
         expected_cohort: Expected clients of a round.
         test_loss: On public rows, mean cross-entropy in nats.
         test_accuracy: On the same rows.
+        metrics: Other metrics on the same rows that are one number, by name.
+        confusion_matrix: On the same rows, counts of each true class by predicted class.
         epsilon: Spent until then.
         bytes_down: Bytes of the arrays in a message to a client.
         bytes_up: Bytes of the arrays in its reply.
@@ -43,6 +47,8 @@ class Round:
     bytes_up: float | None = None
     next_clipping_norm: float | None = None
     clients: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    confusion_matrix: tuple[tuple[int, ...], ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +156,11 @@ def _round(line: bytes) -> tuple[Round, int | None] | None:
     numbers = {name: number(said.get(name)) for name in _NUMBERS}
     clients = said.get("clients")
     found = Round(
-        round=of, clients=_metrics(clients.items() if isinstance(clients, dict) else ()), **numbers
+        round=of,
+        clients=_metrics(clients.items() if isinstance(clients, dict) else ()),
+        metrics=_metrics((name, said.get(f"test_{name}")) for name in NUMBERS),
+        confusion_matrix=_matrix(said.get("test_confusion_matrix")),
+        **numbers,
     )
     return found, _count(said.get("rounds"))
 
@@ -169,6 +179,15 @@ _NUMBERS = (
 def _metrics(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
     read = [(shown(str(name)), number(value)) for name, value in pairs]
     return {name: value for name, value in read[:_MOST_METRICS] if value is not None}
+
+
+def _matrix(value: object) -> tuple[tuple[int, ...], ...] | None:
+    """Return a square matrix of counts, and None for anything else."""
+    if not isinstance(value, list) or not 1 < len(value) <= MOST_CLASSES_OF_A_MATRIX:
+        return None
+    rows = [tuple(map(_count, row)) if isinstance(row, list) else () for row in value]
+    counts = tuple(tuple(each for each in row if each is not None) for row in rows)
+    return counts if all(len(row) == len(value) for row in counts) else None
 
 
 def _count(value: object) -> int | None:

@@ -14,10 +14,12 @@ from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.ledger import LedgerAnchor
 from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement
 from fl_dp.statement.words import ceiling, describe_event, neighbours_in_words, rounded_up
+from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun, read_run
 from fl_dp.viewer.found_runs.untrusted import Unreadable, parsed_json, read_whole
 
 _FILE = "privacy.json"
+_ON_HUBS = {"auc": "roc_auc"}
 _MOST = 1 << 23
 
 
@@ -98,6 +100,17 @@ class Facts:
         """Return a setting as text; `not known` if the settings can't be read."""
         value = self.run.settings.get(key)
         return "not known" if value is None else str(value)
+
+    @property
+    def metrics(self) -> list[tuple[str, str, float]]:
+        """Metrics of the last model on public rows, besides accuracy and loss.
+
+        The name that model hubs have for each, its name in words, and its value.
+        """
+        return [
+            (_ON_HUBS.get(name, name), METRICS[name].title, value)
+            for name, value in self.run.metrics.items()
+        ]
 
     version = __version__
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun, Round, thinned
 
 from .groups import Group, RoundRange
@@ -116,17 +117,23 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
         _chart("noise", WORDS["axis.round"], [_noise(group) for group in groups]),
         _chart("norm", WORDS["axis.round"], [_norms(group) for group in groups]),
     ]
-    names = dict.fromkeys(
-        name
-        for group in groups
-        for run in group.runs
-        for each in run.rounds[-1:]
-        for name in each.clients
-    )
-    for name in names:
+    for name in last_names(groups, lambda each: each.metrics):
+        curves = [_curve(group.name, group.series(_of_public(name))) for group in groups]
+        charts.append(_chart("public", WORDS["axis.round"], curves, y=METRICS[name].title))
+    for name in last_names(groups, lambda each: each.clients):
         curves = [_curve(group.name, group.series(_of_clients(name))) for group in groups]
         charts.append(_chart("clients", WORDS["axis.round"], curves, y=name))
     return [chart for chart in charts if chart is not None]
+
+
+def last_names(groups: Iterable[Group], named: Callable[[Round], Iterable[str]]) -> list[str]:
+    """Return names that the last rounds of runs have, each once."""
+    last = (each for group in groups for run in group.runs for each in run.rounds[-1:])
+    return list(dict.fromkeys(name for each in last for name in named(each)))
+
+
+def _of_public(name: str) -> Callable[[Round], float | None]:
+    return lambda each: each.metrics.get(name)
 
 
 def _of_clients(name: str) -> Callable[[Round], float | None]:

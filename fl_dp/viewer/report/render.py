@@ -6,13 +6,15 @@ import base64
 import hashlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from fl_dp import __version__
 from fl_dp.statement.words import rounded_up
+from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image, RunState
 from fl_dp.viewer.jinja import environment
 
-from .charts import MOST_CURVES, charts_of
+from .charts import MOST_CURVES, charts_of, last_names
 from .findings import findings_of, membership_table
 from .groups import Group, compared, differences, groups_of
 from .page_words import ASSETS, WORDS, Table, shown_value
@@ -114,6 +116,8 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
         WORDS[f"compare.{name}"]
         for name in ("run", "state", "rounds", "accuracy", "loss", "epsilon", "delta")
     ]
+    metrics = last_names(groups, lambda each: each.metrics)
+    headings += [METRICS[name].title for name in metrics]
     rows = []
     for run in runs:
         card = run.card
@@ -127,6 +131,7 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
                 _number(card.test_loss, ".4f"),
                 "∞" if not card.promises else _bound(card.epsilon),
                 "–" if not card.promises else _number(card.delta, ".3g"),
+                *(_number(run.metrics.get(name), ".4f") for name in metrics),
                 *(shown_value(of_run.get(key)) for key in differing),
             )
         )
@@ -139,6 +144,8 @@ def _over_seeds(groups: Sequence[Group]) -> Table:
     names = ("curve", "accuracy", "loss", "epsilon")
     headings = [WORDS[f"compare.{name}"] for name in names]
     headings.insert(1, WORDS["seeds.runs"])
+    metrics = last_names(groups, lambda each: each.metrics)
+    headings += [METRICS[name].title for name in metrics]
     rows = []
     for group in groups:
         spent = [run.card.epsilon for run in group.runs if run.card.epsilon is not None]
@@ -150,9 +157,14 @@ def _over_seeds(groups: Sequence[Group]) -> Table:
                 _mean(group, lambda run: run.card.test_accuracy),
                 _mean(group, lambda run: run.card.test_loss),
                 _bound(max(spent, default=None)) if promised else "∞",
+                *(_mean(group, partial(_metric, name=name)) for name in metrics),
             )
         )
     return Table(caption=WORDS["seeds.caption"], headings=tuple(headings), rows=tuple(rows))
+
+
+def _metric(run: FoundRun, name: str) -> float | None:
+    return run.metrics.get(name)
 
 
 def _count(group: Group) -> str:

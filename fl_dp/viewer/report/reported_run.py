@@ -11,10 +11,11 @@ from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.commands.terminal.results import noise_of_mean
 from fl_dp.statement.words import ACCOUNTANTS, rounded_up
+from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.untrusted import number, texts
 
-from .page_words import WORDS, shown_value
+from .page_words import WORDS, Table, shown_value
 
 Row = tuple[str, str]
 _USELESS = 0.9
@@ -79,6 +80,23 @@ class ReportedRun:
     def gauge(self) -> Gauge | None:
         """The gauge of its budget; None where there is none."""
         return _gauge(self.run)
+
+    @property
+    def metrics(self) -> list[Row]:
+        """Metrics of the last model on public rows, besides accuracy and loss."""
+        return [(METRICS[name].title, f"{value:.4f}") for name, value in self.run.metrics.items()]
+
+    @property
+    def confusion(self) -> Table | None:
+        """The confusion matrix of the last model on public rows; None if it was not measured."""
+        matrix = self.run.rounds[-1].confusion_matrix if self.run.rounds else None
+        if matrix is None:
+            return None
+        return Table(
+            caption=WORDS["confusion"],
+            headings=(WORDS["confusion.class"], *map(str, range(len(matrix)))),
+            rows=tuple((str(at), *map(str, row)) for at, row in enumerate(matrix)),
+        )
 
     @property
     def plain(self) -> list[str]:

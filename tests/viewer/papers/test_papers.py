@@ -112,7 +112,15 @@ def test_a_model_card_begins_as_model_hubs_read_it(tmp_path: Path) -> None:
     assert model["name"] == "a"
     assert result["task"] == {"type": TO_FILL}
     assert result["dataset"] == {"type": TO_FILL, "name": "x", "split": "test"}
-    assert result["metrics"] == [{"type": "accuracy", "value": 0.9, "name": "Test accuracy"}]
+    assert result["metrics"] == [
+        {"type": "accuracy", "value": 0.9, "name": "Test accuracy"},
+        {
+            "type": "balanced_accuracy",
+            "value": pytest.approx(0.8),
+            "name": "Test balanced accuracy",
+        },
+    ]
+    assert "balanced accuracy 0.8000." in page and "cost nothing of the privacy budget" in page
     assert "<script" not in page
 
 

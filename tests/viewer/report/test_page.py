@@ -45,6 +45,28 @@ def test_a_page_tells_what_the_run_came_to(tmp_path: Path) -> None:
         assert said in text
 
 
+def test_metrics_on_public_rows_are_shown_with_what_they_cost(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", "metrics.public=[balanced_accuracy]"))
+    [chart] = [each for each in charts_of(groups_of([run])) if each.key == "public"]
+    assert chart.y == "balanced accuracy"
+    assert chart.curves[0].points[-1][1].mean == pytest.approx(0.8)
+    facts = ReportedRun(run)
+    assert facts.metrics == [("balanced accuracy", "0.8000")]
+    assert facts.confusion is not None
+    assert facts.confusion.rows == (("0", "9", "1"), ("1", "2", "8"))
+    text = Page(report_page([run])).text
+    assert "balanced accuracy" in text and WORDS["public"] in text
+    others = [run, read_run(write_run(tmp_path / "b", "rounds=9"))]
+    assert "balanced accuracy" in Page(report_page(others)).text
+
+
+def test_a_matrix_that_is_none_is_left_out(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    for wrong in ("[[1, 2], [3]]", "[[1, -2], [3, 4]]", "[[1]]", '{"a": 1}', "[[NaN, 1], [2, 3]]"):
+        (path / "metrics.jsonl").write_text(f'{{"round": 1, "test_confusion_matrix": {wrong}}}\n')
+        assert ReportedRun(read_run(path)).confusion is None
+
+
 def test_a_guess_is_bounded_as_the_definition_of_privacy_says(tmp_path: Path) -> None:
     [said] = [
         each

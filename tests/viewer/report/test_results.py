@@ -11,6 +11,7 @@ import pytest
 from sweep_results import RESULT
 
 from fl_dp.commands.terminal.results import points, read_results, write_results
+from fl_dp.tasks.metrics import NUMBERS
 
 WITHOUT = replace(
     RESULT, x=None, epsilon=math.inf, noise_multiplier=None, noise_of_mean=None, seconds=None
@@ -47,6 +48,15 @@ def test_a_point_is_the_mean_over_seeds_with_its_sample_deviation() -> None:
     assert point.mean == pytest.approx(0.85)
     assert point.deviation == pytest.approx(0.0707107)
     assert points(results[:1], RESULT.curve, "accuracy")[0].deviation == 0.0
+
+
+def test_metrics_on_public_rows_are_columns_and_points(tmp_path: Path) -> None:
+    measured = replace(RESULT, metrics={"auc": 0.75, "f1": 0.5})
+    write_results([measured, RESULT], tmp_path / "results.csv")
+    assert read_results(tmp_path / "results.csv") == [measured, RESULT]
+    header = (tmp_path / "results.csv").read_text().splitlines()[0].split(",")
+    assert set(NUMBERS) <= set(header) and "metrics" not in header
+    assert points([measured, RESULT], RESULT.curve, "auc")[0].mean == 0.75
 
 
 def test_results_without_a_number_are_no_point() -> None:

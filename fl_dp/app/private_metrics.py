@@ -1,0 +1,87 @@
+"""The last model measured on rows that clients hold out: charged beforehand, asked once."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.files import write_text
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.statistics import Evaluation, NoiseChoice, Query, ScoreHistograms, choose_noise
+from fl_dp.strategies import evaluate_federation
+
+from .run_folder import RunFolder
+from .settings import Settings
+from .workload import form_of_run
+
+logger = logging.getLogger("flwr.fl_dp")
+
+
+def private_metrics(settings: Settings, delta: float) -> NoiseChoice | None:
+    """Return what is asked about the last model, with its noise; None if nothing is.
+
+    Privacy: the choice's events, which the run's plan declares; see `evaluate_federation`.
+
+    Args:
+        settings: Of the run.
+        delta: Of the run's budget; the noise is chosen for it.
+    """
+    epsilon = settings.metrics.private_epsilon
+    if epsilon is None:
+        return None
+    two = form_of_run(settings).num_classes == 2
+    query: Query = (
+        ScoreHistograms() if two else Evaluation(names=("accuracy",), lows=(0.0,), highs=(1.0,))
+    )
+    return choose_noise(query, epsilon, delta)
+
+
+def measure_privately(
+    grid: Grid,
+    ledger: PrivacyLedger,
+    settings: Settings,
+    folder: RunFolder,
+    *,
+    choice: NoiseChoice,
+    arrays: ArrayRecord,
+    config: ConfigRecord,
+    rng: SecureRandom,
+) -> None:
+    """Ask every node how good the last model is on the rows it holds out, and write the answer.
+
+    A run that was resumed after its last round has the answer already, or lost it with its charge.
+
+    Args:
+        grid: Flower's grid.
+        ledger: Of the run.
+        settings: Of the run.
+        folder: Of the run.
+        choice: From `private_metrics`.
+        arrays: The last model.
+        config: Sent along: the settings.
+        rng: Of the noise.
+    """
+    if folder.private_metrics.is_file():
+        return
+    try:
+        answer = evaluate_federation(
+            grid,
+            ledger,
+            "last model, on rows that clients held out",
+            choice,
+            arrays=arrays,
+            rng=rng,
+            config=config,
+            units_per_node=ledger.plan.hosting.units_per_node,
+            timeout=settings.round_timeout,
+            roster_timeout=settings.roster_timeout,
+        )
+    except PrivacyBudgetExhausted as error:
+        logger.warning("The last model was not measured on clients' rows: %s", error)
+        return
+    write_text(folder.private_metrics, json.dumps(answer.to_dict(), indent=2) + "\n", public=True)

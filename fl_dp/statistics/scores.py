@@ -1,0 +1,106 @@
+"""A classifier of two classes measured on everybody's data: AUC and accuracy, off histograms.
+
+>>> query = ScoreHistograms(bins=20)
+>>> query.contribution([[1, 0.9], [0, 0.2]])  # on a client: label and score of each record
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .query import CountingQuery, Estimate
+from .values import records
+
+_UNKNOWN = 0.5
+_NOTE = "a class's noisy count is within its noise: these are the middle and half of the range"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreHistograms(CountingQuery):
+    """Histograms of a classifier's scores, one of each true class, and what they tell.
+
+    A record adds one to the bin of its score in the histogram of its label, so that all bins
+    together have the sensitivity of one count. AUC is that of the binned scores, where two of one
+    bin count half: it is off by at most half the share of pairs that fall into one bin.
+
+    Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_records`.
+
+    Attributes:
+        bins: Of equal width over [0, 1]; even, so that one half begins at 1/2.
+    """
+
+    kind: ClassVar[str] = "scores"
+    bins: int = 20
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the bins are no even number of at least 2.
+        """
+        super().__post_init__()
+        bins: object = self.bins  # it may have come from a message
+        if isinstance(bins, bool) or not isinstance(bins, int | np.integer):
+            raise ValueError(f"bins must be a whole number, got {bins!r}")
+        if bins < 2 or bins % 2 or bins > 2**16:
+            raise ValueError(f"bins must be an even number from 2 to 65536, got {bins}")
+        object.__setattr__(self, "bins", int(bins))
+
+    @property
+    def dimension(self) -> int:
+        """One number a bin and class."""
+        return 2 * self.bins
+
+    def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
+        rows = records(values, 2)
+        rows = rows[np.isin(rows[:, 0], (0.0, 1.0))]
+        scores = np.clip(rows[:, 1], 0.0, 1.0)
+        places = np.minimum((scores * self.bins).astype(np.intp), self.bins - 1)
+        places += self.bins * rows[:, 0].astype(np.intp)
+        return np.bincount(places, minlength=self.dimension).astype(np.float64), len(rows)
+
+    def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
+        """Return `auc`, `accuracy`, and the counts `negatives` and `positives`.
+
+        See `SumQuery.estimates`. Errors are to first order in the noise. Where a class's count is
+        within its noise nothing was learnt: both are 1/2, and say so.
+        """
+        negative, positive = total[: self.bins], total[self.bins :]
+        n, p = float(negative.sum()), float(positive.sum())
+        of_count = noise_std * math.sqrt(self.bins)
+        counts = {
+            name: Estimate(value=np.asarray(count), error=np.asarray(of_count))
+            for name, count in (("negatives", n), ("positives", p))
+        }
+        if not min(n, p) > of_count:
+            unknown = Estimate(
+                value=np.asarray(_UNKNOWN),
+                error=np.asarray(_UNKNOWN),
+                error_is="half the range",
+                note=_NOTE,
+            )
+            return {"auc": unknown, "accuracy": unknown, **counts}
+        # Share of the other class that each bin is above, or below; half of its own bin.
+        above = (np.cumsum(negative) - negative / 2.0) / n
+        below = (p - np.cumsum(positive) + positive / 2.0) / p
+        auc = float(positive @ above) / p
+        spread = np.concatenate([(below - auc) / n, (above - auc) / p])
+        right = np.zeros(self.dimension)
+        right[: self.bins // 2] = right[-(self.bins // 2) :] = 1.0
+        accuracy = float(total @ right) / (n + p)
+        return {
+            "auc": _within(auc, noise_std * float(np.linalg.norm(spread))),
+            "accuracy": _within(
+                accuracy, noise_std * float(np.linalg.norm(right - accuracy)) / (n + p)
+            ),
+            **counts,
+        }
+
+
+def _within(value: float, error: float) -> Estimate:
+    return Estimate(value=np.asarray(np.clip(value, 0.0, 1.0)), error=np.asarray(error))

@@ -1,0 +1,228 @@
+"""Metrics of a model on public rows, beside loss and accuracy: one table, mostly scikit-learn's.
+
+    >>> public_metrics(["auc", "f1"], labels=np.array([0, 1]), probabilities=np.eye(2))
+    {'auc': 1.0, 'f1': 1.0}
+
+Privacy: none of their rows is anybody's, so they cost nothing; what they are computed from is the
+released model.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:  # who reads names and units, as the dashboard does, needs no numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+Probabilities: TypeAlias = "NDArray[np.float64]"
+Labels: TypeAlias = "NDArray[np.int64]"
+Measured: TypeAlias = float | list[list[int]] | None
+"""A number, a matrix of counts, or None where the metric is not defined."""
+
+MOST_CLASSES_OF_A_MATRIX = 32
+_CALIBRATION_BINS = 15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One metric.
+
+    Attributes:
+        title: Its name in words.
+        function: Of the true labels, `(n,)`, and the probabilities of all classes, `(n, classes)`.
+        larger_is_better: None for what has no order.
+        unit: What its number is, in a phrase.
+        needs_all_classes: Whether it is undefined unless every class occurs among the true labels.
+    """
+
+    title: str
+    function: Callable[[Labels, Probabilities], float | list[list[int]]]
+    larger_is_better: bool | None
+    unit: str
+    needs_all_classes: bool = False
+
+
+def _auc(labels: Labels, probabilities: Probabilities) -> float:
+    from sklearn.metrics import roc_auc_score
+
+    if probabilities.shape[1] == 2:
+        return float(roc_auc_score(labels, probabilities[:, 1]))
+    return float(roc_auc_score(labels, probabilities, multi_class="ovr", average="macro"))
+
+
+def _balanced_accuracy(labels: Labels, probabilities: Probabilities) -> float:
+    from sklearn.metrics import balanced_accuracy_score
+
+    return float(balanced_accuracy_score(labels, probabilities.argmax(axis=1)))
+
+
+def _f1(labels: Labels, probabilities: Probabilities) -> float:
+    from sklearn.metrics import f1_score
+
+    average = "binary" if probabilities.shape[1] == 2 else "macro"
+    predicted = probabilities.argmax(axis=1)
+    return float(f1_score(labels, predicted, average=average, zero_division=0.0))
+
+
+def _log_loss(labels: Labels, probabilities: Probabilities) -> float:
+    from sklearn.metrics import log_loss
+
+    return float(log_loss(labels, probabilities, labels=range(probabilities.shape[1])))
+
+
+def _perplexity(labels: Labels, probabilities: Probabilities) -> float:
+    return math.exp(_log_loss(labels, probabilities))
+
+
+def _calibration_error(labels: Labels, probabilities: Probabilities) -> float:
+    """Return the expected calibration error of the most probable class, by bins of equal width.
+
+    Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3; scikit-learn has the
+    curve alone, without the bins' weights.
+    """
+    import numpy as np
+
+    confidence = probabilities.max(axis=1)
+    correct = probabilities.argmax(axis=1) == labels
+    edges = np.linspace(0.0, 1.0, _CALIBRATION_BINS + 1)
+    bins = np.digitize(confidence, edges[1:-1], right=True)  # (low, high], as in the paper
+    gaps = np.bincount(bins, weights=correct - confidence)
+    return float(np.abs(gaps).sum() / len(labels))
+
+
+def _confusion_matrix(labels: Labels, probabilities: Probabilities) -> list[list[int]]:
+    from sklearn.metrics import confusion_matrix
+
+    classes = range(probabilities.shape[1])
+    counts: NDArray[np.int64] = confusion_matrix(
+        labels, probabilities.argmax(axis=1), labels=classes
+    )
+    rows: list[list[int]] = counts.tolist()
+    return rows
+
+
+METRICS: dict[str, Metric] = {
+    "balanced_accuracy": Metric(
+        title="balanced accuracy",
+        function=_balanced_accuracy,
+        larger_is_better=True,
+        unit="mean recall of the classes, in [0, 1]",
+    ),
+    "auc": Metric(
+        title="AUC",
+        function=_auc,
+        larger_is_better=True,
+        unit="area under the ROC curve, in [0, 1]; of several classes, the mean of each against "
+        "the rest",
+        needs_all_classes=True,
+    ),
+    "f1": Metric(
+        title="F1",
+        function=_f1,
+        larger_is_better=True,
+        unit="F1 score of the second of two classes, in [0, 1]; of several, their mean",
+    ),
+    "log_loss": Metric(
+        title="log loss",
+        function=_log_loss,
+        larger_is_better=False,
+        unit="mean cross-entropy, in nats",
+    ),
+    "perplexity": Metric(
+        title="perplexity",
+        function=_perplexity,
+        larger_is_better=False,
+        unit="exponential of the mean cross-entropy, at least 1",
+    ),
+    "calibration_error": Metric(
+        title="calibration error",
+        function=_calibration_error,
+        larger_is_better=False,
+        unit=f"mean gap between confidence and accuracy over {_CALIBRATION_BINS} bins, in [0, 1]",
+    ),
+    "confusion_matrix": Metric(
+        title="confusion matrix",
+        function=_confusion_matrix,
+        larger_is_better=None,
+        unit="rows of each true class (down) by predicted class (across)",
+    ),
+}
+"""Metrics by their names, which are the values of `metrics.public`."""
+
+NUMBERS = tuple(name for name, metric in METRICS.items() if metric.larger_is_better is not None)
+"""Those whose value is one number."""
+
+
+def default_metrics(*, num_classes: int, vocabulary_size: int | None = None) -> list[str]:
+    """Return the metrics that people report for a kind of data, besides loss and accuracy.
+
+    None for several classes: scikit-learn takes half a second to import, which starts wait for.
+
+    Args:
+        num_classes: Of the labels.
+        vocabulary_size: How many tokens there are; None for numbers.
+    """
+    if vocabulary_size is not None:
+        return ["perplexity"]
+    return ["balanced_accuracy", "auc"] if num_classes == 2 else []
+
+
+def require_metrics(names: Sequence[str], *, num_classes: int) -> None:
+    """Check that metrics can be measured.
+
+    Args:
+        names: Of `METRICS`.
+        num_classes: Of the labels.
+
+    Raises:
+        ModuleNotFoundError: If scikit-learn is missing.
+        ValueError: If a confusion matrix would be too large for a line of `metrics.jsonl`.
+    """
+    if "confusion_matrix" in names and num_classes > MOST_CLASSES_OF_A_MATRIX:
+        raise ValueError(
+            f"a confusion matrix is of at most {MOST_CLASSES_OF_A_MATRIX} classes, and there are "
+            f"{num_classes}: leave confusion_matrix out of metrics.public"
+        )
+    if names and find_spec("sklearn") is None:
+        raise ModuleNotFoundError(
+            "metrics.public needs scikit-learn: pip install 'fl-dp[app]', or write "
+            "metrics.public=[]"
+        )
+
+
+def public_metrics(
+    names: Sequence[str], *, labels: Labels, probabilities: Probabilities
+) -> dict[str, Measured]:
+    """Measure predictions on public rows.
+
+    Args:
+        names: Of `METRICS`.
+        labels: True classes, int64 `(n,)`.
+        probabilities: Of each class, float64 `(n, num_classes)`; rows add up to 1.
+
+    Returns:
+        Each metric by its name. None where it is not defined: without any rows, if a probability
+        is not finite (the model has diverged), and AUC unless every class occurs.
+    """
+    import numpy as np
+
+    if not len(labels) or not np.isfinite(probabilities).all():
+        return dict.fromkeys(names)
+    all_occur = len(np.unique(labels)) == probabilities.shape[1]
+    found: dict[str, Measured] = {}
+    for name in names:
+        metric = METRICS[name]
+        if metric.needs_all_classes and not all_occur:
+            found[name] = None
+            continue
+        with warnings.catch_warnings():
+            # Of classes that are predicted and do not occur: no reader of a round needs it again.
+            warnings.simplefilter("ignore")
+            found[name] = metric.function(labels, probabilities)
+    return found

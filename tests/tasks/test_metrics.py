@@ -1,0 +1,140 @@
+"""Metrics on public rows are scikit-learn's, and have one outcome where they are not defined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics as oracle
+from numpy.typing import NDArray
+
+from fl_dp.tasks import metrics
+from fl_dp.tasks.metrics import METRICS, default_metrics, public_metrics, require_metrics
+
+NAMES = list(METRICS)
+
+
+def predictions(
+    num_rows: int, num_classes: int, seed: int = 0
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return labels in which every class occurs, and probabilities that know a little of them."""
+    rng = np.random.default_rng(seed)
+    labels = np.concatenate(
+        [np.arange(num_classes), rng.integers(num_classes, size=num_rows - num_classes)]
+    )
+    logits = rng.normal(size=(num_rows, num_classes)) + np.eye(num_classes)[labels]
+    return labels, softmax(logits)
+
+
+def softmax(logits: NDArray[Any]) -> NDArray[Any]:
+    raised = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(raised / raised.sum(axis=1, keepdims=True))
+
+
+def test_two_classes_are_measured_as_scikit_learn_does() -> None:
+    labels, probabilities = predictions(200, 2)
+    found = public_metrics(NAMES, labels=labels, probabilities=probabilities)
+    predicted = probabilities.argmax(axis=1)
+    assert found["auc"] == oracle.roc_auc_score(labels, probabilities[:, 1])
+    assert found["f1"] == oracle.f1_score(labels, predicted)
+    assert found["balanced_accuracy"] == oracle.balanced_accuracy_score(labels, predicted)
+    assert found["log_loss"] == pytest.approx(oracle.log_loss(labels, probabilities), rel=1e-12)
+    assert found["perplexity"] == pytest.approx(np.exp(oracle.log_loss(labels, probabilities)))
+    assert found["confusion_matrix"] == oracle.confusion_matrix(labels, predicted).tolist()
+
+
+def test_several_classes_are_measured_one_against_the_rest() -> None:
+    labels, probabilities = predictions(300, 5)
+    found = public_metrics(NAMES, labels=labels, probabilities=probabilities)
+    each = [oracle.roc_auc_score(labels == c, probabilities[:, c]) for c in range(5)]
+    assert found["auc"] == pytest.approx(np.mean(each), rel=1e-12)
+    predicted = probabilities.argmax(axis=1)
+    assert found["f1"] == oracle.f1_score(labels, predicted, average="macro")
+
+
+def test_one_class_alone_leaves_out_auc_and_nothing_else() -> None:
+    probabilities = predictions(20, 2)[1]
+    found = public_metrics(NAMES, labels=np.zeros(20, np.int64), probabilities=probabilities)
+    assert found["auc"] is None
+    assert all(found[name] is not None for name in NAMES if name != "auc")
+    matrix = found["confusion_matrix"]
+    assert isinstance(matrix, list) and sum(matrix[0]) == 20 and matrix[1] == [0, 0]
+
+
+def test_a_class_that_does_not_occur_leaves_out_auc_of_several() -> None:
+    labels, probabilities = predictions(50, 3)
+    labels[labels == 2] = 1
+    found = public_metrics(NAMES, labels=labels, probabilities=probabilities)
+    assert found["auc"] is None
+    assert found["balanced_accuracy"] == pytest.approx(
+        np.mean([(probabilities.argmax(axis=1) == labels)[labels == c].mean() for c in (0, 1)])
+    )
+
+
+def test_ties_count_half() -> None:
+    labels, probabilities = np.array([0, 1, 0, 1]), np.full((4, 2), 0.5)
+    found = public_metrics(["auc", "log_loss"], labels=labels, probabilities=probabilities)
+    assert found == {"auc": 0.5, "log_loss": pytest.approx(np.log(2.0))}
+
+
+def test_no_rows_have_no_metric() -> None:
+    found = public_metrics(NAMES, labels=np.zeros(0, np.int64), probabilities=np.zeros((0, 2)))
+    assert found == dict.fromkeys(NAMES)
+
+
+def test_a_model_that_diverged_has_no_metric() -> None:
+    labels, probabilities = predictions(30, 3)
+    probabilities[7] = np.nan
+    assert public_metrics(NAMES, labels=labels, probabilities=probabilities) == dict.fromkeys(NAMES)
+
+
+def test_calibration_error_of_known_gaps() -> None:
+    """At confidence .8 three of four are right, at .6 one of two: (4 x .05 + 2 x .1) / 6."""
+    confidence = np.array([0.8] * 4 + [0.6] * 2)
+    probabilities = np.column_stack([confidence, 1.0 - confidence])
+    labels = np.array([0, 0, 0, 1, 0, 1])
+    found = public_metrics(["calibration_error"], labels=labels, probabilities=probabilities)
+    assert found == {"calibration_error": pytest.approx(0.4 / 6)}
+
+
+def test_calibration_error_is_the_weighted_gap_of_scikit_learns_curve() -> None:
+    from sklearn.calibration import calibration_curve
+
+    labels, probabilities = predictions(500, 4, seed=3)
+    confidence = probabilities.max(axis=1)
+    correct = probabilities.argmax(axis=1) == labels
+    right, mean = calibration_curve(correct, confidence, n_bins=15)
+    counts, _ = np.histogram(confidence, bins=15, range=(0.0, 1.0))
+    expected = np.sum(np.abs(right - mean) * counts[counts > 0]) / 500
+    found = public_metrics(["calibration_error"], labels=labels, probabilities=probabilities)
+    assert found == {"calibration_error": pytest.approx(expected, rel=1e-9)}
+
+
+def test_defaults_go_by_the_kind_of_data() -> None:
+    assert default_metrics(num_classes=2) == ["balanced_accuracy", "auc"]
+    assert default_metrics(num_classes=10) == []
+    assert default_metrics(num_classes=80, vocabulary_size=80) == ["perplexity"]
+
+
+def test_a_matrix_of_too_many_classes_is_refused() -> None:
+    require_metrics(["confusion_matrix"], num_classes=32)
+    with pytest.raises(ValueError, match="at most 32 classes, and there are 33: leave"):
+        require_metrics(["confusion_matrix"], num_classes=33)
+
+
+def test_missing_scikit_learn_is_named_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(metrics, "find_spec", lambda _: None)
+    require_metrics([], num_classes=2)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'fl-dp\[app\]'"):
+        require_metrics(["auc"], num_classes=2)
+
+
+def test_the_guide_lists_every_metric_with_its_unit() -> None:
+    page = (Path(__file__).parents[2] / "docs/report.md").read_text(encoding="utf-8")
+    better = {True: "larger", False: "smaller", None: "-"}
+    for name, metric in METRICS.items():
+        assert f"| `{name}` | {metric.unit} | {better[metric.larger_is_better]} |" in page
