@@ -68,11 +68,6 @@ def digest_of(settings: Settings) -> str:
     # What the files hold is found when the run starts; a cell is known before.
     del pinned["model"]["initial_digest"]
     pinned["features"].pop("digest", None)
-    # Trainings of before these keys were there keep their digest.
-    if settings.features.name == "none":
-        del pinned["features"]
-    if settings.model.initial is None:
-        del pinned["model"]["initial"]
     if settings.task.data_dir is not None:
         pinned["task"]["data_dir"] = str(Path(settings.task.data_dir).expanduser().resolve())
     return hashlib.sha256(json.dumps(pinned, sort_keys=True).encode()).hexdigest()
