@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import secrets
@@ -109,6 +110,16 @@ def write_text(file: Path, text: str, *, public: bool = False) -> None:
     """Replace a file by a text, UTF-8, as `written_whole` does."""
     with written_whole(file, public=public) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def sha256_of(file: Path) -> str:
+    """Return the SHA-256 of a file, as hexadecimal text.
+
+    Raises:
+        OSError: If it can't be read.
+    """
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def read_json_object(file: Path, what: str) -> dict[str, Any]:

@@ -65,6 +65,9 @@ def digest_of(settings: Settings) -> str:
     """
     document = settings_document(settings)
     pinned = {key: value for key, value in document.items() if key not in _NOT_PINNED}
+    # What the files hold is found when the run starts; a cell is known before.
+    del pinned["model"]["initial_digest"]
+    pinned["features"].pop("digest", None)
     if settings.task.data_dir is not None:
         pinned["task"]["data_dir"] = str(Path(settings.task.data_dir).expanduser().resolve())
     return hashlib.sha256(json.dumps(pinned, sort_keys=True).encode()).hexdigest()

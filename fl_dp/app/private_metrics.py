@@ -17,7 +17,7 @@ from fl_dp.strategies import evaluate_federation
 
 from .run_folder import RunFolder
 from .settings import Settings
-from .workload import dataset_of
+from .workload import form_of_run
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -34,7 +34,7 @@ def private_metrics(settings: Settings, delta: float) -> NoiseChoice | None:
     epsilon = settings.metrics.private_epsilon
     if epsilon is None:
         return None
-    two = dataset_of(settings).form.num_classes == 2
+    two = form_of_run(settings).num_classes == 2
     query: Query = (
         ScoreHistograms() if two else Evaluation(names=("accuracy",), lows=(0.0,), highs=(1.0,))
     )

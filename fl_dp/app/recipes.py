@@ -60,6 +60,8 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     task, model, privacy = (chosen[group] for group in ("task", "model", "privacy"))
     recipes = _read("recipes")
     known, fitting = recipes["tuned"].get(task, {}).get(model), recipes["fitting"].get(privacy, [])
+    if chosen["features"] != "none":
+        known = None  # what was tuned for pixels does not suit vectors
     fits = _FITS.get(privacy)
     tuned = (
         None if known is None or fits is None else [one for one in known if one.startswith(fits)]

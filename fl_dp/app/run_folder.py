@@ -63,6 +63,7 @@ class RunFolder:
         private_metrics: How good the last model is on rows that clients held out, JSON; where
             that was asked for.
         model: The last private model.
+        features: Statistics of public records that features are made by, where there are any.
         checkpoint: State from which `resume` continues.
         identity: Random name of the run for trackers, where there are any.
         process: Which process of which machine trains it, or did last.
@@ -82,6 +83,7 @@ class RunFolder:
         self.statistic = path / "statistic.json"
         self.private_metrics = path / "private_metrics.json"
         self.model = path / "model.safetensors"
+        self.features = path / "features.safetensors"
         self.checkpoint = path / "checkpoint.safetensors"
         self.identity = path / "tracking.id"
         self.process = path / PROCESS

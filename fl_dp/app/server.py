@@ -18,7 +18,7 @@ from fl_dp.files import private_folder
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
-from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
+from fl_dp.protocol.keys import ENCODER_KEY, SIMULATED_LEDGERS_KEY
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import DPFedAvg, DPFedBuff, UnprotectedFedAvg, wait_for_roster
@@ -29,6 +29,7 @@ from fl_dp.updates import Compression
 from .cautions import cautions, cautions_of_data
 from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
+from .features import what_was_public
 from .in_process import InProcessGrid
 from .option_keys import errors_in_keys
 from .overrides import ConfigError
@@ -42,11 +43,13 @@ from .wings import wings
 from .workload import (
     check_data,
     dataset_of,
+    encoder_of_run,
     initial_arrays_of,
     metrics_of,
     model_of,
     set_shared,
     shared_parameters,
+    with_digests,
 )
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -89,7 +92,9 @@ def train(
         require_installed(settings.tracking.name)
         # `fl-dp run` starts the nodes and knows what they host: here, `auto` is one client each.
         settings = settings.hosting(settings.simulation.units_at_node)
-        shared_parameters(settings)  # names that do not fit show before there is a ledger
+        # Files and names that do not fit show before there is a ledger.
+        settings = with_digests(settings)
+        shared_parameters(settings)
         folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
         folder.create(settings)
     folder.note_process()
@@ -171,7 +176,9 @@ def _train_by_plan(
         finally:
             # Also after a failure: what was reserved is spent, and somebody has to say so.
             statement = replace(
-                privacy_statement(ledger), shared_parameters=shared_parameters(settings)
+                privacy_statement(ledger),
+                shared_parameters=shared_parameters(settings),
+                public_inputs=what_was_public(settings),
             )
             if record_plan is not None:
                 asked = strategy.most_participations
@@ -216,6 +223,7 @@ def _train_without_plan(
                 statement,
                 rounds=strategy.rounds_completed,
                 shared_parameters=shared_parameters(settings),
+                public_inputs=what_was_public(settings),
             )
         )
 
@@ -246,6 +254,9 @@ def _start(
 ) -> Result:
     """Train from the start, or from the folder's checkpoint if it has one."""
     check_data(settings)  # what is wrong with the data shows before anything is released
+    encoder = encoder_of_run(settings)
+    if encoder is not None and encoder.statistics is not None:
+        encoder.statistics.save(folder.features, public=True)
     dataset = dataset_of(settings)
     test_x = dataset.features(slice(None), "test")
     test_y = dataset.labels(slice(None), "test")
@@ -314,6 +325,8 @@ def _spent(strategy: Training, server_round: int) -> dict[str, float]:
 
 def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
     config: dict[str, str] = {SETTINGS_KEY: settings.for_clients().to_json()}
+    if settings.features.digest is not None:
+        config[ENCODER_KEY] = settings.features.digest
     # A node's ledger needs a cap of the node's own where the noise changes over the rounds.
     charged = settings.privacy.noised_by in ("clients", "nodes")
     charged = charged and settings.schedule.name == "constant"

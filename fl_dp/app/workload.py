@@ -14,6 +14,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from fl_dp.clients.node_config import DATA_PATH_KEY, NodeConfig
+from fl_dp.files import sha256_of
 from fl_dp.tasks.datasets import (
     EMBEDDED,
     OWN_DATA,
@@ -24,18 +25,28 @@ from fl_dp.tasks.datasets import (
     form_of,
     load_dataset,
 )
+from fl_dp.tasks.device import training_device
 from fl_dp.tasks.fit import require_fit
 from fl_dp.tasks.metrics import default_metrics, require_metrics
 from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format
+from .features import (
+    encoded_data,
+    encoded_form,
+    encoder_digest,
+    fitted_encoder,
+    require_public_files,
+)
 from .settings import Settings
 from .settings.data import OWN_DATA_KEYS
+from .settings.features import ScatteringSettings
 
 if TYPE_CHECKING:  # torch is loaded where something is built or trained
     import torch
     from torch import Tensor, nn
 
+    from fl_dp.tasks.features import Encoder
     from fl_dp.tasks.training import DeviceData
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -46,10 +57,10 @@ _HELD_OUT_EVERY = 5
 def dataset_of(
     settings: Settings, data_path: str | None = None, data_format: DataFormat | None = None
 ) -> Dataset:
-    """Return the run's data set, loaded once a process.
+    """Return the data set that the run trains on, loaded once a process, with its features.
 
     Args:
-        settings: Name the set and, for somebody's own files, their format.
+        settings: Name the set, its features and, for somebody's own files, their format.
         data_path: A node's own folder; its training part is read instead of `task.data_dir`. None:
             everybody's, or with `task.partition=nodes` the server's, which is a test part alone.
         data_format: Of somebody's own files; None: as the settings say.
@@ -59,6 +70,13 @@ def dataset_of(
         ModuleNotFoundError: If a library that reads it is not installed.
         ValueError: If it is corrupt, or does not fit the settings.
     """
+    return encoded_data(settings, _loaded(settings, data_path, data_format), data_path)
+
+
+def _loaded(
+    settings: Settings, data_path: str | None = None, data_format: DataFormat | None = None
+) -> Dataset:
+    """Return the data set as it lies in its files, less its public part."""
     task = settings.task
     if data_path is not None and task.name in EMBEDDED:
         raise ValueError(
@@ -67,11 +85,62 @@ def dataset_of(
     data_dir = task.data_dir if data_path is None else data_path
     if data_format is None:
         data_format = _format_of(settings, data_path)
-    # A node trains on all of its own folder: what is held out is the server's.
-    validation = task.validation and data_path is None
+    # A node trains on all of its own folder: what is held out or public is the server's.
+    is_everybody_s = data_path is None
     return load_dataset(
-        task.name, data_dir=data_dir, data_format=data_format, validation=validation
+        task.name,
+        data_dir=data_dir,
+        data_format=data_format,
+        validation=task.validation and is_everybody_s,
+        public=settings.features.public if is_everybody_s else 0,
     )
+
+
+def form_of_run(settings: Settings) -> Form:
+    """Return the form of the server's data set, whose records need not be encoded for that.
+
+    Raises:
+        FileNotFoundError: As `dataset_of`.
+        ModuleNotFoundError: As `dataset_of`.
+        ValueError: As `dataset_of`.
+    """
+    return encoded_form(settings, _loaded(settings).form)
+
+
+def with_digests(settings: Settings) -> Settings:
+    """Return settings that name the content of each file that the model is made of.
+
+    Nodes compare theirs with it, and so does who resumes the run.
+
+    Raises:
+        OSError: If a file can't be read.
+        ValueError: If it is not the one that the settings name already, or does not fit.
+    """
+    features, model = settings.features, settings.model
+    if isinstance(features, ScatteringSettings):
+        features = replace(features, digest=encoder_digest(features, _loaded(settings)))
+    if model.initial is not None:
+        model = replace(model, initial_digest=initial_digest(settings))
+    settings = replace(settings, features=features, model=model)
+    if model.initial is not None:
+        initial_arrays_of(settings)
+    if features.name != "none":
+        dataset_of(settings)  # which encodes what the nodes will find
+    return settings
+
+
+def encoder_of_run(settings: Settings) -> Encoder | None:
+    """Return what encodes the run's records; None where these are trained on as they are.
+
+    Raises:
+        FileNotFoundError: As `dataset_of`.
+        ModuleNotFoundError: As `dataset_of`.
+        ValueError: As `dataset_of`.
+    """
+    features = settings.features
+    if not isinstance(features, ScatteringSettings):
+        return None
+    return fitted_encoder(features, _loaded(settings))
 
 
 def parts_of(settings: Settings) -> tuple[NDArray[np.int64], ...]:
@@ -100,6 +169,7 @@ def parts_of(settings: Settings) -> tuple[NDArray[np.int64], ...]:
         data_dir=task.data_dir,
         data_format=_format_of(settings, None),
         validation=task.validation,
+        public=settings.features.public,
     )
 
 
@@ -146,6 +216,7 @@ def data_of_unit(
         ModuleNotFoundError: If a library that reads it is not installed.
         ValueError: If it does not fit the settings; the text can hold data.
     """
+    require_public_files(settings, node_config)
     data_path = own_data_path(node_config)
     if data_path is not None:
         data_format = _format_of_node(settings, node_config)
@@ -186,12 +257,13 @@ def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form |
             down.
     """
     _refuse_a_folder_of_the_server(settings, node_config)
+    require_public_files(settings, node_config)
     data_format = _format_of_node(settings, node_config)
     form = form_of(settings.task.name, data_format)
     if form is None and data_format is not None and own_data_path(node_config) is not None:
         shape = "image_shape" if settings.task.name == "folder" else "columns"
         data_format.require(classes=data_format.classes, **{shape: getattr(data_format, shape)})
-    return form
+    return None if form is None else encoded_form(settings, form)
 
 
 def _refuse_a_folder_of_the_server(settings: Settings, node_config: Mapping[str, Any]) -> None:
@@ -222,16 +294,6 @@ def records_of(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[Tensor, Tenso
     return _device_data(dataset, training_device()).records(rows)
 
 
-def training_device() -> torch.device:
-    """Return CUDA's first GPU where torch sees one, otherwise the CPU.
-
-    A simulation's worker without a share of a GPU sees none.
-    """
-    import torch
-
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def check_model(settings: Settings) -> None:
     """Check that the run's model can be built for its data, without torch where that tells.
 
@@ -239,11 +301,11 @@ def check_model(settings: Settings) -> None:
         ModuleNotFoundError: If the model or a metric needs a library that is not installed.
         ValueError: If the model or a metric does not fit the data.
     """
-    form = dataset_of(settings).form
+    form = form_of_run(settings)
     metrics_of(settings)
     model = settings.model
     require_fit(model.name, hidden=model.hidden, **form._asdict())
-    named = model.shared is not None or model.lora_rank is not None
+    named = model.shared is not None or model.lora_rank is not None or model.initial is not None
     if form.vocabulary_size is not None or named:
         initial_arrays_of(settings)  # built on Opacus, which may be missing; or names may not fit
 
@@ -255,7 +317,7 @@ def metrics_of(settings: Settings) -> list[str]:
         ModuleNotFoundError: If scikit-learn is missing.
         ValueError: If a metric does not fit the data.
     """
-    form, names = dataset_of(settings).form, settings.metrics.public
+    form, names = form_of_run(settings), settings.metrics.public
     if names is None:
         names = default_metrics(num_classes=form.num_classes, vocabulary_size=form.vocabulary_size)
     require_metrics(names, num_classes=form.num_classes)
@@ -270,7 +332,7 @@ def initial_arrays_of(settings: Settings) -> ArrayRecord:
     """
     from fl_dp.tasks.models import get_arrays
 
-    model = _built(settings, dataset_of(settings).form)
+    model = _built(settings, form_of_run(settings))
     arrays = get_arrays(model)
     shared = part_of(settings, model).shared
     return ArrayRecord({name: Array(arrays[name]) for name in shared})
@@ -319,9 +381,9 @@ def model_of(settings: Settings, form: Form | None = None) -> nn.Module:
 
     Args:
         settings: Name the model.
-        form: What it is for; None is the server's data set, `dataset_of(settings)`.
+        form: What it is for; None is the server's data set.
     """
-    return _built(settings, form or dataset_of(settings).form).to(training_device())
+    return _built(settings, form or form_of_run(settings)).to(training_device())
 
 
 def _built(settings: Settings, form: Form) -> nn.Module:
@@ -329,11 +391,34 @@ def _built(settings: Settings, form: Form) -> nn.Module:
 
     chosen = settings.model
     model = build_model(chosen.name, hidden=chosen.hidden, **form._asdict(), seed=settings.seed)
+    if chosen.initial is not None:
+        from fl_dp.tasks.models.weights import read_weights, set_weights
+
+        initial_digest(settings)
+        set_weights(model, read_weights(Path(chosen.initial)), f"model.initial={chosen.initial}")
     if chosen.lora_rank is None:
         return model
     from fl_dp.tasks.models import add_low_rank
 
     return add_low_rank(model, rank=chosen.lora_rank, seed=settings.seed, train=chosen.lora_train)
+
+
+def initial_digest(settings: Settings) -> str:
+    """Return the SHA-256 of the file of the first weights.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is not the one that the settings name.
+    """
+    chosen = settings.model
+    assert chosen.initial is not None  # whoever asks has looked
+    found = sha256_of(Path(chosen.initial))
+    if chosen.initial_digest not in (None, found):
+        raise ValueError(
+            f"model.initial_digest is {chosen.initial_digest}, and {chosen.initial} here has "
+            f"{found}: have the same file on every machine"
+        )
+    return found
 
 
 # One run's set; a process that goes on to another run's need not keep the first on the device.

@@ -41,6 +41,7 @@ UNIT_NAME_KEY = "unit-name"
 DATA_PATH_KEY = "data-path"
 DATA_SCHEMA_KEY = "data-schema"
 SHARED_KEY = "shared-parameters"
+ENCODERS_KEY = "encoder-digests"
 EXPIRES_KEY = "policy-expires"
 BUDGET_EXPIRES_KEY = "budget-expires"
 APPS_KEY = "allowed-apps"
@@ -82,7 +83,7 @@ _FLOWERS = (PARTITION_ID_KEY, "num-partitions")
 # No other project's key has them, so a key that does was meant for fl-dp.
 _OUR_WORDS = re.compile(
     r"ledger|witness|expir|epsilon|privacy|exhausted|unverified|secagg|\b(max)?eps\b|\brequire"
-    r"|\ballow(ed)?-?app|statistics-?from|evaluations?-?from|cohort|round-?interval|shared-?param"
+    r"|\ballow(ed)?-?app|encoder-?digest|statistics-?from|evaluations?-?from|cohort|round-?interval|shared-?param"
     r"|^(node-)?policy(-?(file|path|yaml))?$|^fl-dp"
 )
 # One wrong, missing or swapped letter in any key of ours; `dataset-path`, which Flower's examples
@@ -126,6 +127,8 @@ class NodeConfig:
             data; the server's are ignored then.
         shared_parameters: Names or patterns of the parameters that may leave the node; None: each
             that the run shares.
+        encoders: SHA-256 of the encoders by whose vectors the node trains; None: as the run says,
+            but for code and weights of the server's choice where privacy is required.
         partition_id: Which part of a simulated split the node holds.
         roster: Absolute file with the identities of everybody who may take part in a secure sum;
             without it a server could invent the other nodes.
@@ -157,6 +160,7 @@ class NodeConfig:
     data_path: str | None = None
     data_schema: str | None = None
     shared_parameters: tuple[str, ...] | None = None
+    encoders: tuple[str, ...] | None = None
     partition_id: int | None = None
     roster: str | None = None
     least_sum: int = LEAST_SUM
@@ -201,6 +205,25 @@ class NodeConfig:
             return None
         shared = ",".join(self.shared_parameters)
         return f"'{kept[0]}' stays on this node: its owner wrote {SHARED_KEY}=\"{shared}\""
+
+    def refused_encoder(self, digest: str | None, *, runs_code: bool = False) -> str | None:
+        """Return why records may not be encoded so; None if they may.
+
+        Args:
+            digest: SHA-256 of the encoder, None where records are trained on as they are.
+            runs_code: Whether it is a function and weights that the server names.
+        """
+        if self.encoders is None:
+            if not (self.required and runs_code):
+                return None
+            return (
+                "the server names code and weights to encode this node's records, and the node's "
+                f'owner requires privacy: allow the encoder, {ENCODERS_KEY}="{digest}"'
+            )
+        if digest in self.encoders:
+            return None
+        shown = "none" if digest is None else digest
+        return f'the encoder is {shown}: its owner wrote {ENCODERS_KEY}="{",".join(self.encoders)}"'
 
     @property
     def has_expired(self) -> bool:
@@ -390,6 +413,14 @@ def _patterns(given: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
             f'{key} must be names of parameters, as in {key}="body.*,norm.*", got {text!r}'
         )
     return patterns
+
+
+def _digests(given: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
+    digests = _patterns(given, key)
+    for digest in digests or ():
+        if re.fullmatch("[0-9a-f]{64}", digest) is None:
+            raise _error(f"{key} must be SHA-256 digests, 64 hexadecimal digits, got '{digest}'")
+    return digests
 
 
 def _flag(given: Mapping[str, Any], key: str) -> bool:
@@ -651,6 +682,16 @@ POLICY_KEYS = (
             "whatever app or server ask."
         ),
         otherwise="All that the run shares",
+    ),
+    PolicyKey(
+        name=ENCODERS_KEY,
+        field="encoders",
+        read=_digests,
+        does=(
+            "Trains on [features](features.md) of these encoders alone, named by SHA-256 "
+            "with commas between them."
+        ),
+        otherwise="As the run says; with a requirement no `features=checkpoint`",
     ),
     PolicyKey(
         name=INTERVAL_KEY,

@@ -20,7 +20,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
-from fl_dp.protocol.keys import IDENTITY_ACTION, RECORD_PLAN_KEY, UTILITY_ACTION
+from fl_dp.protocol.keys import ENCODER_KEY, IDENTITY_ACTION, RECORD_PLAN_KEY, UTILITY_ACTION
 from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, SUM_KEY, terms_in, without_terms
 
 from .app_verification import apps_are_verified
@@ -78,7 +78,8 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     Statistics and evaluations can be left to some apps, or to none (`statistics-from`,
     `evaluation-from`). A message that comes sooner than `min-round-interval` after the last of its
     kind is refused before anything is charged. A model with parameters that the owner does not
-    share (`shared-parameters`) is not trained.
+    share (`shared-parameters`) is not trained, nor one on features of another encoder than the
+    owner names (`encoder-digests`).
 
     Nothing is answered either where the SuperNode is seen to run unverified apps, unless the owner
     allows that. That protects an owner who forgot the option, not against a malicious app: this
@@ -98,6 +99,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     _require_allowed_app(owner, message)
     if category == MessageType.TRAIN:
         _require_shared_parameters(owner, message)
+        _require_encoder(owner, message)
     if not owner.required:
         _require_time_since_the_last(owner, message, of_a_sum=of_a_sum)
         return call_next(message, context)
@@ -181,6 +183,17 @@ def _require_shared_parameters(owner: NodeConfig, message: Message) -> None:
         withheld = owner.withheld(arrays)
         if withheld is not None:
             raise PolicyRefusal(withheld)
+
+
+def _require_encoder(owner: NodeConfig, message: Message) -> None:
+    """Refuse to train on features that the owner does not name."""
+    if owner.encoders is None:
+        return
+    configs = without_terms(message.content).config_records.values()
+    named = {str(config[ENCODER_KEY]) for config in configs if ENCODER_KEY in config}
+    refused = owner.refused_encoder(named.pop() if len(named) == 1 else None)
+    if refused is not None:
+        raise PolicyRefusal(refused)
 
 
 def _require_time_since_the_last(owner: NodeConfig, message: Message, *, of_a_sum: bool) -> None:

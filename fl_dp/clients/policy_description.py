@@ -15,6 +15,7 @@ from .node_config import (
     BUDGET_EXPIRES_KEY,
     COHORT_KEY,
     DISTRIBUTED,
+    ENCODERS_KEY,
     EVALUATION_KEY,
     INTERVAL_KEY,
     LEDGER_PATH_KEY,
@@ -172,6 +173,7 @@ def _data(owner: NodeConfig, wrong: list[str]) -> list[str]:
         said.append(
             "Columns, classes and types are those that the server names: data-schema pins them"
         )
+    said += _encoders(owner)
     if owner.takes_part_in_sums and owner.required:
         said.append(
             f"It adds to no secure sum of fewer than {owner.least_sum} honest clients"
@@ -193,6 +195,14 @@ def _data(owner: NodeConfig, wrong: list[str]) -> list[str]:
             + ": an answer by DP-SGD or with its own noise is private alone"
         )
     return said
+
+
+def _encoders(owner: NodeConfig) -> list[str]:
+    if owner.encoders is not None:
+        return [f"It trains on features of {len(owner.encoders)} encoders alone ({ENCODERS_KEY})"]
+    if not owner.required:
+        return []
+    return [f"It runs no encoder of the server's choice: {ENCODERS_KEY} allows one by its digest"]
 
 
 def _apps(owner: NodeConfig) -> str:

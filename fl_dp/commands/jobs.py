@@ -211,6 +211,12 @@ def prepare(job: Job, place: str = "") -> Job:
 
         parts_of(settings)  # a data set that is missing or corrupt shows here
         check_model(settings)  # and a model that does not fit it
+    if settings.features.name != "none":
+        said = f"encoding the records{place}: features={settings.features.name}"
+        with doing(said, plainly=True):
+            from fl_dp.app.workload import dataset_of
+
+            dataset_of(settings)  # kept for the nodes
     if job.resumed and job.folder.ledger.is_file():
         return replace(job, budget=job.folder.read_plan().budget.epsilon)
     if not (settings.protects_clients or settings.protects_records):

@@ -8,6 +8,9 @@ INSTRUCTION_KEY = "fl-dp-round"
 RECORD_PLAN_KEY = "fl-dp-record-plan"
 """Config key: the JSON text of the `RecordPlan` that clients train by."""
 
+ENCODER_KEY = "fl-dp-encoder"
+"""Config key of a train message: SHA-256 of the encoder whose vectors are trained on, if any."""
+
 MODEL_KEY = "fl-dp-model"
 """Config key of the identity query: the model's array forms, as `forms_to_json` writes them."""
 

@@ -21,9 +21,9 @@ from .of_records import record_statement
 from .promise import PrivacyStatement, RecordStatement
 
 _TOLERANCE = 1e-6  # relative: more than other versions of numpy and scipy round differently
-# The file's name may have changed, versions are those of whoever computes, and no ledger knows
-# which parameters a model has.
-_NOT_COMPARED = frozenset({"ledger", "versions", "records", "shared_parameters"})
+# Versions are those of whoever computes, and no ledger knows what a model is made of.
+_OF_ANY_STATEMENT = frozenset({"versions", "shared_parameters", "public_inputs"})
+_NOT_COMPARED = _OF_ANY_STATEMENT | {"ledger", "records"}  # the file's name may have changed
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 60
 
@@ -128,9 +128,7 @@ def _record_statement_anew(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 def _differences(stated: Any, anew: Any, where: str = "") -> Iterator[str]:
     if isinstance(stated, Mapping) and isinstance(anew, Mapping):
-        for key in sorted(
-            {*stated, *anew} - (_NOT_COMPARED if not where else {"versions", "shared_parameters"})
-        ):
+        for key in sorted({*stated, *anew} - (_OF_ANY_STATEMENT if where else _NOT_COMPARED)):
             if key not in stated:
                 yield f"{where}{key} is missing"
             elif key not in anew:

@@ -46,6 +46,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
         ("randomness", "; ".join(statement.randomness)),
         *_hyper_parameters(statement),
         *_shared(statement),
+        *_public_inputs(statement),
     ]
     released = [f"- {count} x {describe_event(event)}" for event, count in statement.releases]
     versions = ", ".join(f"{name} {number}" for name, number in statement.versions.items())
@@ -108,6 +109,7 @@ def _of_records(statement: RecordStatement) -> str:
         ("rounds of one client", f"{asked} in this run, {planned} planned"),
         ("clients", str(statement.num_clients)),
         *_shared(statement),
+        *_public_inputs(statement),
     ]
     title = "# Privacy statement: records"
     lines = _opening(title, statement, "No privacy against everyone.", rows)
@@ -195,6 +197,14 @@ def _shared(statement: Promise) -> list[Row]:
             f"{names}; the others stay at the nodes, where they are neither released nor covered",
         )
     ]
+
+
+def _public_inputs(statement: Promise) -> list[Row]:
+    """Return the row of what was public, where anything was."""
+    if statement.public_inputs is None:
+        return []
+    said = "; ".join(statement.public_inputs)
+    return [("what was public", f"{said}. Nothing is promised to what these were made of")]
 
 
 def _denominator(statement: PrivacyStatement) -> str:

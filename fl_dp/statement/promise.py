@@ -35,6 +35,8 @@ class Promise:
         versions: Of the libraries that computed the numbers.
         shared_parameters: Names of the parameters that left the nodes; None: all did. What stays at
             a node is neither released nor covered.
+        public_inputs: What went into the model besides the units' data: encoders, public records,
+            first weights. Nothing is promised to what they were made of. None: nothing did.
     """
 
     delta: float
@@ -52,6 +54,7 @@ class Promise:
     not_covered: tuple[str, ...]
     versions: Mapping[str, str]
     shared_parameters: tuple[str, ...] | None = None
+    public_inputs: tuple[str, ...] | None = None
 
     @property
     def best_epsilon(self) -> float:
@@ -82,13 +85,16 @@ class Promise:
 
     @classmethod
     def _read(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        shared = document.get("shared_parameters")
+        optional = {
+            name: None if (value := document.get(name)) is None else tuple(value)
+            for name in ("shared_parameters", "public_inputs")
+        }
         return {
             **document,
             "budget": PrivacyBudget(**document["budget"]),
             "neighboring_relation": NeighboringRelation(document["neighboring_relation"]),
             "not_covered": tuple(document["not_covered"]),
-            "shared_parameters": None if shared is None else tuple(shared),
+            **optional,
         }
 
 

@@ -29,6 +29,7 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.statistics import Count, query_to_dict
 from fl_dp.tasks.datasets import data
+from fl_dp.tasks.device import training_device
 
 CLINICS = 4
 ROWS = 30
@@ -285,7 +286,7 @@ def test_natural_clients_are_refused_for_a_set_that_names_none() -> None:
 def test_training_is_on_the_gpu_where_torch_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for seen, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(torch.cuda, "is_available", lambda seen=seen: seen)
-        assert workload.training_device().type == device
+        assert training_device().type == device
 
 
 def test_model_and_records_are_on_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,3 +171,11 @@ def test_a_few_rounds_learn_where_the_steps_of_logistic_regression_stay_at_chanc
     few = ("model=cnn", "rounds=8")  # .56 and .10 were measured
     assert trained(tmp_path / "recipe", *few) > 0.3
     assert trained(tmp_path / "before", *few, "client.learning_rate=2.0") < 0.25
+
+
+def test_what_was_tuned_for_pixels_is_not_brought_to_features() -> None:
+    pixels = recipe_of(["task=fashion_mnist"])
+    vectors = recipe_of(["task=fashion_mnist", "features=scattering"])
+    assert "client.learning_rate=0.1" in pixels.overrides
+    assert vectors.overrides == ()
+    assert "has no tuned settings" in vectors.told[0]

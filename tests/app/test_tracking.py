@@ -201,6 +201,7 @@ def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> Non
         *SECRET,
         *FOLDERS,
         "report",
+        "features.module",
         "model.shared",
         *(f"task.{name}" for name in ("classes", "columns", "label_column", "client_column")),
         "task.mean",

@@ -11,7 +11,10 @@ import hashlib
 import json
 import re
 import shutil
+import sys
+import types
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +29,15 @@ from flwr.supercore.primitives import asymmetric_ed25519
 from flwr.supernode.start_client_internal import _verify_fab
 from local_grid import FIRST_NODE, LocalGrid
 from one_node import Federation, code
+from safetensors.torch import save_file
+from torch import nn
 
 from fl_dp import PrivacyBudget
+from fl_dp.app import features
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.features import encoder_digest
 from fl_dp.app.settings import SETTINGS_KEY
+from fl_dp.app.settings.features import ScatteringSettings
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import data_of_unit, model_of, public_form_of
 from fl_dp.clients import round_interval
@@ -37,6 +45,7 @@ from fl_dp.clients.round_interval import Moment
 from fl_dp.ledger import NodeLedger, witness_at
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import (
+    ENCODER_KEY,
     RECORD_PLAN_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
@@ -123,11 +132,22 @@ class Clinic:
         )
         self._path.syspath_prepend(str(place))
 
-    def ask(self, kind: str, config: dict[str, Any], *overrides: str) -> tuple[Any, Message]:
+    def allows(self, line: str) -> None:
+        """Add a line to the policy."""
+        self.policy.write_text(f"{self.policy.read_text()}\n{line}\n")
+
+    def ask(
+        self,
+        kind: str,
+        config: dict[str, Any],
+        *overrides: str,
+        model: dict[str, Any] | None = None,
+    ) -> tuple[Any, Message]:
         """Return the model that was sent, flat, and the reply, a round's time after the last."""
         self.clock.passes(GAP)
         settings = compose_settings([*HONEST, *overrides])
-        model = get_arrays(model_of(settings, public_form_of(settings, {})))
+        if model is None:
+            model = get_arrays(model_of(settings, public_form_of(settings, {})))
         sent = ArrayRecord({name: Array(each) for name, each in model.items()})
         base: dict[str, Any] = {SETTINGS_KEY: settings.to_json(), "server-round": 1}
         told = ConfigRecord(base | config)
@@ -140,7 +160,14 @@ class Clinic:
     def train(self, *overrides: str, plan: RecordPlan | None = PLAN) -> str:
         """Return how a train message is answered: `trained`, `nothing` or the error's reason."""
         config = {} if plan is None else {RECORD_PLAN_KEY: json.dumps(plan.to_dict())}
-        sent, reply = self.ask("train", config, *overrides)
+        return self._answered(*self.ask("train", config, *overrides))
+
+    def train_from(self, model: dict[str, Any], *overrides: str, said: str) -> str:
+        """The same for a model of its own, by a message that says an encoder."""
+        config = {RECORD_PLAN_KEY: json.dumps(PLAN.to_dict()), ENCODER_KEY: said}
+        return self._answered(*self.ask("train", config, *overrides, model=model))
+
+    def _answered(self, sent: Any, reply: Message) -> str:
         if reply.has_error():
             return str(reply.error.reason)
         [arrays] = reply.content.array_records.values()
@@ -267,6 +294,84 @@ def test_a_row_of_another_type_counts_as_a_record_without_content(clinic: Clinic
 def test_data_of_which_no_row_fits_are_answered_for_by_noise_and_charged(clinic: Clinic) -> None:
     (clinic._folder / "srv/clinic/train.csv").write_text("income\n7\n")
     assert clinic.train() == "trained"  # on noise
+    assert clinic.charges == 1
+
+
+# Another encoder.
+
+
+class Encoders:
+    """Networks that can be named by the server, and how often a node has made one."""
+
+    def __init__(self, clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._clinic, self._folder = clinic, clinic._folder
+        self.made = 0
+        monkeypatch.setenv("XDG_CACHE_HOME", str(clinic._folder / "cache"))
+        module = types.ModuleType("clinic_encoders")
+        for name, width in (("agreed", 3), ("other", 5)):
+            monkeypatch.setattr(module, name, partial(self._make, width), raising=False)
+            save_file(nn.Linear(2, width).state_dict(), self._folder / name)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def _make(self, width: int) -> nn.Module:
+        self.made += 1
+        return nn.Linear(2, width)
+
+    def overrides(self, name: str, *, digest: str | None = None) -> tuple[str, ...]:
+        """The settings of a server that means one of them, and says this digest, else its own."""
+        written = (
+            "features=checkpoint",
+            f"features.file={self._folder / name}",
+            f"features.module=clinic_encoders:{name}",
+        )
+        return (*written, f"features.digest={digest or self.digest(name)}")
+
+    def digest(self, name: str) -> str:
+        settings = compose_settings([*HONEST, *self.overrides(name, digest="null")])
+        assert isinstance(settings.features, ScatteringSettings)
+        return encoder_digest(settings.features, None)
+
+    def asked_of_node(
+        self, name: str, *, digest: str | None = None, said: str | None = None, public: int = 0
+    ) -> str:
+        """Train on an encoder, of which message and settings say a digest; only a node counts."""
+        overrides = (*self.overrides(name, digest=digest), f"features.public={public}")
+        # The server builds the model that it sends, too: with what it really means.
+        settings = compose_settings([*HONEST, *self.overrides(name)])
+        sent = get_arrays(model_of(settings, public_form_of(settings, {})))
+        features._unfitted.cache_clear()
+        self.made = 0
+        return self._clinic.train_from(
+            sent, *overrides, said=self.digest(name) if said is None else said
+        )
+
+
+@pytest.fixture
+def encoders(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> Encoders:
+    return Encoders(clinic, monkeypatch)
+
+
+def test_no_code_and_weights_of_the_server_s_choice(clinic: Clinic, encoders: Encoders) -> None:
+    assert encoders.asked_of_node("agreed") == "nothing"
+    assert encoders.made == clinic.charges == 0
+
+
+def test_an_encoder_that_the_owner_names_is_trained_on_and_no_other(
+    clinic: Clinic, encoders: Encoders
+) -> None:
+    agreed = encoders.digest("agreed")
+    clinic.allows(f"encoder-digests: {agreed}")
+    assert encoders.asked_of_node("agreed") == "trained"
+    assert encoders.made == clinic.charges == 1
+    assert encoders.asked_of_node("other") == "PolicyRefusal"
+    # A message that says one encoder, and settings that mean another, or none.
+    assert encoders.asked_of_node("other", said=agreed) == "nothing"
+    assert encoders.made == 0
+    assert encoders.asked_of_node("other", digest=agreed, said=agreed) == "nothing"
+    assert encoders.made == 0
+    assert encoders.asked_of_node("agreed", public=1) == "nothing"
+    assert encoders.made == 0
+    assert clinic.train() == "PolicyRefusal"
     assert clinic.charges == 1
 
 

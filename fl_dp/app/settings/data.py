@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fl_dp.option_errors import OptionError
 from fl_dp.tasks.datasets import OWN_DATA
 
-from .checks import at_least, between_0_and_1, choices, distinct, positive, told
+from .checks import absolute, at_least, between_0_and_1, choices, distinct, positive, told
 
 OWN_DATA_KEYS = (
     "classes",
@@ -155,6 +155,10 @@ class ModelSettings:
             trains the others too and keeps them on its node; null shares all.
         lora_rank: Train low-rank updates of the linear layers in place of the model (LoRA), of this
             rank; null trains the model itself.
+        initial: First weights, an absolute safetensors file with the names and shapes of the
+            model's `state_dict`; null draws them from `seed`. Nothing is promised to what they were
+            trained on.
+        initial_digest: SHA-256 that this file must have; null takes what it holds.
         lora_train: Factors of LoRA that are trained: `b` (A keeps its first values), `both`, or
             `alternating` (B in odd rounds, A in even ones; under `privacy=dp_sgd`).
     """
@@ -162,6 +166,8 @@ class ModelSettings:
     name: str = told("logistic", tunable=True)
     hidden: int = told(64, tunable=True)
     shared: list[str] | None = None
+    initial: str | None = None
+    initial_digest: str | None = told(None)
     lora_rank: int | None = told(None)
     lora_train: str = told("b")
 
@@ -171,6 +177,7 @@ class ModelSettings:
         at_least("model.hidden", self.hidden, 1)
         at_least("model.lora_rank", self.lora_rank, 1)
         distinct("model.shared", self.shared, least=1)
+        absolute("model.initial", self.initial)
         if self.lora_rank is None and self.lora_train != "b":
             raise OptionError(
                 f"{{model.lora_train}}={self.lora_train} is for LoRA: write "

@@ -14,6 +14,7 @@ from fl_dp.option_errors import OptionError
 
 from .clippings import CLIPPINGS
 from .dp_sgd import DP_SGD
+from .features import FEATURES
 from .noises import NOISES
 from .optimizers import SERVER_OPTIMIZERS
 from .promises import PROMISES
@@ -22,6 +23,7 @@ from .selections import SELECTIONS
 from .tracking import TRACKINGS
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "features": {each.name: each for each in FEATURES},
     "privacy": {each.mode: each for each in PROMISES},
     "dp_sgd": {"on" if each.enabled else "off": each for each in DP_SGD},
     "noise": {each.name: each for each in NOISES},

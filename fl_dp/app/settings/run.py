@@ -14,6 +14,7 @@ from .checks import ALL_TOLD, at_least, choices, positive, told
 from .clippings import ClippingSettings
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DPSGDOnSettings, DPSGDSettings
+from .features import FeaturesSettings
 from .noises import NoiseSettings
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
 from .options import OPTIONS, option_of, with_values
@@ -58,6 +59,7 @@ class Settings:
     resume: str | None = None
     report: str = "html"
     task: TaskSettings = field(default_factory=TaskSettings)
+    features: FeaturesSettings = field(default_factory=FeaturesSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: PrivacySettings = field(default_factory=CentralPrivacySettings)
     noise: NoiseSettings = field(default_factory=NoiseSettings)
@@ -82,6 +84,7 @@ class Settings:
         at_least("rounds", self.rounds, 1)
         choices("", self)
         self.schedule.check()
+        self.features.check()
         positive("round_timeout", self.round_timeout)
         positive("roster_timeout", self.roster_timeout)
         if self.run_name is not None and (
@@ -145,9 +148,13 @@ class Settings:
         privacy = replace(self.privacy, insecure_seed=None)
         if isinstance(privacy, CentralPrivacySettings):
             privacy = replace(privacy, witness_dir=None)
+        model = self.model
+        if model.shared is None and model.lora_rank is None:  # else a part of it never travels
+            model = replace(model, initial=None, initial_digest=None)
         own = Settings(**{each.name: getattr(self, each.name) for each in fields(Settings)})
         return replace(
             own,
+            model=model,
             privacy=privacy,
             tracking=TrackingSettings(),
             output_dir=None,

@@ -21,7 +21,7 @@ import numpy as np
 
 from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.forms import DataFormat, Form
-from fl_dp.tasks.datasets.held_out import with_validation_part
+from fl_dp.tasks.datasets.held_out import with_public_part, with_validation_part
 from fl_dp.tasks.datasets.sources import SOURCES
 
 OWN_DATA = ("csv", "parquet", "folder")
@@ -53,6 +53,7 @@ def load_dataset(
     data_dir: str | None = None,
     data_format: DataFormat | None = None,
     validation: bool = False,
+    public: int = 0,
 ) -> Dataset:
     """Load a data set, once per process.
 
@@ -64,6 +65,8 @@ def load_dataset(
             sets.
         validation: Hold out a fifth of the training part, and give it as the test part: settings
             are chosen by it, so that the real test part stays unseen.
+        public: Training records that are public, without their labels: `Dataset.public_x` has
+            them, and the training part does not.
 
     Returns:
         The data set; the same object for the same arguments.
@@ -76,10 +79,13 @@ def load_dataset(
     """
     if name not in DATASETS:
         raise ValueError(f"unknown dataset {name!r}; write one of {', '.join(DATASETS)}")
-    load = _validation_once if validation else _load_once
     if name in OWN_DATA:
-        return load(name, data_dir, data_format or DataFormat())
-    return load(name, None if name in EMBEDDED else data_dir, None)
+        data_format = data_format or DataFormat()
+    else:
+        data_format, data_dir = None, None if name in EMBEDDED else data_dir
+    if not validation and not public:
+        return _load_once(name, data_dir, data_format)
+    return _divided_once(name, data_dir, data_format, validation, public)
 
 
 def form_of(name: str, data_format: DataFormat | None) -> Form | None:
@@ -109,8 +115,13 @@ def _load_once(name: str, data_dir: str | None, data_format: DataFormat | None) 
 
 
 @cache
-def _validation_once(name: str, data_dir: str | None, data_format: DataFormat | None) -> Dataset:
-    return _shared(with_validation_part(_load_once(name, data_dir, data_format)))
+def _divided_once(
+    name: str, data_dir: str | None, data_format: DataFormat | None, validation: bool, public: int
+) -> Dataset:
+    dataset = _load_once(name, data_dir, data_format)
+    if validation:
+        dataset = with_validation_part(dataset)
+    return _shared(with_public_part(dataset, public) if public else dataset)
 
 
 def _shared(dataset: Dataset) -> Dataset:

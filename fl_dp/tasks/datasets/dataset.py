@@ -35,6 +35,8 @@ class Dataset:
         column_names: Names of a record's columns, for people; () where there are none.
         train_fit: `(n,)` bool, False for a training row that could not be read as a record and
             holds zeros; None if all could.
+        public_x: Like `train_x`: records that are public, without their labels, and in no other
+            part; None for none.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Dataset:
     client_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
     train_fit: NDArray[np.bool_] | None = None
+    public_x: NDArray[np.uint8] | NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
         """Check that records, labels and clients belong together.
@@ -92,16 +95,18 @@ class Dataset:
 
         Args:
             rows: Row numbers, int64 of shape `(k,)`, or a slice.
-            split: "train" or "test".
+            split: "train", "test", or "public" if there is such a part.
 
         Returns:
             Array `(k, *input_shape)`: int64 tokens if there is a vocabulary; otherwise float32,
             uint8 pixels as `(x / 255 - mean) / std` and float32 records as they are.
 
         Raises:
-            ValueError: If `split` is neither "train" nor "test".
+            ValueError: If there is no such part.
         """
-        records, _ = self._part(split)
+        is_public = split == "public" and self.public_x is not None
+        records = self.public_x if is_public else self._part(split)[0]
+        assert records is not None  # as asked above
         chosen = records[rows]
         if self.vocabulary_size is not None:
             return chosen.astype(np.int64)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,13 +73,42 @@ def with_validation_part(dataset: Dataset) -> Dataset:
     held_out.sort()
     return replace(
         dataset,
-        train_x=dataset.train_x[train],
-        train_y=labels[train],
+        **_training(dataset, train),
         test_x=dataset.train_x[held_out],
         test_y=labels[held_out],
-        train_clients=None if dataset.train_clients is None else dataset.train_clients[train],
-        train_fit=None if dataset.train_fit is None else dataset.train_fit[train],
     )
+
+
+def with_public_part(dataset: Dataset, count: int) -> Dataset:
+    """Return a set of which some training records are public, without their labels.
+
+    They leave the training part, so that no client can have one. They are drawn without a look at
+    labels or clients, the same in every run.
+
+    Args:
+        dataset: Whose training part is divided.
+        count: Of public records, at least 1.
+
+    Raises:
+        ValueError: If no training record would be left.
+    """
+    in_all = len(dataset.train_y)
+    if count >= in_all:
+        raise ValueError(
+            f"{dataset.name}: {count} records can't be public, the training part has {in_all}: "
+            "write a smaller features.public"
+        )
+    order = np.random.Generator(np.random.PCG64(_SPLIT_SEED)).permutation(in_all)
+    public, private = np.sort(order[:count]), np.sort(order[count:])
+    return replace(dataset, **_training(dataset, private), public_x=dataset.train_x[public])
+
+
+def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:
+    """Return the fields of a training part that is left with some rows."""
+    return {
+        name: None if (values := getattr(dataset, name)) is None else values[rows]
+        for name in ("train_x", "train_y", "train_clients", "train_fit")
+    }
 
 
 def stratified_split(

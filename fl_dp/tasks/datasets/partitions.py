@@ -102,6 +102,7 @@ def client_indices(
     data_dir: str | None = None,
     data_format: DataFormat | None = None,
     validation: bool = False,
+    public: int = 0,
 ) -> tuple[NDArray[np.int64], ...]:
     """Partition the training part of a named data set, once per process.
 
@@ -116,6 +117,7 @@ def client_indices(
         data_dir: Folder for `load_dataset`.
         data_format: Format for `load_dataset`.
         validation: See `load_dataset`.
+        public: See `load_dataset`.
 
     Returns:
         One sorted, read-only int64 array of training rows a client; the same object for the same
@@ -130,6 +132,7 @@ def client_indices(
         data_dir,
         data_format,
         validation,
+        public,
         num_clients=num_clients,
         kind=kind,
         seed=seed,
@@ -146,10 +149,15 @@ def _partition_once(
     data_dir: str | None,
     data_format: DataFormat | None,
     validation: bool,
+    public: int,
     **split: Any,
 ) -> tuple[NDArray[np.int64], ...]:
     loaded = load_dataset(
-        dataset, data_dir=data_dir, data_format=data_format, validation=validation
+        dataset,
+        data_dir=data_dir,
+        data_format=data_format,
+        validation=validation,
+        public=public,
     )
     clients = partition(loaded.train_y, natural_clients=loaded.train_clients, **split)
     for rows in clients:

@@ -1,0 +1,188 @@
+"""Encoder that the settings name: what it makes of data, and who may run it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_dp.clients.node_config import NodeConfig
+from fl_dp.files import sha256_of
+from fl_dp.tasks.datasets import Dataset, Form
+from fl_dp.tasks.device import training_device
+
+from .settings import Settings
+from .settings.features import CheckpointSettings, ScatteringSettings
+
+if TYPE_CHECKING:  # torch is loaded where something is encoded
+    from fl_dp.tasks.features import Encoder
+
+_VERSION = 1  # of what the code makes of an image: another one is another encoder
+
+
+def require_public_files(settings: Settings, node_config: Mapping[str, Any]) -> None:
+    """Check that a node may use the files that the server names, before one is read.
+
+    With the digest of a file the server shows that it knows what is in it: nothing of the node's
+    own can come out of it.
+
+    Raises:
+        PermissionError: If the node's owner does not allow the encoder. The text holds no data.
+        ValueError: If the node has its own data or an owner who names encoders, and a digest is
+            missing or a part of the data would be public.
+    """
+    owner, chosen, model = NodeConfig.of(node_config), settings.features, settings.model
+    refused = owner.refused_encoder(chosen.digest, runs_code=chosen.name == "checkpoint")
+    if refused is not None:
+        raise PermissionError(refused)
+    if owner.data_path is None and owner.encoders is None:
+        return
+    if chosen.public:
+        raise ValueError(
+            "no record of a node's own data is public: write features.statistics in place of "
+            f"features.public={chosen.public}"
+        )
+    for key, needed, digest in (
+        ("features.digest", chosen.name != "none", chosen.digest),
+        ("model.initial_digest", model.initial is not None, model.initial_digest),
+    ):
+        if needed and digest is None:
+            raise ValueError(f"the server does not say which file it means: {key} is null")
+
+
+def encoded_data(settings: Settings, dataset: Dataset, only_for: str | None = None) -> Dataset:
+    """Return the data that the run trains on: the same object where features are records.
+
+    Args:
+        settings: Of the run.
+        dataset: As it was loaded.
+        only_for: Folder of somebody's own data; None: of everybody's.
+
+    Raises:
+        OSError: If a file of the encoder can't be read.
+        ImportError: If its module can't be imported.
+        ValueError: If it does not fit the records, or is not that of `features.digest`.
+    """
+    chosen = settings.features
+    if not isinstance(chosen, ScatteringSettings):
+        return dataset
+    return _encoded(chosen, dataset, only_for)
+
+
+def encoded_form(settings: Settings, form: Form) -> Form:
+    """Return the form of encoded records; the same where features are records.
+
+    Raises:
+        OSError: As `encoded_data`.
+        ImportError: As `encoded_data`.
+        ValueError: As `encoded_data`.
+    """
+    chosen = settings.features
+    if not isinstance(chosen, ScatteringSettings):
+        return form
+    if form.vocabulary_size is not None:
+        raise ValueError(
+            f"features={chosen.name} takes numbers, and the records are tokens: write features=none"
+        )
+    if chosen.project is not None:
+        return Form((chosen.project,), form.num_classes)
+    encoder = _unfitted(chosen, form.input_shape)
+    return Form((encoder.width(form.input_shape),), form.num_classes)
+
+
+def what_was_public(settings: Settings) -> tuple[str, ...] | None:
+    """Return what a model was made of that no promise covers, for its statement; None: nothing."""
+    chosen, said = settings.features, []
+    if isinstance(chosen, ScatteringSettings):
+        said.append(f"the encoder features={chosen.name}, SHA-256 {chosen.digest}")
+        if chosen.public:
+            said.append(
+                f"{chosen.public} training records of task={settings.task.name} without their "
+                "labels, which no client has: the features' mean"
+                + (f" and {chosen.project} directions" if chosen.project else "")
+            )
+        if chosen.statistics is not None:
+            said.append("the features' statistics, of records that lie elsewhere")
+    if settings.model.initial is not None:
+        said.append(f"the first weights, SHA-256 {settings.model.initial_digest}")
+    return tuple(said) or None
+
+
+@lru_cache(maxsize=4)
+def _encoded(chosen: ScatteringSettings, dataset: Dataset, only_for: str | None) -> Dataset:
+    from fl_dp.tasks.features.encoded import encoded
+
+    digest = encoder_digest(chosen, dataset)
+    return encoded(dataset, lambda: fitted_encoder(chosen, dataset), digest, only_for=only_for)
+
+
+@lru_cache(maxsize=4)
+def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
+    """Return the SHA-256 of an encoder: of its files, its options and its public records.
+
+    Args:
+        chosen: The encoder.
+        dataset: As it was loaded, with its public part; None where there is none.
+
+    Raises:
+        OSError: If a file can't be read.
+        ValueError: If it is not that of `features.digest`.
+    """
+    from fl_dp.tasks.features.encoded import digest_of_records
+
+    made_of: dict[str, Any] = asdict(chosen) | {"version": _VERSION}
+    del made_of["digest"]
+    for key in ("file", "statistics"):
+        if (file := made_of.get(key)) is not None:
+            made_of[key] = sha256_of(Path(file))
+    if chosen.public and dataset is not None:
+        made_of["records"] = digest_of_records(dataset, "public")
+    digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
+    if chosen.digest not in (None, digest):
+        raise ValueError(
+            f"features.digest is {chosen.digest}, and the files and options here make {digest}: "
+            "have the same files on every machine"
+        )
+    return digest
+
+
+@lru_cache(maxsize=2)
+def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encoder:
+    """Return the encoder with the statistics of its file, if it names one."""
+    from fl_dp.tasks.features import Encoder, PublicStatistics, Scattering, encoder_module
+
+    if not chosen.public:
+        encoder_digest(chosen, None)  # before anything of another one is imported
+    body: Any
+    if isinstance(chosen, CheckpointSettings):
+        assert chosen.file is not None and chosen.module is not None  # as `check` has seen
+        body = encoder_module(chosen.module, Path(chosen.file), input_shape)
+    else:
+        body = Scattering(input_shape)
+    file = chosen.statistics
+    statistics = None if file is None else PublicStatistics.read(Path(file))
+    return Encoder(
+        body, group_norm=chosen.group_norm, statistics=statistics, device=training_device()
+    )
+
+
+@lru_cache(maxsize=2)
+def fitted_encoder(chosen: ScatteringSettings, dataset: Dataset) -> Encoder:
+    """Return an encoder with the statistics of its file, or of the data set's public part.
+
+    Raises:
+        OSError: As `encoded_data`.
+        ImportError: As `encoded_data`.
+        ValueError: As `encoded_data`.
+    """
+    from fl_dp.tasks.features.encoded import fitted
+
+    encoder = _unfitted(chosen, dataset.input_shape)
+    if not chosen.public:
+        return encoder
+    digest = encoder_digest(chosen, dataset)
+    return fitted(encoder, dataset, digest, project=chosen.project, shrink=chosen.shrink)

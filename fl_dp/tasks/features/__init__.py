@@ -1,0 +1,8 @@
+"""Features: what turns a record into the vector that is trained on, by public means alone."""
+
+from .checkpoint import encoder_module
+from .encoder import Encoder
+from .public_statistics import PublicStatistics
+from .scattering import Scattering
+
+__all__ = ["Encoder", "PublicStatistics", "Scattering", "encoder_module"]

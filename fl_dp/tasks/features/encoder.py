@@ -1,0 +1,163 @@
+"""Encoder: a frozen network, and normalisation by public statistics, for each record by itself.
+
+    >>> encoder = Encoder(Scattering((1, 28, 28)), group_norm=27)
+    >>> encoder = encoder.fitted(public_images, project=600, shrink=200)
+    >>> encoder(images).shape
+    (5000, 600)
+
+A vector is a function of its own record and of public things. So what was promised to records or
+clients holds as before: whoever changes one record changes one vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .public_statistics import PublicStatistics
+from .scattering import Scattering
+
+_ON_CPU, _ON_GPU = 16, 512  # records at a time; on a CPU more would leave its cache
+
+
+class Encoder:
+    """Turns records into vectors of norm 1.
+
+    Attributes:
+        statistics: Of public vectors; None leaves vectors where they are.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        *,
+        group_norm: int | None = None,
+        statistics: PublicStatistics | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Freeze a network.
+
+        Args:
+            body: From float32 records `(n, *input_shape)` to maps `(n, channels, ...)` or vectors.
+            group_norm: Groups of its channels of which each is standardised by itself, in each
+                record; None leaves them.
+            statistics: Of public vectors.
+            device: Where it computes; None is the CPU.
+        """
+        self._device = device or torch.device("cpu")
+        self._body = body.eval().requires_grad_(False).to(self._device)
+        self._group_norm = group_norm
+        self.statistics = statistics
+
+    def fitted(
+        self, public: NDArray[Any], *, project: int | None = None, shrink: int | None = None
+    ) -> Encoder:
+        """Return the same encoder with the statistics of public records; see `PublicStatistics`."""
+        with self._threads():
+            parts = [self._maps(some)[:count].cpu() for some, count in self._batches(public)]
+        vectors = torch.cat(parts)
+        finite = vectors[vectors.isfinite().all(dim=1)]
+        return self.by(PublicStatistics.fit(finite, project=project, shrink=shrink))
+
+    def by(self, statistics: PublicStatistics) -> Encoder:
+        """Return the same encoder with these statistics."""
+        return Encoder(
+            self._body, group_norm=self._group_norm, statistics=statistics, device=self._device
+        )
+
+    def __call__(self, records: NDArray[Any]) -> NDArray[np.float32]:
+        """Return the vectors of records.
+
+        Args:
+            records: Numbers `(n, *input_shape)`, taken as float32.
+
+        Returns:
+            Float32 `(n, d)`, rows of norm 1. A record that the network fails on, or whose vector is
+            zero or not finite, gets zeros: what is wrong with one changes nothing for others.
+
+        Raises:
+            ValueError: If the network does not take such records, or the statistics are of vectors
+                of another length.
+        """
+        with self._threads():
+            parts = [self._each(some)[:count].cpu() for some, count in self._batches(records)]
+        encoded: NDArray[np.float32] = torch.cat(parts).numpy()
+        return encoded
+
+    def width(self, input_shape: tuple[int, ...]) -> int:
+        """Return how many numbers a vector has.
+
+        Raises:
+            ValueError: As for records.
+        """
+        [(nothing, _)] = self._batches(np.zeros((1, *input_shape), np.float32))
+        return self._normalised(self._maps(nothing)).shape[1]
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Compute in one thread: on small arrays several wait for each other, 10 times as long."""
+        threads = torch.get_num_threads()
+        if isinstance(self._body, Scattering) and self._device.type == "cpu":
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+    def _batches(self, records: NDArray[Any]) -> Iterator[tuple[Tensor, int]]:
+        """Yield records some at a time, and how many they are.
+
+        Kernels round by how many rows there are: the last ones are filled up, so that a vector does
+        not depend on that.
+        """
+        size = _ON_CPU if self._device.type == "cpu" else _ON_GPU
+        for start in range(0, max(len(records), 1), size):
+            some = records[start : start + size]
+            filled = np.zeros((size, *records.shape[1:]), np.float32)
+            filled[: len(some)] = some
+            yield torch.from_numpy(filled).to(self._device), len(some)
+
+    @torch.inference_mode()
+    def _maps(self, records: Tensor) -> Tensor:
+        """Return what the network and the group norm make of records, flat."""
+        maps: Tensor = self._body(records)
+        groups = self._group_norm
+        if groups is None:
+            return maps.flatten(1).float()
+        if maps.shape[1] % groups:
+            raise ValueError(
+                f"features.group_norm={groups} does not divide the {maps.shape[1]} channels"
+            )
+        return functional.group_norm(maps, groups).flatten(1).float()
+
+    def _each(self, records: Tensor) -> Tensor:
+        """Return the vectors of records, zeros for one that the network fails on."""
+        try:
+            return self._normalised(self._maps(records))
+        except Exception:
+            found = torch.zeros(len(records), self.width(tuple(records.shape[1:])))
+        for place, record in enumerate(records):
+            alone = torch.zeros_like(records)
+            alone[place] = record  # where it was, so that it is rounded as it was
+            with suppress(Exception):
+                found[place] = self._normalised(self._maps(alone))[place].cpu()
+        return found
+
+    def _normalised(self, vectors: Tensor) -> Tensor:
+        """Return vectors by the statistics, of norm 1."""
+        if self.statistics is not None:
+            if len(self.statistics.mean) != vectors.shape[1]:
+                raise ValueError(
+                    f"the public statistics are of vectors of {len(self.statistics.mean)} numbers, "
+                    f"and these records have {vectors.shape[1]}: they belong to other features"
+                )
+            vectors = self.statistics.applied(vectors)
+        vectors = functional.normalize(vectors)
+        return torch.where(vectors.isfinite().all(dim=1, keepdim=True), vectors, 0.0)

@@ -1,0 +1,93 @@
+"""Statistics of public vectors, by which all vectors are centred and projected."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fl_dp.files import written_whole
+from fl_dp.tasks.models.weights import read_weights
+
+_SPARE = 10  # directions beyond those that are asked for, which make these exact
+_PASSES = 4
+_SEED = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublicStatistics:
+    """Mean of public vectors and directions to project on, which nobody's private data moved.
+
+    Attributes:
+        mean: Float32 `(d,)`, subtracted from every vector.
+        directions: Float32 `(d, k)`, by which what is left is multiplied; None keeps it.
+    """
+
+    mean: Tensor
+    directions: Tensor | None = None
+
+    @classmethod
+    def fit(cls, vectors: Tensor, *, project: int | None = None, shrink: int | None = None) -> Self:
+        """Compute them of public vectors.
+
+        Args:
+            vectors: Float32 `(n, d)`.
+            project: How many principal directions are kept; None keeps the vectors as they are.
+            shrink: How many of these are scaled down to the variance of the last among them: few
+                directions hold most of the variance, and the classes lie in others, too.
+
+        Raises:
+            ValueError: If there are not so many directions.
+        """
+        mean = vectors.mean(dim=0)
+        if project is None:
+            return cls(mean=mean)
+        if project > min(vectors.shape):
+            raise ValueError(
+                f"{len(vectors)} public vectors of {vectors.shape[1]} numbers have no {project} "
+                "directions: write a smaller features.project"
+            )
+        with torch.random.fork_rng(devices=[]):  # the same directions in every process
+            torch.default_generator.manual_seed(_SEED)
+            wanted = min(project + _SPARE, *vectors.shape)
+            _, deviations, found = torch.svd_lowrank(vectors - mean, wanted, niter=_PASSES)
+        directions = found[:, :project].contiguous()
+        if shrink is not None:
+            directions[:, :shrink] *= deviations[shrink - 1] / deviations[:shrink]
+        return cls(mean=mean, directions=directions)
+
+    def applied(self, vectors: Tensor) -> Tensor:
+        """Return vectors `(n, d)` centred and projected."""
+        centred = vectors - self.mean.to(vectors.device)
+        if self.directions is None:
+            return centred
+        return centred @ self.directions.to(vectors.device)
+
+    def save(self, file: Path, *, public: bool = False) -> None:
+        """Write them as safetensors, for whoever encodes by them elsewhere; see `written_whole`."""
+        arrays = {"mean": self.mean, "directions": self.directions}
+        stored = save({name: each for name, each in arrays.items() if each is not None})
+        with written_whole(file, public=public) as unfinished:
+            unfinished.write_bytes(stored)
+
+    @classmethod
+    def read(cls, file: Path) -> Self:
+        """Return what `save` wrote.
+
+        Raises:
+            OSError: If it can't be read.
+            ValueError: If the file holds anything else.
+        """
+        arrays = read_weights(file)
+        mean, directions = arrays.pop("mean", torch.empty(0)), arrays.pop("directions", None)
+        fit = directions is None or (directions.dim() == 2 and len(directions) == len(mean))
+        if arrays or mean.dim() != 1 or not len(mean) or not fit:
+            raise ValueError(
+                f"{file} holds no statistics of features: write the features.safetensors of a run "
+                "with features.public"
+            )
+        return cls(mean=mean, directions=directions)

@@ -1,0 +1,247 @@
+"""`features=` in the app: what trains, what is said of it, and what stays as it was."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from fl_dp.app import features
+from fl_dp.app.cells import digest_of
+from fl_dp.app.compose import ConfigError, compose_settings
+from fl_dp.app.in_process import InProcessGrid
+from fl_dp.app.planning import declared_records, make_plan, make_record_plan
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.server import train
+from fl_dp.app.settings import Settings
+from fl_dp.app.task_client import app
+from fl_dp.app.workload import dataset_of, form_of_run, parts_of, with_digests
+from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.statement.check import statement_page
+from fl_dp.tasks.datasets import load_dataset
+
+SCATTERING = (
+    "features=scattering",
+    "features.public=300",
+    "features.project=40",
+    "features.shrink=10",
+)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for kept in (features._encoded, features.fitted_encoder, features.encoder_digest):
+        kept.cache_clear()
+    return tmp_path / "cache/fl-dp/features"
+
+
+def trained(folder: Path, *overrides: str) -> RunFolder:
+    settings = compose_settings(
+        [
+            "task.num_clients=20",
+            "selection.sampling_rate=0.9",
+            "rounds=4",
+            f"output_dir={folder}",
+            "run_name=run",
+            *overrides,
+        ]
+    )
+    grid = InProcessGrid(app, [{"partition-id": node} for node in range(20)])
+    with simulated_nodes():
+        train(grid, settings, run_id="1")
+    return RunFolder(folder / "run")
+
+
+@pytest.mark.parametrize(
+    "privacy", ["privacy.epsilon=50", "privacy=dp_sgd dp_sgd.epsilon=50 dp_sgd.steps=2"]
+)
+def test_a_model_is_trained_on_vectors_and_the_statement_says_what_was_public(
+    tmp_path: Path, cache: Path, privacy: str
+) -> None:
+    run = trained(tmp_path, *SCATTERING, *privacy.split())
+    assert load_file(run.model)["1.weight"].shape == (10, 40)
+    assert run.read_metrics()[-1]["test_accuracy"] > 0.3  # chance is 0.1
+    # Encoded once: one file of vectors, one of statistics.
+    assert len(list(cache.glob("*.npy"))) == len(list(cache.glob("*.safetensors"))) == 1
+    assert load_file(run.features)["directions"].shape == (324, 40)
+    statement = run.read_statement()
+    digest = run.read_settings().features.digest
+    assert digest is not None
+    encoder, public = statement["public_inputs"]
+    assert encoder == f"the encoder features=scattering, SHA-256 {digest}"
+    assert "300 training records of task=digits without their labels" in public
+    page = statement_page(statement)
+    assert digest in page
+    assert "Nothing is promised to what these were made of" in page
+
+
+def test_statistics_of_another_run_need_no_public_part(tmp_path: Path) -> None:
+    first = trained(tmp_path / "first", *SCATTERING)
+    second = trained(
+        tmp_path / "second", "features=scattering", f"features.statistics={first.features}"
+    )
+    assert load_file(second.model)["1.weight"].shape == (10, 40)
+    said = second.read_statement()["public_inputs"]
+    assert said[1:] == ["the features' statistics, of records that lie elsewhere"]
+    # All training records are clients' then.
+    settings = second.read_settings()
+    assert sum(map(len, parts_of(settings))) == len(load_dataset("digits").train_y)
+    assert (
+        sum(map(len, parts_of(first.read_settings()))) == len(load_dataset("digits").train_y) - 300
+    )
+
+
+# What stays.
+
+
+def test_without_features_nothing_is_touched(tmp_path: Path, cache: Path) -> None:
+    assert dataset_of(Settings()) is load_dataset("digits")
+    assert with_digests(Settings()) == Settings()
+    run = trained(tmp_path)
+    assert not cache.exists()
+    assert not run.features.exists()
+    assert "public_inputs" not in run.read_statement()
+
+
+def test_features_are_in_the_digest_of_settings_and_what_their_files_hold_is_not() -> None:
+    given = compose_settings([*SCATTERING])
+    assert digest_of(given) != digest_of(Settings())
+    # What files hold is found when a run starts, and a cell of a sweep is known before.
+    assert digest_of(with_digests(given)) == digest_of(given)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("privacy=central",),
+        ("privacy=central", "metrics.loss=[0,3]", "clipping=adaptive"),
+        ("privacy=local", "rounds=10"),
+        ("privacy=distributed", "rounds=10", "simulation.units_per_node=1"),
+        ("privacy=distributed_records", "task.num_records=1137", "rounds=10", "task.num_clients=9"),
+    ],
+)
+def test_the_accounting_of_clients_and_sums_is_the_same(overrides: tuple[str, ...]) -> None:
+    """A vector is its own record's, so a unit moves what it moved before."""
+    plain, with_features = (
+        make_plan(compose_settings([*overrides, *each])) for each in ((), SCATTERING)
+    )
+    assert plain == with_features
+
+
+def test_the_accounting_of_dp_sgd_is_the_same() -> None:
+    plans = [
+        make_record_plan(compose_settings(["privacy=dp_sgd", *each])) for each in ((), SCATTERING)
+    ]
+    assert plans[0] is not None
+    assert plans[0] == plans[1]
+
+
+def test_records_that_are_public_are_no_units() -> None:
+    settings = compose_settings(["privacy=distributed_records", *SCATTERING])
+    assert declared_records(settings) == len(load_dataset("digits").train_y) - 300
+
+
+def test_validation_rows_are_neither_public_nor_trained_on() -> None:
+    settings = compose_settings(["task.validation=true", *SCATTERING])
+    whole = len(load_dataset("digits").train_y)
+    found = dataset_of(settings)
+    assert len(found.train_y) + len(found.test_y) + 300 == whole
+
+
+# What an encoder's digest stands for.
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "features.public=301",
+        "features.project=39",
+        "features.shrink=9",
+        "features.group_norm=9",
+    ],
+)
+def test_another_encoder_has_another_digest(override: str) -> None:
+    first = with_digests(compose_settings([*SCATTERING])).features.digest
+    other = with_digests(compose_settings([*SCATTERING, *override.split()])).features.digest
+    assert first != other
+
+
+def test_a_run_goes_on_with_its_own_encoder_alone(tmp_path: Path) -> None:
+    first = trained(tmp_path / "first", *SCATTERING)
+    copy = tmp_path / "features.safetensors"
+    copy.write_bytes(first.features.read_bytes())
+    run = trained(tmp_path / "second", "features=scattering", f"features.statistics={copy}")
+    changed = bytearray(copy.read_bytes())
+    changed[-4] ^= 1
+    copy.write_bytes(changed)
+    features.encoder_digest.cache_clear()  # as in the process that goes on with it
+    with pytest.raises(ValueError, match=r"features\.digest is .*have the same files"):
+        with_digests(run.read_settings())
+
+
+# What is refused, in one line.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["features=wavelets"], "features=wavelets"),
+        (["features.public=3"], "is a key of features=scattering or checkpoint"),
+        (["features=scattering", "features.projekt=3"], "did you mean features.project?"),
+        (["features=scattering", "features.project=3"], "needs public records"),
+        (
+            ["features=scattering", "features.public=9", "features.shrink=3"],
+            "write features.project of at least that",
+        ),
+        (
+            ["features=scattering", "features.public=9", "features.statistics=/a/b"],
+            "is in place of features.public",
+        ),
+        (["features=checkpoint"], "needs features.file="),
+        (["features=checkpoint", "features.file=a.safetensors"], "features.file must be absolute"),
+        (["features=checkpoint", "features.file=/a", "features.module=encoder"], "got /a"),
+    ],
+)
+def test_a_slip_is_one_clear_line(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose_settings(overrides)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["task=breast_cancer", "features=scattering"], "scattering needs .channels"),
+        ([*SCATTERING, "features.public=1437"], r"write a smaller features\.public"),
+        ([*SCATTERING, "features.public=20"], r"write a smaller features\.project"),
+        ([*SCATTERING, "features.group_norm=25"], r"group_norm=25 does not divide"),
+        (["features=scattering", "features.statistics=/no/such"], "No such file"),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused_before_there_is_a_ledger(
+    tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    with pytest.raises((ValueError, OSError), match=said):
+        trained(tmp_path, *overrides)
+    assert not list(tmp_path.rglob("ledger.db"))
+
+
+def test_tokens_have_no_features(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fl_dp.app import workload
+
+    tokens = replace(
+        load_dataset("digits"),
+        train_x=np.zeros((9, 5), np.uint8),
+        train_y=np.zeros(9, np.int64),
+        test_x=np.zeros((1, 5), np.uint8),
+        test_y=np.zeros(1, np.int64),
+        vocabulary_size=4,
+    )
+    monkeypatch.setattr(workload, "load_dataset", lambda *_, **__: tokens)
+    with pytest.raises(ValueError, match=r"the records are tokens: write features=none"):
+        form_of_run(compose_settings(["features=scattering"]))

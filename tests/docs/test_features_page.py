@@ -1,0 +1,47 @@
+"""The page on features: its code runs, its policy is one, its keys are those that there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fl_dp.app.compose import compose_settings
+from fl_dp.clients.node_config import NodeConfig
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/features.md").read_text(encoding="utf-8")
+
+
+def test_the_code_for_projects_of_one_s_own_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = np.random.default_rng(0)
+    given: dict[str, Any] = {
+        "Path": Path,
+        "public_images": draw.random((620, 1, 28, 28), dtype=np.float32),
+        "images": draw.random((20, 1, 28, 28), dtype=np.float32),
+    }
+    *others, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    exec(compile(code, "docs/features.md", "exec"), given)
+    assert given["vectors"].shape == (20, 600)
+    assert (tmp_path / "features.safetensors").is_file()
+    for each in others:  # they need a network of somebody's
+        compile(each, "docs/features.md", "exec")
+
+
+def test_the_policy_names_an_encoder() -> None:
+    [policy] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert NodeConfig.of(yaml.safe_load(policy)).encoders is not None
+
+
+def test_the_commands_compose() -> None:
+    commands = re.findall(r"^fl-dp run (.*)$", PAGE.replace("\\\n", ""), re.MULTILINE)
+    assert commands
+    for command in commands:
+        settings = compose_settings(command.replace("$PWD", "/here").split())
+        assert settings.features.name != "none"
