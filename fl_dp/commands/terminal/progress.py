@@ -87,9 +87,12 @@ class CellsLeft:
         return rest / self._at_once
 
     def in_words(self) -> str:
-        """Return the time left as a part of a title; empty while it is not known."""
+        """Return the time left as a part of a title; empty while it is not known.
+
+        The last training says its own.
+        """
         seconds = self.seconds()
-        return "" if seconds is None else f"about {_time(seconds)} left, "
+        return "" if seconds is None or self._left.total() < 2 else f"about {_time(seconds)} left, "
 
 
 @contextmanager
