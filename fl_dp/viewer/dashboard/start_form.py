@@ -9,15 +9,26 @@ from functools import cache
 from pathlib import Path
 
 from fl_dp.app.compose import ConfigError, compose_settings
-from fl_dp.app.keys import Key, all_keys
+from fl_dp.app.keys import FOLDERS, Key, all_keys
 from fl_dp.app.option_keys import keys_of
 from fl_dp.app.overrides import group_options, quoted
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.data import OWN_DATA_KEYS
 from fl_dp.tasks.datasets import OWN_DATA
 
-GROUPS = ("task", "privacy", "model", "selection", "clipping", "schedule", "server_optimizer")
-"""Groups of which the form offers each file of `conf/`."""
+GROUPS = (
+    "task",
+    "privacy",
+    "dp_sgd",
+    "noise",
+    "model",
+    "features",
+    "selection",
+    "clipping",
+    "schedule",
+    "server_optimizer",
+)
+"""Groups of which the form offers each option."""
 
 FIRST = (
     "rounds",
@@ -39,18 +50,15 @@ DATA = "task.data_dir"
 # of the run; sweeps, attacks, choices among settings and statistics are other commands. Own data
 # are offered where the operator named their folders.
 _OF_OWN_DATA = frozenset(f"task.{key}" for key in OWN_DATA_KEYS)
-_NOT_OFFERED = {
-    "output_dir",
-    "run_name",
-    "resume",
-    DATA,
-    "dp_sgd.ledger_dir",
-    "privacy.secure_sum.roster",
+_NOT_OFFERED = FOLDERS | {
     "privacy.insecure_seed",
-    "privacy.witness_dir",
     "task.name",
     "model.name",
+    "model.initial_digest",
+    "features.digest",
+    "features.module",
 }
+_OF_OPERATOR = "checkpoint"  # features of a file and a module of the operator's
 _GROUPS_NOT_OFFERED = ("sweep", "recovery", "statistic", "tune", "simulation", "tracking")
 
 RUN_NAME = "run_name"
@@ -122,8 +130,9 @@ def folded(*, own_data: bool = False) -> dict[str, tuple[Key, ...]]:
 @cache
 def options(*, own_data: bool = False) -> dict[str, tuple[str, ...]]:
     """Return what each group's field offers."""
+    left_out = {_OF_OPERATOR, *(() if own_data else OWN_DATA)}
     return {
-        group: tuple(name for name in group_options()[group] if own_data or name not in OWN_DATA)
+        group: tuple(name for name in group_options()[group] if name not in left_out)
         for group in GROUPS
     }
 

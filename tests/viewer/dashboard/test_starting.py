@@ -82,9 +82,15 @@ def test_every_field_is_a_key_and_shown_once() -> None:
 
 NOT_OFFERED = (
     "output_dir resume task.data_dir dp_sgd.ledger_dir privacy.secure_sum.roster "
-    "privacy.insecure_seed "
+    "privacy.insecure_seed features.file features.module features.statistics model.initial "
     "simulation.num_cpus sweep.axis recovery.attacks privacy.witness_dir tracking.uri tracking.mode"
 )
+
+
+def test_no_form_chooses_an_encoder_that_is_code() -> None:
+    with pytest.raises(WrongField, match="features is one of none, scattering"):
+        read_form({"features": "checkpoint"})
+    assert read_form({"noise": "auto"}).settings.noise.name == "auto"
 
 
 @pytest.mark.parametrize("name", NOT_OFFERED.split())
