@@ -165,7 +165,7 @@ wheel: $(STAMP) ## Build the wheel, install it in an environment of its own, ask
 	@# A node's owner has all there is to run; what the app and the viewer are for names its extra.
 	cd dist && venv/bin/fl-dp node check 'ledger-path="/tmp/node.db"' > node.txt
 	cd dist && venv/bin/fl-dp plan 2>&1 | grep -F "pip install 'fl-dp[app]'"
-	cd dist && venv/bin/fl-dp dashboard 2>&1 | grep -F "pip install 'fl-dp[viewer]'"
+	cd dist && venv/bin/fl-dp dashboard . 2>&1 | grep -F "pip install 'fl-dp[viewer]'"
 	@# A project of its own, checked with fl-dp as its author installs it.
 	cd examples/extend && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
 	  --python-executable $(CURDIR)/dist/venv/bin/python --allow-redefinition hospital_app strategies
