@@ -19,14 +19,13 @@ from fl_dp.option_errors import OptionError, require_positive
 
 from .clipping import Norm, clip_by_norm
 from .events import MechanismEvent
-from .randomness import SecureRandom
+from .randomness import CHUNK, SecureRandom
 
 NOISE_BITS = 30
 """The noise spans 2^30 to 2^31 grid steps: the grid is far below the noise."""
 
 _EXACT_INTEGERS = 2.0**53
 _MIN_SCALE, _MAX_SCALE = 0.05, 2.0**34  # of a law, in grid steps
-_CHUNK = 1 << 15  # draws at a time: the work arrays stay in the cache
 
 
 class IntegerLaw(ABC):
@@ -48,17 +47,16 @@ class IntegerLaw(ABC):
     def sample(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Return `count` independent draws, shape `(count,)`."""
         out = np.empty(count, dtype=np.int64)
-        filled = 0
-        while filled < count:
-            missing = count - filled
-            draws = self._propose(min(_CHUNK, self._tries(missing)), rng)[:missing]
-            out[filled : filled + draws.size] = draws
-            filled += draws.size
+        rng.in_parts(count, lambda part, stream: self._fill(out[part], stream))
         return out
 
-    def _tries(self, missing: int) -> int:
-        """Return the number of proposals to make for `missing` draws."""
-        return missing
+    def _fill(self, out: NDArray[np.int64], rng: SecureRandom) -> None:
+        filled = 0
+        while filled < out.size:
+            missing = out.size - filled
+            draws = self._propose(min(CHUNK, missing), rng)[:missing]
+            out[filled : filled + draws.size] = draws
+            filled += draws.size
 
     @abstractmethod
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:

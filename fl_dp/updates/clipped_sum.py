@@ -14,20 +14,16 @@ rounding, so neither timing nor the number of threads can change a bit.
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from fl_dp.mechanisms import clip_by_norm
+from fl_dp.mechanisms import clip_by_norm, threads
 from fl_dp.mechanisms.clipping import joint_clipping_norm, l2_norm
 
 from .layout import RefusedUpdate, VectorLayout
@@ -42,7 +38,6 @@ _SMALL, _LARGE = 1e-140, 1e140  # between them squares neither vanish nor overfl
 _SMALLEST_FACTOR = 1e-290  # below it a factor would be subnormal and lose digits
 _LARGEST_SUMMAND = 1e290  # the plain sum of any cohort stays finite
 _EXACT_INTEGERS = 2.0**53
-_MAX_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -171,24 +166,7 @@ class _Sum:
 
     def _for_each_block(self, work: Callable[[int], None]) -> None:
         """Call `work` with the number of every block, in threads if that is worth their while."""
-        waiting = deque(range(len(self._blocks)))
-
-        def until_done() -> None:
-            # A thread does not inherit NumPy's error state; overflow shows in the result.
-            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-                while True:
-                    try:
-                        index = waiting.popleft()
-                    except IndexError:
-                        return
-                    work(index)
-
-        helpers = min(_threads(), self.layout.size // _BLOCK) - 1
-        running = [_pool().submit(until_done) for _ in range(helpers)]
-        until_done()
-        for future in running:
-            if not future.cancel():  # one that did not start has nothing left to do
-                future.result()
+        threads.share(len(self._blocks), work, at_most=self.layout.size // _BLOCK)
 
 
 class ClippedSum(_Sum):
@@ -295,10 +273,10 @@ class ClippedSum(_Sum):
                 f"{self.layout.size} columns"
             )
         # An update of several blocks has the threads to itself; rows of one block share them.
-        parts = max(1, min(_threads(), len(rows)) if self.layout.size < 2 * _BLOCK else 1)
+        parts = max(1, min(threads.processors(), len(rows)) if self.layout.size < 2 * _BLOCK else 1)
         sums = [self._empty() for _ in range(parts)]
         running = [
-            _pool().submit(part._add_each, rows[start::parts])
+            threads.submit(part._add_each, rows[start::parts])
             for start, part in enumerate(sums[1:], 1)
         ]
         norms = np.empty(len(rows))
@@ -453,21 +431,3 @@ def _norm(squares: list[float], update: NDArray[np.float64]) -> float:
     if not _SMALL < norm < _LARGE:
         norm = l2_norm(update)
     return norm if math.isfinite(norm) else math.inf
-
-
-@cache
-def _threads() -> int:
-    """Return how many processors this process may use, within reason."""
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-    return min(os.cpu_count() or 1, _MAX_THREADS)
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    """Return the threads that all sums of this process share."""
-    return ThreadPoolExecutor(_threads(), thread_name_prefix="fl-dp-sum")
-
-
-if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)
