@@ -86,8 +86,8 @@ class Round:
         for reply in self.replies:
             clipped.add(only_array_record(reply.content))
         noise = mechanism.noise(clipped.total.size, SecureRandom())
-        mean = mechanism.release(clipped.total, noise) / self.cohort
-        return layout.merge(layout.unflatten(origin + mean), self.model)
+        mean = mechanism.release(clipped.total, noise, divided_by=self.cohort)
+        return layout.merge(layout.unflatten(origin, mean), self.model)
 
     def fedavg(self) -> ArrayRecord:
         """Average without privacy."""

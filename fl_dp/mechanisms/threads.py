@@ -17,6 +17,9 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
+BLOCK = 1 << 16
+"""As many numbers as a processor's cache has room for: a NumPy call has a cost of its own."""
+
 _MAX_THREADS = 8
 
 _Given = ParamSpec("_Given")
@@ -49,6 +52,16 @@ def share(count: int, work: Callable[[int], None], *, at_most: int | None = None
     for future in running:
         if not future.cancel():  # one that did not start has nothing left to do
             future.result()
+
+
+def in_blocks(size: int, work: Callable[[slice], None]) -> None:
+    """Call `work` with the place of each block of a vector, in threads if it is long."""
+    starts = range(0, size, BLOCK)
+    share(
+        len(starts),
+        lambda index: work(slice(starts[index], min(starts[index] + BLOCK, size))),
+        at_most=size // BLOCK,
+    )
 
 
 def submit(

@@ -5,10 +5,11 @@
     ...     total.add(only_array_record(reply.content))
     >>> released = mechanism.release(total.total, mechanism.noise(total.total.size, rng))
 
-An update is read twice: once for its norm, once to be scaled, rounded and added. Both passes go
-over blocks that several threads share; NumPy lets go of the interpreter inside them. What is
-computed for a block depends on nothing but the block, and the blocks' squares are summed without
-rounding, so neither timing nor the number of threads can change a bit.
+An update is read for its norm first; with the next one, or when the sum is asked for, it is scaled,
+rounded and added. So each goes through memory once, block by block. Several threads share the
+blocks; NumPy lets go of the interpreter inside them. What is computed for a block depends on
+nothing but the block, and the blocks' squares are summed without rounding, so neither timing nor
+the number of threads can change a bit.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -28,7 +29,7 @@ from fl_dp.mechanisms.clipping import joint_clipping_norm, l2_norm
 
 from .layout import RefusedUpdate, VectorLayout
 
-_BLOCK = 1 << 18  # long enough that what a NumPy call costs by itself does not count
+_BLOCK = threads.BLOCK
 _ROW = 4096  # entries whose squares are summed in float64; rows are summed without rounding
 # The norm of a scaled update is right to 1e-12 even if a row is summed entry by entry, so its exact
 # norm is below the clipping norm, and the computed norm of a sum of them below a node's bound.
@@ -54,6 +55,7 @@ class _Block:
     """The same stretch of every flat vector, as views; small arrays share one."""
 
     group: int
+    place: slice
     pieces: tuple[_Piece, ...]
     update: NDArray[np.float64]
     origin: NDArray[np.float64]
@@ -69,6 +71,8 @@ class _Sum:
     The vector is divided into groups, each with a norm and a scale of its own.
     """
 
+    _truncates: ClassVar[bool]
+
     def __init__(
         self, layout: VectorLayout, origin: NDArray[np.float64], groups: Sequence[slice]
     ) -> None:
@@ -78,17 +82,19 @@ class _Sum:
                 f"same layout, to float64 of shape ({layout.size},)"
             )
         self.layout = layout
-        self.total = np.zeros(layout.size, dtype=np.float64)
+        self._total = np.zeros(layout.size, dtype=np.float64)
         self._origin = origin
         self._update = np.empty(layout.size, dtype=np.float64)
+        self._scales: Sequence[float] | None = None  # of the update that is still to be added
         self._groups = groups
         self._blocks = [
             _Block(
                 group=index,
+                place=slice(start, stop),
                 pieces=tuple(self._pieces(start, stop)),
                 update=self._update[start:stop],
                 origin=origin[start:stop],
-                total=self.total[start:stop],
+                total=self._total[start:stop],
             )
             for index, group in enumerate(groups)
             for start in range(group.start, group.stop, _BLOCK)
@@ -120,21 +126,31 @@ class _Sum:
             raise ValueError(f"an update has shape ({self.layout.size},), got {unit.shape}")
         return unit
 
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """The sum so far, shape `(layout.size,)`: memory that later updates are added to."""
+        if (scales := self._taken_scales()) is not None:
+            self._for_each_block(lambda index: self._add_last(index, scales))
+        return self._total
+
     def _load(self, values: _Values) -> list[float]:
         """Put an update into the scratch memory; return the norm of each group.
 
-        A norm is infinite if an entry is not finite.
+        What was there before is added first. A norm is infinite if an entry is not finite.
 
         Args:
             values: The unit's model, the released arrays in order, each flat; or its update.
         """
-        if isinstance(values, np.ndarray):
-            self._update[:] = values
         squares: list[list[float]] = [[] for _ in self._blocks]
+        last = self._taken_scales()
 
         def load(index: int) -> None:
+            if last is not None:
+                self._add_last(index, last)
             block = self._blocks[index]
-            if not isinstance(values, np.ndarray):
+            if isinstance(values, np.ndarray):
+                block.update[...] = values[block.place]
+            else:
                 for piece in block.pieces:
                     piece.update[...] = values[piece.array][piece.entries]
                 # In float64: a difference of float32 models would be rounded before it is clipped.
@@ -150,19 +166,20 @@ class _Sum:
             for parts, group in zip(of_group, self._groups, strict=True)
         ]
 
-    def _add(self, scales: Sequence[float], *, truncate: bool) -> None:
-        """Multiply the update by one scale a group, round it if asked, and add it."""
+    def _taken_scales(self) -> Sequence[float] | None:
+        """Return the scales of an update that is still to be added, once: it may fail."""
+        scales, self._scales = self._scales, None
+        return scales
 
-        def add(index: int) -> None:
-            block = self._blocks[index]
-            update, scale = block.update, scales[block.group]
-            if scale != 1.0:
-                np.multiply(update, scale, out=update)
-            if truncate:  # towards zero: rounding must not make a clipped update longer
-                np.trunc(update, out=update)
-            np.add(block.total, update, out=block.total)
-
-        self._for_each_block(add)
+    def _add_last(self, index: int, scales: Sequence[float]) -> None:
+        """Multiply a block of the update by its group's scale, round it if asked, and add it."""
+        block = self._blocks[index]
+        update, scale = block.update, scales[block.group]
+        if scale != 1.0:
+            np.multiply(update, scale, out=update)
+        if self._truncates:  # towards zero: rounding must not make a clipped update longer
+            np.trunc(update, out=update)
+        np.add(block.total, update, out=block.total)
 
     def _for_each_block(self, work: Callable[[int], None]) -> None:
         """Call `work` with the number of every block, in threads if that is worth their while."""
@@ -181,6 +198,8 @@ class ClippedSum(_Sum):
         layout: Where each array lies in it.
         sensitivity: L2 norm that no unit's contribution exceeds, in the units of the updates.
     """
+
+    _truncates = True
 
     def __init__(
         self,
@@ -285,7 +304,7 @@ class ClippedSum(_Sum):
             norms[start::parts] = future.result()
         self._count(len(rows))
         for part in sums:  # all rows or none
-            self.total += part.total
+            self._total += part.total
         of_units: list[float] = norms.tolist()
         return of_units
 
@@ -311,7 +330,7 @@ class ClippedSum(_Sum):
         if weight > 0.0 and norm > 0.0:
             groups = zip(self._groups, norms, self._clipping_norms, strict=True)
             factors = [self._clipping_factor(*group) for group in groups]
-            self._add([weight * factor / self.grid for factor in factors], truncate=True)
+            self._scales = [weight * factor / self.grid for factor in factors]
         return norm
 
     def add_steps(self, arrays: ArrayRecord, *, max_units: int) -> None:
@@ -341,7 +360,7 @@ class ClippedSum(_Sum):
         for group, bound in zip(self._groups, self._clipping_norms, strict=True):
             if l2_norm(steps[group]) > max_units * bound / self.grid * _ACCEPTING_MARGIN:
                 raise RefusedUpdate("its norm is more than its units can reach")
-        self.total += steps
+        self._total += steps
 
     def steps(self) -> ArrayRecord:
         """Return the sum for `add_steps` at the server: float64 arrays of grid steps."""
@@ -377,6 +396,8 @@ class PlainSum(_Sum):
         layout: Where each array lies in it.
     """
 
+    _truncates = False
+
     def __init__(self, layout: VectorLayout, origin: NDArray[np.float64]) -> None:
         """Start from zero.
 
@@ -409,7 +430,7 @@ class PlainSum(_Sum):
         if not (0.0 <= weight <= _LARGEST_SUMMAND and weight * norm <= _LARGEST_SUMMAND):
             return math.inf
         if weight > 0.0 and norm > 0.0:
-            self._add([weight], truncate=False)
+            self._scales = [weight]
         return norm
 
 

@@ -171,10 +171,7 @@ class CentralMode(Mode):
             steps *= 1.0 / mechanism.grid
             total = np.trunc(steps, out=steps)
         noise = self._stream.next(mechanism.law, total.size, rng, index=self._index)
-        released = mechanism.release(total, noise)
-        if not capped:
-            released /= plan.denominator
-        return released
+        return mechanism.release(total, noise, divided_by=1.0 if capped else plan.denominator)
 
     def _mechanism_of(self, bundle: GaussianBundle) -> GaussianMechanism:
         """Return the mechanism of the sum of updates, or of their mean by a capped denominator."""
