@@ -78,7 +78,7 @@ class Patches(nn.Module):
         ):
             self.register_buffer(name, torch.zeros(shape))
         rows, columns = (length - side + 1 for length in input_shape[1:])
-        windows = torch.eye(rows * columns).unflatten(1, (rows, columns))
+        windows = torch.eye(rows * columns).reshape(-1, rows, columns)
         pooling = functional.adaptive_avg_pool2d(windows, REGIONS).flatten(1).T.contiguous()
         self.register_buffer("pooling", pooling, persistent=False)
 
@@ -97,7 +97,7 @@ class Patches(nn.Module):
         each = -(-_WINDOWS // max(len(images), 1))
         drawn = [
             windows[torch.randint(len(windows), (each,), generator=generator)]
-            for [windows] in map(found._windows, images.split(1))
+            for [windows] in map(found._windows, torch.split(images, 1))
         ]
         windows = torch.cat([torch.empty(0, len(found.mean)), *drawn])
         variances = windows.var(dim=1, correction=0)
@@ -147,7 +147,8 @@ class Patches(nn.Module):
         difference = self.pooling @ beyond
         sizes = self.pooling @ beyond.abs_()  # in place: a new array takes longer than its sums
         found = torch.cat([sizes + difference, sizes - difference], dim=2) / 2
-        return found.clamp_min_(0.0).sqrt_().transpose(1, 2).unflatten(2, (REGIONS, REGIONS))
+        maps = found.clamp_min_(0.0).sqrt_().transpose(1, 2)
+        return maps.reshape(len(images), -1, REGIONS, REGIONS)
 
     def _windows(self, images: Tensor) -> Tensor:
         """Return the windows `(n, windows, numbers)` of images."""

@@ -33,12 +33,12 @@ def by_hand(
             similar[:, y, x] = white @ state["filters"] / np.sqrt(white @ white + state["faint"])
     found = np.zeros((2 * COUNT, 3, 3))
     for place in np.ndindex(3, 3):
-        y, x = (
+        down, across = (
             slice(at * length // 3, -(-(at + 1) * length // 3))
             for at, length in zip(place, (rows, columns), strict=True)
         )
         for number in range(COUNT):
-            region = similar[number, y, x]
+            region = similar[number, down, across]
             for offset, sign in ((0, 1), (COUNT, -1)):
                 excess = np.maximum(sign * region - state["threshold"], 0.0)
                 found[(number + offset, *place)] = np.sqrt(excess.mean())
