@@ -137,9 +137,9 @@ class Patches(nn.Module):
                 f"{self._input_shape}"
             )
         # One by one on a CPU: similarities of several would leave its cache.
-        return torch.cat(
-            [self._compared(some) for some in images.split(1 if images.is_cpu else 64)]
-        )
+        together = 1 if images.is_cpu else 64
+        starts = range(0, len(images), together)
+        return torch.cat([self._compared(images[at : at + together]) for at in starts])
 
     def _compared(self, images: Tensor) -> Tensor:
         similar = self._similarities(self._standardised(self._windows(images)))
