@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,7 +46,7 @@ class RoundDraft:
     origin: NDArray[np.float64]
     content: RecordDict
     instruction: RoundInstruction
-    roster: list[Unit]
+    roster: Sequence[Unit]
     draw: Draw
     ask: Ask
 
