@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bucket_masses import table_masses
 from laws import ALARM, DRAWS, discrete_gaussian_pmf, law_p
 from scipy import stats
-from tables import table_masses
 
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian, _Proposals, discrete_gaussian

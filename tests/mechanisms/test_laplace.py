@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bucket_masses import table_masses
 from laws import ALARM, DRAWS, discrete_laplace_pmf, law_p
 from scipy import stats
-from tables import table_masses
 
 from fl_dp.mechanisms import LaplaceMechanism, SecureRandom, laplace
 from fl_dp.mechanisms.clipping import Norm
