@@ -78,7 +78,10 @@ class DiscreteLaplace(IntegerLaw):
     def _odds(
         self, value: NDArray[np.int64], bucket: NDArray[np.intp], draws: NDArray[np.intp]
     ) -> NDArray[np.float64]:
-        return np.exp((self._peak[bucket] - np.abs(value)) * self._fall[bucket])
+        odds: NDArray[np.float64] = np.exp(
+            (self._peak[bucket] - np.abs(value)) * self._fall[bucket]
+        )
+        return odds
 
     def _magnitudes(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Return `count` draws of the law on 0, 1, 2, ... that falls by the same factor."""

@@ -88,7 +88,7 @@ class SecureRandom:
     def words(self, count: int) -> NDArray[np.uint64]:
         """Return `count` independent uniform 64-bit words, shape `(count,)`."""
         drawn = np.empty(count + 2, dtype=np.uint64)  # the cipher wants room for one block more
-        into = memoryview(drawn.view(np.uint8))
+        into = drawn.view(np.uint8).data
         with self._lock:
             stream = self._stream
             # A forked process would otherwise draw the same words as its parent.

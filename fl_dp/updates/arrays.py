@@ -117,7 +117,7 @@ def written(items: NDArray[Any], *, declared: str | None = None) -> Array:
     items = np.asarray(items, order="C")
     stream = io.BytesIO()
     npy.write_array_header_1_0(stream, npy.header_data_from_array_1_0(items))
-    data = b"".join((stream.getvalue(), memoryview(items.reshape(-1)).cast("B")))
+    data = b"".join((stream.getvalue(), items.reshape(-1).data.cast("B")))
     return Array(declared or str(items.dtype), items.shape, _STYPE, data)
 
 

@@ -68,7 +68,7 @@ def test_what_is_proposed_times_what_is_accepted_is_the_target_out_to_60_scales(
     assert table.low[middle] == 0
     on_its_side = -np.log(-np.expm1(np.longdouble(-1.0 / scale)))  # of all from 0 on
 
-    def log_probability(value: int) -> np.longdouble:
+    def log_probability(value: int) -> Any:
         if value >= law._end or value < -law._end:  # its end, then the rest from 0 on
             end, first = (-1, law._end) if value > 0 else (0, -law._end - 1)
             rest = abs(value - first)
@@ -77,7 +77,7 @@ def test_what_is_proposed_times_what_is_accepted_is_the_target_out_to_60_scales(
         return share[bucket_of(value)] + np.log(np.longdouble(odds))
 
     def bucket_of(value: int) -> int:
-        return value // width + middle
+        return value // width + int(middle)
 
     log_width = np.log(np.longdouble(width))
     at_zero = log_probability(0)

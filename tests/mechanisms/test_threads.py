@@ -88,7 +88,8 @@ def test_a_fork_leaves_a_branch() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(read, 16) != branch.words(2).tobytes()
-    os.close(read), os.close(write)
+    os.close(read)
+    os.close(write)
 
 
 def test_a_fork_draws_in_threads_of_its_own() -> None:
