@@ -47,7 +47,7 @@ class Shift(NumPyClient):
         return [array + np.float32(1e-3) for array in parameters], 1, {}
 
 
-def strategy_of(mode: str, folder: Path) -> Strategy:
+def strategy_of(mode: str, parameters: int, folder: Path) -> Strategy:
     """Return what trains in a mode, for one round of all nodes."""
     if mode == "none":
         return FedAvg(fraction_evaluate=0.0)
@@ -59,7 +59,7 @@ def strategy_of(mode: str, folder: Path) -> Strategy:
         sampling_rate=1.0,
         clipping_norm=1.0,
         contribution_check=False,
-        secure_sum=SecureSum() if mode == "distributed" else None,
+        secure_sum=SecureSum(max_parameters=parameters) if mode == "distributed" else None,
         ledger=folder / "ledger.db",
     )
 
@@ -74,7 +74,9 @@ def round_of(mode: str, mib: float) -> None:
         model = ArrayRecord(
             {f"w{number}": Array(np.zeros(each, np.float32)) for number in range(ARRAYS)}
         )
-        strategy_of(mode, Path(folder)).start(grid=grid, initial_arrays=model, num_rounds=1)
+        strategy_of(mode, each * ARRAYS, Path(folder)).start(
+            grid=grid, initial_arrays=model, num_rounds=1
+        )
 
     logging.getLogger("flwr").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:

@@ -8,7 +8,7 @@ from fl_dp.accounting import freeze
 from fl_dp.accounting.shared_noise import sampler_slack
 from fl_dp.files import free_memory
 from fl_dp.ledger import SpentLedger
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.batch_norm import running_statistics
 
@@ -96,6 +96,8 @@ def require_trainable(plan: PrivacyPlan, layout: VectorLayout, units: int) -> No
             f"{units} units are connected and at most {most} can be summed exactly at noise "
             f"multiplier {plan.noise.least_multiplier:.4g}"
         )
+    if isinstance(plan.noise, DistributedNoise):  # the model may be larger than was accounted
+        plan.shared_bundle(plan.noise.least_multiplier, size=layout.size)
 
 
 def float64_error_of(plan: PrivacyPlan, layout: VectorLayout) -> str | None:
