@@ -154,8 +154,8 @@ class ModelSettings:
     Attributes:
         name: `logistic`, `mlp`, `cnn` or `resnet18` (GroupNorm, no max-pooling: 11.2 million
             parameters on CIFAR-10, 45 MB per message); for tokens `gru` or `lstm` (one layer; both
-            need Opacus, which comes with `fl-dp[torch]`) or `transformer` (three layers of GPT-NeoX,
-            by `fl-dp[transformers]`, which learns every next token of a record).
+            need Opacus, which comes with `fl-dp[torch]`) or `transformer` (three layers of
+            GPT-NeoX, with `fl-dp[transformers]`, which learns every next token of a record).
         hidden: Width of the hidden layers; for `resnet18` the channels of its first stage, doubled
             in each of the next three; of `gru` and `lstm` the hidden state; of `transformer`,
             which needs a multiple of 8, the width.

@@ -75,8 +75,8 @@ def load_dataset(
         The data set; the same object for the same arguments.
 
     Raises:
-        ValueError: If the name is unknown, a file is not the published one or does not fit the format,
-            or `clients` are none of the set's.
+        ValueError: If the name is unknown, a file is not the published one or does not fit the
+            format, or `clients` are none of the set's.
         FileNotFoundError: If the folder, or a file in it, is missing.
         ModuleNotFoundError: If a library that reads the files is not installed.
     """

@@ -53,9 +53,10 @@ def partition(
         seed: Seed of the partition, at least 0. The same arguments give the same partition.
         alpha: Concentration for "dirichlet"; the smaller, the fewer clients share a class.
         shards_per_client: Number of shards a client gets for "shards".
-        records_per_client: Rows of every client for "iid", and the most of each for "natural", which
-            are drawn from its own; None deals out all rows. No client has a row twice. Rows that are too many are left out; once they are used up, they are shuffled
-            and dealt out again, so that clients share some.
+        records_per_client: Rows of every client for "iid", and the most of each for "natural",
+            drawn from its own; None deals out all rows. No client has a row twice. Under "iid" rows
+            that are too many are left out; once they are used up, they are shuffled and dealt out
+            again, so that clients share some.
         natural_clients: Client of each row for "natural", int64 of shape `(n,)`.
 
     Returns:
@@ -263,7 +264,8 @@ def _check(
     if records_per_client is not None:
         if kind not in ("iid", "natural"):
             raise ValueError(
-                f"records_per_client is for partition 'iid' or 'natural', got '{kind}': leave it out"
+                f"records_per_client is for partition 'iid' or 'natural', got '{kind}': leave it "
+                "out"
             )
         if not 1 <= records_per_client <= len(labels):
             raise ValueError(

@@ -106,8 +106,8 @@ def build_model(
         ValueError: If the name is unknown, a number is out of its range, the model is for tokens
             and the records are numbers or the reverse, or "cnn" or "resnet18" gets a shape that is
             not (channels, height, width) with sides of at least 8.
-        ModuleNotFoundError: If "gru" or "lstm" is asked for without Opacus, or "transformer" without
-            transformers.
+        ModuleNotFoundError: If "gru" or "lstm" is asked for without Opacus, or "transformer"
+            without transformers.
     """
     require_fit(
         name,
