@@ -207,7 +207,7 @@ def draw(results: dict[str, Any], target: Path) -> None:
         for system, rows in results["rows"].items():
             done = {int(size): row for size, row in rows.items() if measured in row}
             values = [row[measured] for row in done.values()]
-            axes.plot(done, values, marker="o", color=colours[system], label=SYSTEMS[system])
+            axes.plot(list(done), values, marker="o", color=colours[system], label=SYSTEMS[system])
             if done and len(done) < len(rows):  # it went no further
                 last = max(done)
                 axes.plot(last, done[last][measured], marker="x", markersize=11, color=PALE)

@@ -111,11 +111,9 @@ def flower_app() -> Any:
             optimizer.zero_grad()
             torch.autograd.backward(functional.cross_entropy(model(x), y))
             optimizer.step()
-        answer = {
-            "arrays": ArrayRecord(model.state_dict()),
-            "metrics": MetricRecord({"num-examples": len(y)}),
-        }
-        return Message(RecordDict(answer), reply_to=message)
+        content = RecordDict({"arrays": ArrayRecord(model.state_dict())})
+        content["metrics"] = MetricRecord({"num-examples": len(y)})
+        return Message(content, reply_to=message)
 
     return app
 
@@ -136,7 +134,7 @@ def pfl() -> None:
     from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
     from pfl_units import with_loss
 
-    class Progress(TrainingProcessCallback[Any]):
+    class Progress(TrainingProcessCallback[Any]):  # type: ignore[misc]  # pfl is not installed here
         def after_central_iteration(
             self, aggregate_metrics: Any, model: Any, *, central_iteration: int
         ) -> tuple[bool, Any]:
