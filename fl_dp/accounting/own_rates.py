@@ -21,9 +21,11 @@ from .budget import NeighboringRelation
 from .calibration import calibrate_noise
 from .events import FrozenHistory, History, freeze
 from .loss_distributions import SEARCH_INTERVAL
+from .renyi import renyi_epsilon
 
 _MOST = 0.99  # a rate of 1 would be no coin
 _LEAST = 1e-9
+_STEP = 0.2  # upwards, of the logarithm of a rate
 _NOISE_TOLERANCE = 1e-3  # of the cohort's mean: any noise is valid with the rates that go with it
 _MARGIN = 1e-9  # above rounding: the same plan must fit on another machine, too
 
@@ -68,14 +70,23 @@ def calibrate_own_rates(
     def rate_of(noise: float, epsilon: float) -> float:
         """Return the rate that spends a budget, by the coarse discretisation."""
 
+        def by_renyi(log_rate: float) -> float:
+            history = total(noise, math.exp(log_rate))
+            return renyi_epsilon(history, delta, neighboring_relation) - epsilon
+
         def excess(log_rate: float) -> float:
             return spent(noise, math.exp(log_rate), SEARCH_INTERVAL) - epsilon
 
-        if excess(math.log(_MOST)) <= 0.0:
+        # Renyi DP is quick and never allows more: the search by distributions starts above it.
+        low, most = math.log(_LEAST), math.log(_MOST)
+        if by_renyi(low) <= 0.0 < by_renyi(most):
+            low = float(brentq(by_renyi, low, most, xtol=1e-3)) - 1e-3
+        high = low
+        while high < most and excess(high) <= 0.0:
+            low, high = high, min(most, high + _STEP)
+        if excess(high) <= 0.0:
             return _MOST
-        if excess(math.log(_LEAST)) > 0.0:
-            return _LEAST
-        return math.exp(float(brentq(excess, math.log(_LEAST), math.log(_MOST), xtol=1e-6)))
+        return math.exp(float(brentq(excess, low, high, xtol=1e-6)) if high > low else low)
 
     def short(log_noise: float) -> float:
         """Return by how much the mean rate falls short of what is wanted."""
