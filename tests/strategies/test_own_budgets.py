@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -47,13 +47,17 @@ BUDGETS, SHARES, RATE, ROUNDS, DELTA = (1.0, 3.0, 8.0), (0.5, 0.3, 0.2), 0.2, 30
 
 def planned(num_clients: int = 10, **other: Any) -> PrivacyPlan:
     law = OwnRatesSampling.at(RATE, budgets=BUDGETS, shares=SHARES)
-    given = {"rounds": ROUNDS, "num_clients": num_clients, "sampling": law, "clipping_norm": 1.0}
+    given: dict[str, Any] = {
+        "rounds": ROUNDS,
+        "num_clients": num_clients,
+        "sampling": law,
+        "clipping_norm": 1.0,
+    }
     return PrivacyPlan.calibrate(PrivacyBudget(epsilon=8.0, delta=DELTA), **given | other)
 
 
 PLAN = planned()
-LAW = PLAN.sampling
-assert isinstance(LAW, OwnRatesSampling)
+LAW = cast(OwnRatesSampling, PLAN.sampling)
 
 
 def truly_spent(noise_multiplier: float, rate: float) -> float:
@@ -176,7 +180,7 @@ def trained(
     app = numpy_client_app(lambda context: FixedClient([np.full(4, 0.1)]))
 
     def answer(message: Message, number: int) -> Message:
-        config = {"partition-id": number, "unit-name": f"ward-{number}"}
+        config: dict[str, Any] = {"partition-id": number, "unit-name": f"ward-{number}"}
         return app(message, Context(1, FIRST_NODE + number, config, RecordDict(), {}))
 
     grid = LocalGrid(introducing(answer), nodes)
