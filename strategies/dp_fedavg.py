@@ -480,6 +480,7 @@ class DPFedAvg(RoundLoop):
             clipping_norms=self._clipping_norms,
             stream=self.noise_stream,
             index=reservation.index,
+            rng=self._rng,
             untried=self._untried,
         )
 
