@@ -30,6 +30,7 @@ _TUNED = "tune.candidates=['client.epochs=1','client.epochs=2']"
 _SHARES, _ALL = "privacy=distributed", "selection.sampling_rate=1"
 
 EXAMPLES: tuple[tuple[str, ...], ...] = (
+    ("selection=own_budgets selection.budgets=[1,8] selection.shares=[0.5,0.5] schedule=plateau",),
     (f"{_GRADIENTS} model.shared=['1.bias']",),
     tuple(
         f"{each} model.lora_rank=2 model.lora_train=alternating"
