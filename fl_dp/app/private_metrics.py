@@ -17,7 +17,7 @@ from fl_dp.strategies import evaluate_federation
 
 from .run_folder import RunFolder
 from .settings import Settings
-from .workload import form_of_run
+from .workload import form_of_run, width_of_label
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -34,10 +34,12 @@ def private_metrics(settings: Settings, delta: float) -> NoiseChoice | None:
     epsilon = settings.metrics.private_epsilon
     if epsilon is None:
         return None
-    two = form_of_run(settings).num_classes == 2
-    query: Query = (
-        ScoreHistograms() if two else Evaluation(names=("accuracy",), lows=(0.0,), highs=(1.0,))
-    )
+    form = form_of_run(settings)
+    query: Query = Evaluation(names=("accuracy",), lows=(0.0,), highs=(1.0,))
+    if form.is_of_numbers:
+        query = Evaluation(names=("mae",), lows=(0.0,), highs=(width_of_label(settings),))
+    elif form.num_classes == 2:
+        query = ScoreHistograms()
     return choose_noise(query, epsilon, delta)
 
 

@@ -24,7 +24,7 @@ def summary_of(job: Job) -> RunSummary:
         path=str(job.path),
         variant=job.variant if job.place is None else f"{job.variant} at {job.place}",
         rounds=statement["rounds"],
-        test_accuracy=last["test_accuracy"],
+        test_accuracy=last.get("test_accuracy"),
         test_metrics=_metrics(last),
         measured_on=measured_on(job),
         epsilon=_quoted(statement),
@@ -57,7 +57,7 @@ def result_of(job: Job, seconds: float | None) -> Result:
         curve=job.variant or "default",
         x=job.place,
         seed=job.settings.seed,
-        accuracy=last["test_accuracy"],
+        accuracy=last.get("test_accuracy"),
         loss=last["test_loss"],
         measured_on=measured_on(job),
         epsilon=_quoted(statement),
@@ -94,7 +94,7 @@ def results_so_far(jobs: Jobs) -> dict[str, Result]:
 
 
 def measured_on(job: Job) -> str:
-    """Return the public rows that a training's accuracy is of."""
+    """Return the public rows that a training's score is of."""
     return "validation" if job.settings.task.validation else "test"
 
 

@@ -31,7 +31,7 @@ _MAX_ALPHA = 1e6
 
 
 def partition(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     *,
     num_clients: int,
     kind: str,
@@ -44,7 +44,7 @@ def partition(
     """Split the rows of a data set over clients.
 
     Args:
-        labels: Label of each row, integers of shape `(n,)`.
+        labels: Label of each row, integers of shape `(n,)`; but for "dirichlet" also numbers.
         num_clients: Number of clients.
         kind: "iid" deals the rows evenly; "dirichlet" draws for each class the clients' proportions
             from a symmetric Dirichlet(alpha); "shards" sorts by label, cuts into
@@ -200,7 +200,7 @@ def _dirichlet(
 
 
 def _shards(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     num_clients: int,
     shards_per_client: int,
     generator: np.random.Generator,
@@ -234,7 +234,7 @@ def _natural(natural_clients: NDArray[np.int64] | None, num_clients: int) -> NDA
 
 
 def _check(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     num_clients: int,
     kind: str,
     seed: int,
@@ -244,7 +244,8 @@ def _check(
 ) -> None:
     if kind not in PARTITIONS:
         raise ValueError(f"unknown partition {kind!r}; write one of {', '.join(PARTITIONS)}")
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    kinds = np.integer if kind == "dirichlet" else np.number
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, kinds):
         raise ValueError(
             f"labels are {labels.dtype} of shape {labels.shape}; give integers of shape (n,)"
         )
