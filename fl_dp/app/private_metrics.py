@@ -12,6 +12,7 @@ from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.files import write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.secagg import Roster
 from fl_dp.statistics import Evaluation, NoiseChoice, Query, ScoreHistograms, choose_noise
 from fl_dp.strategies import evaluate_federation
 
@@ -40,7 +41,8 @@ def private_metrics(settings: Settings, delta: float) -> NoiseChoice | None:
         query = Evaluation(names=("mae",), lows=(0.0,), highs=(width_of_label(settings),))
     elif form.num_classes == 2:
         query = ScoreHistograms()
-    return choose_noise(query, epsilon, delta)
+    law = "gaussian" if settings.privacy.noised_by == "nodes" else None
+    return choose_noise(query, epsilon, delta, law=law)
 
 
 def measure_privately(
@@ -52,7 +54,8 @@ def measure_privately(
     choice: NoiseChoice,
     arrays: ArrayRecord,
     config: ConfigRecord,
-    rng: SecureRandom,
+    rng: SecureRandom | None,
+    secure_roster: Roster | None,
 ) -> None:
     """Ask every node how good the last model is on the rows it holds out, and write the answer.
 
@@ -66,7 +69,8 @@ def measure_privately(
         choice: From `private_metrics`.
         arrays: The last model.
         config: Sent along: the settings.
-        rng: Of the noise.
+        rng: Of the noise; None: nodes draw it.
+        secure_roster: The nodes of secure sums, as their owners know them; None if nobody says.
     """
     if folder.private_metrics.is_file():
         return
@@ -82,6 +86,7 @@ def measure_privately(
             units_per_node=ledger.plan.hosting.units_per_node,
             timeout=settings.round_timeout,
             roster_timeout=settings.roster_timeout,
+            secure_roster=secure_roster,
         )
     except PrivacyBudgetExhausted as error:
         logger.warning("The last model was not measured on clients' rows: %s", error)

@@ -173,7 +173,8 @@ def _train_by_plan(
                     choice=choice,
                     arrays=result.arrays,
                     config=_train_config(folder, settings),
-                    rng=rng,
+                    rng=None if settings.privacy.noised_by == "nodes" else rng,
+                    secure_roster=roster_of(settings),
                 )
         finally:
             # Also after a failure: what was reserved is spent, and somebody has to say so.

@@ -19,6 +19,7 @@ def summary_of(job: Job) -> RunSummary:
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
     so_far = statement.get("epsilon_so_far", {}).values()
+    is_measured = job.folder.private_metrics.is_file()
     records = statement.get("records")
     return RunSummary(
         path=str(job.path),
@@ -28,7 +29,8 @@ def summary_of(job: Job) -> RunSummary:
         test_metrics=_metrics(last),
         measured_on=measured_on(job),
         epsilon=_quoted(statement),
-        epsilon_so_far=min(so_far) if so_far else None,
+        epsilon_so_far=last["epsilon"] if is_measured else min(so_far) if so_far else None,
+        is_measured_privately=is_measured,
         delta=statement["delta"],
         unit=_unit(job),
         record_epsilon=None if records is None else _quoted(records),

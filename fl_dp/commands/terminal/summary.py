@@ -36,6 +36,7 @@ class RunSummary:
         bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
         bytes_up: Bytes of the arrays in its reply.
         test_metrics: Other metrics of the last model on the same rows.
+        is_measured_privately: Whether the last model was measured on clients' rows, too.
     """
 
     path: str
@@ -52,6 +53,7 @@ class RunSummary:
     bytes_down: int | None = None
     bytes_up: int | None = None
     test_metrics: Mapping[str, float] = field(default_factory=dict)
+    is_measured_privately: bool = False
 
     @property
     def score(self) -> Score:
@@ -135,9 +137,12 @@ def epsilon_jump(runs: Sequence[RunSummary]) -> str | None:
     for run in runs:
         spent = run.epsilon_so_far
         if spent is not None and math.isfinite(run.epsilon) and run.epsilon > 1.001 * spent:
+            why = "is an intermediate lower value"
+            if run.is_measured_privately:
+                why = "leaves out that the last model was measured on clients' rows"
             return (
                 f"Report epsilon {_rounded_up(run.epsilon):.4g}; {_rounded_up(spent):.4g}, where "
-                "the progress ended, is an intermediate lower value"
+                f"the progress ended, {why}"
             )
     return None
 

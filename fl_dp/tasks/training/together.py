@@ -245,8 +245,8 @@ def _unit_of(place: int, unit: UnitData) -> _Unit | None:
 
 def _has_labels(labels: Tensor, outputs: int) -> bool:
     """Whether labels are some of the classes, or numbers for a model that predicts one."""
-    if labels.is_floating_point():
-        return outputs == 1
+    if labels.is_floating_point() or outputs == 1:
+        return labels.is_floating_point() and outputs == 1  # put together, they would be one kind
     return int(labels.min()) >= 0 and int(labels.max()) < outputs
 
 
