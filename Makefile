@@ -14,6 +14,7 @@ QUICK := tests/mechanisms tests/updates tests/plan tests/statistics tests/client
 
 # `make bench`: what each script is given. A test knows those that are left out, and why.
 BENCH_accounting := --json
+BENCH_accuracy := --seeds 0,1,2
 BENCH_aggregation := --json
 BENCH_client_schemes := --json
 BENCH_clients := --case dp_sgd --json

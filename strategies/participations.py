@@ -81,7 +81,7 @@ class Participations:
             return None
         return self._ledger.next_index()
 
-    def left(self, roster: list[Unit], index: int | None = None) -> list[Unit]:
+    def left(self, roster: Sequence[Unit], index: int | None = None) -> Sequence[Unit]:
         """Return the units that may take part once more, at that index where it matters.
 
         Nothing but names and the ledger decides, so leaving a unit out never depends on data.
@@ -101,7 +101,7 @@ class Participations:
         last, rested = self._ledger.last_index, index - self._separation
         return [unit for unit in roster if last.get(self._name(unit), rested) <= rested]
 
-    def require_some_left(self, roster: list[Unit]) -> None:
+    def require_some_left(self, roster: Sequence[Unit]) -> None:
         """Check that not everybody is at the cap.
 
         Raises:

@@ -153,7 +153,7 @@ class PoissonSelection(Selection):
     def select(self, draw: Draw) -> list[Unit]:
         """Return the units whose coin came up; possibly none."""
         coins = draw.rng.bernoulli(self.sampling.sampling_rate, len(draw.roster))
-        return [unit for unit, heads in zip(draw.roster, coins, strict=True) if heads]
+        return [draw.roster[place] for place in np.flatnonzero(coins).tolist()]
 
 
 class _DeclaredPlaces:

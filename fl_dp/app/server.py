@@ -153,7 +153,7 @@ def _train_by_plan(
     ) as ledger:
         made_by = make_strategy or (DPFedBuff if plan.sampling.buffered else DPFedAvg)
         strategy = made_by(
-            settings.server_optimizer.make(),
+            settings.server_optimizer.make_for(settings.rounds),
             plan=plan,
             ledger=ledger,
             selection=make_selection(settings),
@@ -209,7 +209,7 @@ def _train_without_plan(
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     strategy = UnprotectedFedAvg(
-        settings.server_optimizer.make(),
+        settings.server_optimizer.make_for(settings.rounds),
         selection=make_selection(settings),
         **_options(folder, settings, record_plan, rng),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -144,7 +144,7 @@ def encoder_of_run(settings: Settings) -> Encoder | None:
     return fitted_encoder(features, _loaded(settings))
 
 
-def parts_of(settings: Settings) -> tuple[NDArray[np.int64], ...]:
+def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
     """Return the training rows of each client, split once a process.
 
     Raises:

@@ -35,22 +35,24 @@ from fl_dp.tasks.training import evaluate, train_locally
 class ServerStep:
     """State of a server optimizer over the rounds of one trial."""
 
-    def __init__(self, settings: ServerOptimizerSettings) -> None:
-        """Start before the first round."""
+    def __init__(self, settings: ServerOptimizerSettings, rounds: int) -> None:
+        """Start before the first of so many rounds."""
         self._settings = settings
+        self._last = rounds
         self._rounds = 0
         self._mean: NDArray[np.float64] | float = 0.0
         self._squares: NDArray[np.float64] | float = 0.0
 
     def of(self, update: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return how far the model moves with a round's mean update, of its shape."""
-        chosen, self._rounds = self._settings, self._rounds + 1
+        chosen, left = self._settings, 1.0 - self._rounds / self._last
+        self._rounds += 1
+        if not isinstance(chosen, FedAvgMSettings | FedAdagradSettings):
+            return update
+        rate = chosen.learning_rate * (left if chosen.linear_decay else 1.0)
         if isinstance(chosen, FedAvgMSettings):
             self._mean = chosen.momentum * self._mean + update
-            return np.asarray(chosen.learning_rate * self._mean)
-        if not isinstance(chosen, FedAdagradSettings):
-            return update
-        rate = chosen.learning_rate
+            return np.asarray(rate * self._mean)
         if not isinstance(chosen, FedAdamSettings):
             self._mean, self._squares = update, self._squares + update**2
         else:
@@ -163,7 +165,7 @@ def _train(
     # As much noise adds up as in the run: with less, steps and norms win that drown later.
     std = rounds.std(norm) * math.sqrt(settings.rounds / count)
     draws = np.random.default_rng(seed)
-    step, shapes = ServerStep(settings.server_optimizer), list(get_arrays(model).values())
+    step, shapes = ServerStep(settings.server_optimizer, count), list(get_arrays(model).values())
     current = _flat(model)
     for number in range(count):
         total = np.zeros_like(current)

@@ -389,11 +389,21 @@ def test_a_choice_never_changes_what_is_charged(tmp_path: Path) -> None:
             ledger.choose("a", how="b", settings="c", plan=plan, paid=None)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"])
-def test_a_trial_steps_as_the_run_s_server_optimizer_does(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "falls"),
+    [("fedavg", False)]
+    + [
+        (name, falls)
+        for name in ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
+        for falls in (False, True)
+    ],
+)
+def test_a_trial_steps_as_the_run_s_server_optimizer_does(name: str, falls: bool) -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     settings = OPTIONS["server_optimizer"][name]
-    theirs, ours = ServerOptimizer(settings.make()), ServerStep(settings)
+    if falls:
+        settings = replace(settings, linear_decay=True)
+    theirs, ours = ServerOptimizer(settings.make_for(4)), ServerStep(settings, 4)
     rng, model = np.random.default_rng(0), np.zeros(5)
     for number in range(1, 5):
         update = rng.normal(size=5)
