@@ -22,6 +22,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
@@ -121,10 +122,11 @@ def run_opacus(row: Row, noise_multiplier: float, seed: int, epochs: int) -> dic
         noise_multiplier=noise_multiplier,
         max_grad_norm=row.clipping_norm,
     )
+    criterion: nn.Module = nn.CrossEntropyLoss()
     for epoch in range(1, epochs + 1):
         for images, labels in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(images), labels).backward()
+            criterion(model(images), labels).backward()
             optimizer.step()
         _, accuracy = evaluate(
             network, mnist.features(slice(None), "test"), mnist.labels(slice(None), "test")
@@ -225,7 +227,7 @@ def main() -> None:
         noise = calibrate_noise_multiplier(
             float(arguments.row), 1e-5, sampling_rate=SAMPLING_RATE, rounds=STEPS * epochs
         )
-    runs = []
+    runs: list[dict[str, Any]] = []
     for seed in range(arguments.seeds):
         runs.append({"by": "opacus", **run_opacus(row, noise, seed, epochs)})
         for silos in arguments.silos:
