@@ -10,7 +10,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fl_dp.accounting import CyclicSampling, PrivacyBudgetExhausted, PrivacyEvent
+from fl_dp.accounting import (
+    CyclicSampling,
+    GroupedSampling,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+)
 from fl_dp.accounting.events import event_from_dict
 from fl_dp.accounting.filters import PrivacyFilter
 from fl_dp.plan import PrivacyPlan
@@ -73,7 +78,7 @@ class TrainingState:
         participations: Rounds of each unit, as far as rounds said so; of a buffer, its asks.
         last_index: The last index at which each unit took part, as far as rounds said so.
         asks: Who was asked for a contribution to a buffer, where there are any.
-        group_of: The group of each unit, where groups take turns.
+        group_of: The group of each unit, where there are groups.
         reserved: Every reservation, by its entry.
         committed: Entries of the reservations that were committed.
         waiting: What each other release is charged as that was not committed, by its entry.
@@ -255,13 +260,13 @@ class TrainingState:
 
     def _take_in_groups(self, groups: dict[str, int]) -> None:
         sampling = self.plan.sampling
-        if not isinstance(sampling, CyclicSampling):
+        if not isinstance(sampling, GroupedSampling):
             raise ValueError("it assigns groups, and the plan has none")
         for unit, group in groups.items():
             if unit in self.group_of:
                 raise ValueError(f"{unit} has group {self.group_of[unit]} for the whole training")
-            if not 0 <= group < sampling.groups:
-                raise ValueError(f"there is no group {group} of {sampling.groups}")
+            if not 0 <= group < sampling.num_groups:
+                raise ValueError(f"there is no group {group} of {sampling.num_groups}")
             self.group_of[unit] = group
 
     def _take_in_units(self, kind: str, index: int, units: list[str]) -> None:

@@ -35,6 +35,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         f"{_NUMBERS} metrics.accuracy=[0,1]",
         f"{_NUMBERS} selection=dp_utility selection.utility=accuracy",
     ),
+    ("selection=own_budgets selection.budgets=[1,8] selection.shares=[0.5,0.5] schedule=plateau",),
     (f"{_GRADIENTS} model.shared=['1.bias']",),
     tuple(
         f"{each} model.lora_rank=2 model.lora_train=alternating"
