@@ -57,7 +57,7 @@ def with_test_part(
 
 
 def with_validation_part(dataset: Dataset) -> Dataset:
-    """Return a set that is measured on a fixed, stratified fifth of its training part.
+    """Return a set that is measured on a fixed fifth of its training part, of classes stratified.
 
     Nobody trains on that fifth, and the real test part is left out: what is chosen by it has not
     seen what is reported. The rows are the same in every run.
@@ -66,6 +66,8 @@ def with_validation_part(dataset: Dataset) -> Dataset:
         ValueError: If a label has fewer than two training rows.
     """
     labels = dataset.train_y
+    if dataset.form.is_of_numbers:
+        labels = np.zeros(len(labels), np.int64)
     _, counts = np.unique(labels, return_counts=True)
     if not len(counts) or counts.min() < 2:
         raise ValueError(
@@ -78,7 +80,7 @@ def with_validation_part(dataset: Dataset) -> Dataset:
         dataset,
         **_training(dataset, train),
         test_x=dataset.train_x[held_out],
-        test_y=labels[held_out],
+        test_y=dataset.train_y[held_out],
         test_clients=None if dataset.train_clients is None else dataset.train_clients[held_out],
     )
 
