@@ -32,7 +32,7 @@ _MAX_ALPHA = 1e6
 
 
 def partition(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     *,
     num_clients: int,
     kind: str,
@@ -45,7 +45,7 @@ def partition(
     """Split the rows of a data set over clients.
 
     Args:
-        labels: Label of each row, integers of shape `(n,)`.
+        labels: Label of each row, integers of shape `(n,)`; but for "dirichlet" also numbers.
         num_clients: Number of clients.
         kind: "iid" deals the rows evenly; "dirichlet" draws for each class the clients' proportions
             from a symmetric Dirichlet(alpha); "shards" sorts by label, cuts into
@@ -220,7 +220,7 @@ def _dirichlet(
 
 
 def _shards(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     num_clients: int,
     shards_per_client: int,
     generator: np.random.Generator,
@@ -254,7 +254,7 @@ def _natural(natural_clients: NDArray[np.int64] | None, num_clients: int) -> NDA
 
 
 def _check(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     num_clients: int,
     kind: str,
     seed: int,
@@ -264,7 +264,8 @@ def _check(
 ) -> None:
     if kind not in PARTITIONS:
         raise ValueError(f"unknown partition {kind!r}; write one of {', '.join(PARTITIONS)}")
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    kinds = np.integer if kind == "dirichlet" else np.number
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, kinds):
         raise ValueError(
             f"labels are {labels.dtype} of shape {labels.shape}; give integers of shape (n,)"
         )

@@ -139,7 +139,7 @@ def test_dirichlet_proportions_have_the_variance_of_the_law() -> None:
         ({"kind": "dirichlet", "alpha": float("nan")}, "alpha is nan"),
         ({"kind": "dirichlet", "alpha": float("inf")}, "alpha is inf"),
         ({"seed": -1}, "seed is -1; write at least 0"),
-        ({"labels": LABELS / 2}, "labels are float64"),
+        ({"kind": "dirichlet", "labels": LABELS / 2}, "labels are float64"),
         ({"labels": LABELS.reshape(10, 100)}, r"shape \(10, 100\)"),
     ],
 )
