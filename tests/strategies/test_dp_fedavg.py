@@ -27,8 +27,6 @@ from fl_dp.strategies import (
     RosterIncomplete,
     UnfitModel,
     Unit,
-    compatibility,
-    open_round,
 )
 
 N = 100
@@ -438,7 +436,7 @@ def test_a_model_that_memory_has_no_room_for_is_refused_before_anybody_is_asked(
     plan = plan_of(4)
     ledger, grid = open_ledger(plan), LocalGrid(answer_with_update([{"w": np.zeros(1000)}] * 4), 4)
     for free, fits in ((43_000, False), (45_000, True), (None, True)):
-        monkeypatch.setattr(compatibility, "free_memory", lambda free=free: free)
+        monkeypatch.setattr("fl_dp.strategies.compatibility.free_memory", lambda free=free: free)
         strategy = DPFedAvg(plan=plan, ledger=ledger)
         if fits:
             strategy.start(grid, record(w=np.zeros(1000)), num_rounds=1)
@@ -453,17 +451,18 @@ def test_a_model_that_memory_has_no_room_for_is_refused_before_anybody_is_asked(
 def test_replies_of_a_large_model_do_not_pile_up(
     open_ledger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_round, "_LARGE", 1)
+    monkeypatch.setattr("fl_dp.strategies.open_round._LARGE", 1)
     plan = plan_of(8)
     answers, alive = answer_with_update([{"w": np.full(1000, 0.1)}] * 8), list[int]()
 
-    class Alive(CentralMode):
-        def fold(self, *given: Any, **options: Any) -> Any:
-            found = [each for each in gc.get_objects() if isinstance(each, Array)]
-            alive.append(sum(each.shape == (1000,) for each in found))
-            return super().fold(*given, **options)
+    fold = CentralMode.fold
 
-    monkeypatch.setattr("fl_dp.strategies.dp_fedavg.CentralMode", Alive)
+    def counted(mode: Any, *given: Any, **options: Any) -> Any:
+        found = [each for each in gc.get_objects() if isinstance(each, Array)]
+        alive.append(sum(each.shape == (1000,) for each in found))
+        return fold(mode, *given, **options)
+
+    monkeypatch.setattr(CentralMode, "fold", counted)
     gc.collect()
     gc.disable()
     try:
