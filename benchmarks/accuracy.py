@@ -29,6 +29,7 @@ from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 
 TABLES = Path(__file__).with_suffix(".yaml")
 METRIC = "test_accuracy"
+LATE = 5.0  # an epsilon beyond which a name stands to the left of its point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,19 +147,25 @@ def draw(rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]], target: Path) -> 
         )
         epsilons = [epsilon for epsilon, _ in ours]
         means = [statistics.fmean(numbers) for _, numbers in ours]
-        axes.plot(epsilons, means, "o-", color=COLOURS[0], label="fl-dp, ten silos, nobody trusted")
-        theirs = {
-            name: at
-            for row, _ in measured
-            if row.label == label
-            for name, at in row.published.items()
-        }
-        for (name, (epsilon, accuracy)), marker in zip(theirs.items(), "xs^dv", strict=False):
-            axes.plot(epsilon, accuracy, marker, color=PALE, label=name)
+        axes.plot(epsilons, means, "o-", color=COLOURS[0])
+        theirs = [row.published for row, _ in measured if row.label == label]
+        for name, (epsilon, accuracy) in {k: v for each in theirs for k, v in each.items()}.items():
+            axes.plot(epsilon, accuracy, "x", color=PALE)
+            side = "left" if epsilon < LATE else "right"
+            axes.annotate(
+                name,
+                (epsilon, accuracy),
+                (5 if side == "left" else -5, -10),
+                textcoords="offset points",
+                ha=side,
+                fontsize=7,
+                color=PALE,
+            )
         axes.set(title=label, xlabel="epsilon of each record", xscale="log")
         axes.set_xticks([1, 3, 8], ["1", "3", "8"])
         axes.minorticks_off()
-    panels[0].set_ylabel("public test accuracy")
+        axes.margins(x=0.1, y=0.15)
+    panels[0].set_ylabel("accuracy: fl-dp (line), published (x)")
     save_picture(figure, target)
 
 
