@@ -55,7 +55,7 @@ class Queue:
         self._jobs = jobs
         self._console = console
         self._command = command
-        self._prepare = prepare
+        self._prepare, self._prepared = prepare, False
         self._places = min(jobs.side_by_side, sum(not job.finished for job in jobs.each))
         self._left: CellsLeft = CellsLeft(
             [job.variant for job in jobs.each if not job.finished], at_once=max(1, self._places)
@@ -80,6 +80,7 @@ class Queue:
                 self._start(stack)
                 if self._prepare is not None:
                     self._jobs = self._prepare(self._jobs)
+                self._prepared = True
                 self._jobs.note()
                 if self._places > 1:
                     stack.enter_context(self._lines)
@@ -89,6 +90,8 @@ class Queue:
             self._leave_valid()
             fail(str(error), status=1)
         except KeyboardInterrupt:
+            if not self._prepared:
+                raise
             if len(self._done) < len(self._jobs.each):
                 begun = self._leave_valid() or self._jobs.sweep is not None
                 goes_on = (
@@ -108,7 +111,7 @@ class Queue:
         share = Machine.here().shared_by(self._places) if self._places > 1 else None
         each = (job.settings.simulation.engine for job in self._jobs.each if not job.finished)
         names = list(dict.fromkeys(each))
-        with doing("starting Flower"):
+        with doing("starting the engine"):
             for _ in range(self._places):
                 self._free.put(
                     {name: stack.enter_context(engine(name, machine=share)) for name in names}
