@@ -164,7 +164,9 @@ def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encod
         assert chosen.file is not None and chosen.module is not None  # as `check` has seen
         body = encoder_module(chosen.module, Path(chosen.file), input_shape)
     elif isinstance(chosen, PatchesSettings):
-        body = Patches(input_shape, side=chosen.side, count=chosen.count)
+        body = Patches(
+            input_shape, side=chosen.side, count=chosen.count, scattering=chosen.scattering
+        )
     else:
         body = Scattering(input_shape)
     file = chosen.statistics

@@ -164,7 +164,7 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
     budget = PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta)
     # The strategy checks the same when it is made; here it comes before any noise is calibrated.
     check_together(
-        PrivacyPlan.draft(budget, 1.0, **arguments),
+        PrivacyPlan.draft(budget, **arguments),
         selection,
         weight_cap=settings.weights.cap,
         dp_sgd=settings.protects_records,

@@ -81,6 +81,7 @@ class TrainingState:
         group_of: The group of each unit, where there are groups.
         reserved: Every reservation, by its entry.
         committed: Entries of the reservations that were committed.
+        waiting: What each other release is charged as that was not committed, by its entry.
         randomness: Every source of randomness that the ledger was opened with.
         uncharged: Names of releases that no epsilon covers, in their order.
         choice: Hyper-parameters that were chosen for this training; None: unknown.
@@ -102,6 +103,7 @@ class TrainingState:
         self._newest: int | None = None  # entry of the newest round's reservation
         self.reserved: dict[int, Reservation] = {}
         self.committed: set[int] = set()
+        self.waiting: dict[int, PrivacyEvent] = {}
         self.randomness: set[str] = set()
         self.uncharged: list[str] = []
         self.choice: Choice | None = None
@@ -152,6 +154,22 @@ class TrainingState:
             raise ParticipationCapReached(
                 f"{len(spent)} of the participants have taken part {cap} times already, the plan's "
                 f"participation_cap; the first is {spent[0]}"
+            )
+
+    def require_declared_left(self, event: PrivacyEvent, what: str) -> None:
+        """Check that another release was made less often than declared, where the rule needs it.
+
+        One that was reserved and never committed may be repeated, and is charged twice.
+
+        Raises:
+            PrivacyBudgetExhausted: If it was not.
+        """
+        declared = dict(self.plan.other_releases).get(event, 0)
+        made = self.others[event] - list(self.waiting.values()).count(event)
+        if not self.gate.adaptive and made >= declared:
+            raise PrivacyBudgetExhausted(
+                f"{what} is among the plan's other_releases {declared} times, and was made as "
+                "often: declare how often it is made"
             )
 
     def require_askable(self, units: Collection[str]) -> int:
@@ -236,6 +254,7 @@ class TrainingState:
                 if reserved not in self.reserved or reserved in self.committed:
                     raise ValueError(f"entry {reserved} is no reservation that waits for a commit")
                 self.committed.add(reserved)
+                self.waiting.pop(reserved, None)
             case _:
                 raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
 
@@ -322,6 +341,7 @@ class TrainingState:
             self.gate.spend(event)
         if not is_round:
             self.others[event] += 1
+            self.waiting[sequence] = event
             return
         self._newest = sequence
         self.asks.open()

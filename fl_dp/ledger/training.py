@@ -314,7 +314,8 @@ class PrivacyLedger(SpentLedger):
             event: What it is charged as; a plan that declared it has put budget aside for it.
 
         Raises:
-            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            PrivacyBudgetExhausted: If it would exceed the budget, or the plan's rule takes declared
+                releases only and it was made as often as declared; then nothing is written.
             LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If the plan's rule takes declared releases only and this is none, or the
                 name can't be printed.
@@ -328,6 +329,7 @@ class PrivacyLedger(SpentLedger):
             )
         with self._transaction() as connection:
             self._require_budget(event, f"'{what}'")
+            self._state.require_declared_left(event, f"'{what}'")
             entry = self._append(
                 connection,
                 {

@@ -178,7 +178,9 @@ class SecureRandom:
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"probability must lie in [0, 1], got {probability}")
         threshold = np.uint64(int(probability * 2.0**53))
-        coins: NDArray[np.bool_] = (self.words(count) >> np.uint64(11)) < threshold
+        coins = np.empty(count, dtype=np.bool_)
+        for some in (coins[at : at + CHUNK] for at in range(0, count, CHUNK)):
+            some[:] = (self.words(some.size) >> np.uint64(11)) < threshold
         return coins
 
     def _runs(self, words: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:

@@ -60,6 +60,7 @@ from .shared_bundle import SharedBundle
 _UNITS = ("client", "record")
 _ONE_A_NODE = Hosting()
 _ANY_ORDER = 1e9  # of a draft's filter: at a large order every budget leaves something
+_UNITS_AT_ONE = 2.0**22  # that a sum holds exactly at noise multiplier 1, whatever the norm
 _MOST_ROUNDS = 10_000_000  # a plan that somebody else wrote must not fill the reader's memory
 
 
@@ -229,7 +230,7 @@ class PrivacyPlan:
             TypeError: If an argument is misspelt or of the wrong type.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
-        draft = cls.draft(budget, 1.0, **given)
+        draft = cls.draft(budget, **given)
         if isinstance(draft.sampling, OwnRatesSampling):
             return draft._finished(given, **draft._own_rates(draft.sampling))
         return draft._finished(given, noise=calibrated_noise(draft.noise, draft.planned_releases))
@@ -276,13 +277,16 @@ class PrivacyPlan:
 
     @classmethod
     def draft(
-        cls, budget: PrivacyBudget, noise_multiplier: float, **given: Unpack[PlanArguments]
+        cls,
+        budget: PrivacyBudget,
+        noise_multiplier: float | None = None,
+        **given: Unpack[PlanArguments],
     ) -> Self:
         """Return the plan before its numbers are found, at once: what is refused shows here.
 
         Args:
             budget: May still change.
-            noise_multiplier: May still change.
+            noise_multiplier: May still change; None: one at which all clients are summed exactly.
             **given: As for `calibrate`.
 
         Raises:
@@ -290,6 +294,8 @@ class PrivacyPlan:
             ValueError: If an argument is out of range, or arguments exclude each other.
         """
         require_plan_arguments(given, of=cls.__name__)
+        if noise_multiplier is None:
+            noise_multiplier = max(1.0, given["num_clients"] / _UNITS_AT_ONE)
         # Whether the scalars' noise or a word's bits are enough depends on the multiplier found.
         given = given | {"scalar_noise_std": None}
         if (secure_sum := given.get("secure_sum")) is not None:

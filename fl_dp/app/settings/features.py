@@ -127,12 +127,14 @@ class PatchesSettings(ScatteringSettings):
     Attributes:
         count: Public windows that are compared with.
         side: Of a window, in pixels.
+        scattering: Put scattering coefficients beside the comparisons, with as much variance.
     """
 
     name: str = told("patches")
     group_norm: int | None = told(None)
     count: int = told(512)
     side: int = told(6)
+    scattering: bool = told(False)
 
     def __post_init__(self) -> None:
         """Check the values, but for public records that are still to come."""

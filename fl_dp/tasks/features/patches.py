@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .scattering import Scattering
+
 REGIONS = 3
 """Regions of an image along either axis."""
 
@@ -36,6 +38,8 @@ _BUSY = 10.0  # times that: what has less is no filter, and nothing is whitened 
 _RIDGE = 0.1  # added to the variance of each direction before it is made 1
 _FAINT = 0.01  # of the mean square norm of windows, added to each
 _ACTIVE = 0.3  # share of the comparisons beyond the threshold, on public windows
+_GROUPS = 27  # of scattering's channels, each standardised within its image
+_WEIGHED = 1000  # public images, by which scattering gets as much variance as comparisons
 
 
 class Patches(nn.Module):
@@ -48,14 +52,18 @@ class Patches(nn.Module):
     filters: Tensor
     threshold: Tensor
     pooling: Tensor
+    weight: Tensor
 
-    def __init__(self, input_shape: tuple[int, ...], *, side: int, count: int) -> None:
+    def __init__(
+        self, input_shape: tuple[int, ...], *, side: int, count: int, scattering: bool = False
+    ) -> None:
         """Make room for filters; `fitted` or `load_state_dict` brings them.
 
         Args:
             input_shape: `(channels, height, width)`.
             side: Of a window, in pixels.
             count: Filters.
+            scattering: Whether scattering coefficients stand beside the comparisons.
 
         Raises:
             ValueError: If images of that shape have no windows for every region.
@@ -81,6 +89,9 @@ class Patches(nn.Module):
         windows = torch.eye(rows * columns).reshape(-1, rows, columns)
         pooling = functional.adaptive_avg_pool2d(windows, REGIONS).flatten(1).T.contiguous()
         self.register_buffer("pooling", pooling, persistent=False)
+        self._scattering = Scattering(input_shape) if scattering else None
+        if scattering:
+            self.register_buffer("weight", torch.zeros(()))
 
     def fitted(self, public: NDArray[Any]) -> Patches:
         """Return filters and thresholds of public images, the same for the same images.
@@ -120,6 +131,13 @@ class Patches(nn.Module):
         sample = torch.randperm(len(windows), generator=generator)[:4096]
         some = found._similarities(standardised[sample])
         found.threshold = some.abs().flatten().sort().values[int((1.0 - _ACTIVE) * some.numel())]
+        if found._scattering is not None:
+            some = images[:_WEIGHED]
+            spreads = [
+                each(some).var(dim=0).sum().sqrt()
+                for each in (found._comparisons, found._scattered)
+            ]
+            found.weight = spreads[0] / spreads[1]
         return found
 
     def forward(self, images: Tensor) -> Tensor:
@@ -129,17 +147,28 @@ class Patches(nn.Module):
             images: Float32 `(n, channels, height, width)`.
 
         Returns:
-            Float32 `(n, 2 * count, 3, 3)`.
+            Float32 `(n, 2 * count, 3, 3)`; with scattering `(n, d)`.
         """
         if images.shape[1:] != self._input_shape:
             raise ValueError(
                 f"records are of shape {tuple(images.shape[1:])}; these filters are for "
                 f"{self._input_shape}"
             )
+        compared = self._comparisons(images)
+        if self._scattering is None:
+            return compared
+        return torch.cat([compared.flatten(1), self.weight * self._scattered(images)], dim=1)
+
+    def _comparisons(self, images: Tensor) -> Tensor:
         # One by one on a CPU: similarities of several would leave its cache.
         together = 1 if images.is_cpu else 64
         starts = range(0, len(images), together)
         return torch.cat([self._compared(images[at : at + together]) for at in starts])
+
+    def _scattered(self, images: Tensor) -> Tensor:
+        assert self._scattering is not None
+        parts = [self._scattering(images[at : at + 16]) for at in range(0, len(images), 16)]
+        return functional.group_norm(torch.cat(parts), _GROUPS).flatten(1)
 
     def _compared(self, images: Tensor) -> Tensor:
         similar = self._similarities(self._standardised(self._windows(images)))

@@ -22,12 +22,13 @@ def images() -> NDArray[np.float32]:
 
 def plain(name: str) -> Encoder:
     """An encoder before it has seen a public image."""
-    if name == "patches":
-        return Encoder(Patches((1, 8, 8), side=3, count=12))
+    if name != "scattering":
+        both = name == "both"
+        return Encoder(Patches((1, 8, 8), side=3, count=12, scattering=both))
     return Encoder(Scattering((1, 8, 8)), group_norm=27)
 
 
-@pytest.fixture(scope="module", params=["scattering", "patches"])
+@pytest.fixture(scope="module", params=["scattering", "patches", "both"])
 def name(request: pytest.FixtureRequest) -> str:
     chosen: str = request.param
     return chosen

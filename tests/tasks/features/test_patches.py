@@ -58,6 +58,19 @@ def test_an_image_becomes_what_the_formula_says(images: NDArray[np.float32]) -> 
         np.testing.assert_allclose(found**2, np.roll(wanted, COUNT, axis=1) ** 2, atol=1e-3)
 
 
+def test_scattering_stands_beside_with_as_much_variance(images: NDArray[np.float32]) -> None:
+    images = np.repeat(images, 3, axis=0)[:, :, :8]
+    both = Patches((2, 8, 8), side=SIDE, count=COUNT, scattering=True).fitted(images)
+    alone = Patches((2, 8, 8), side=SIDE, count=COUNT).fitted(images)
+    given = torch.from_numpy(images)
+    found, compared = both(given), alone(given).flatten(1)
+    torch.testing.assert_close(found[:, : 18 * COUNT], compared)
+    scattered = torch.nn.functional.group_norm(Scattering((2, 8, 8))(given), 27).flatten(1)
+    torch.testing.assert_close(found[:, 18 * COUNT :], both.weight * scattered)
+    variances = [part.var(dim=0).sum() for part in found.split([18 * COUNT, scattered.shape[1]], 1)]
+    assert float(variances[0] / variances[1]) == pytest.approx(1.0, rel=1e-3)
+
+
 def test_filters_are_white_public_windows_and_a_third_of_comparisons_count() -> None:
     images = np.asarray(load_dataset("digits").features(slice(0, 200)), np.float32)
     patches = Patches((1, 8, 8), side=3, count=40).fitted(images)
