@@ -176,8 +176,8 @@ def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
             rows.append((WORDS["stated.records"], text))
     groups = statement.get("own_budgets")
     for group in groups if isinstance(groups, list) else ():
-        said = group if isinstance(group, Mapping) else {}
-        budget, share, bound = (number(said.get(each)) for each in ("budget", "share", "epsilon"))
+        fields = group if isinstance(group, Mapping) else {}
+        budget, share, bound = (number(fields.get(each)) for each in ("budget", "share", "epsilon"))
         if budget is not None and share is not None and bound is not None:
             name = WORDS["stated.own_budget"].format(budget=f"{budget:g}", share=f"{share:.0%}")
             text = WORDS["stated.of_models.bound"].format(epsilon=rounded_up(bound))

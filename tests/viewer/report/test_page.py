@@ -79,6 +79,7 @@ def test_a_guess_is_bounded_as_the_definition_of_privacy_says(tmp_path: Path) ->
 
 def test_the_promise_to_each_group_with_its_own_budget_is_shown(tmp_path: Path) -> None:
     group = {"budget": 1.0, "share": 0.5, "sampling_rate": 0.1, "epsilon": 0.99991}
+    wrong: object
     for wrong in ([1], "x", [{"budget": "1"}], {}):
         run = read_run(write_run(tmp_path / str(wrong), own_budgets=wrong))
         assert "allow epsilon" not in Page(report_page([run])).text
