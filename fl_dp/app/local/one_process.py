@@ -1,6 +1,7 @@
 """Simulated nodes that answer one after the other in a process of their own, without Ray.
 
 The app's own `ServerApp` and `ClientApp` run there, on a grid that hands messages over in memory.
+With `simulation.ray_address` that process is the server alone, and a Ray cluster answers for nodes.
 Flower's engine starts six processes and Ray before the first round; this starts one. It trains one
 node at a time; when `round_timeout` is over, nodes that were not asked yet are not asked any more.
 """
@@ -11,6 +12,7 @@ import contextlib
 import importlib
 import json
 import os
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -19,13 +21,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fl_dp.app.settings import Settings
 
+from .cluster import own_address
 from .flower_runs import RunStatus
 from .launch import SILENT, App, require_torch
 from .processes import descendants, end_with, kill_all
+
+if TYPE_CHECKING:  # Flower is loaded where a training runs
+    from flwr.serverapp import ServerApp
 
 _ENDED = "ended.json"
 _PATIENCE = 10.0
@@ -76,6 +82,7 @@ class OneProcess:
                 "nodes": simulation.num_nodes(settings.task.num_clients) + self._more_nodes,
                 "threads": simulation.num_cpus or 1,
                 "folder": str(folder),
+                "cluster": _cluster(settings),
             }
             log = folder / "process.log"
             with log.open("wb") as stream:
@@ -98,6 +105,19 @@ class OneProcess:
                 _stop(process)
             on_progress()
             return _status(folder / _ENDED, log, process.returncode)
+
+
+def _cluster(settings: Settings) -> dict[str, Any] | None:
+    """Return what a grid on a Ray cluster takes; None: the nodes answer in the process."""
+    simulation = settings.simulation
+    if simulation.ray_address is None:
+        return None
+    return {
+        "address": own_address(simulation.ray_address)[0],
+        "settings": settings.for_clients().to_json(),
+        "num_workers": simulation.workers or simulation.num_cpus,
+        "num_gpus": simulation.num_gpus,
+    }
 
 
 def _environment(num_gpus: float) -> dict[str, str]:
@@ -148,14 +168,31 @@ def _status(ended: Path, log: Path, returncode: int) -> RunStatus:
 def _play(asked: dict[str, Any]) -> None:
     """Run a training as the server and all of its nodes."""
     server = importlib.import_module(asked["server"]).app
-    client = importlib.import_module(asked["client"]).app
 
     import torch
 
     from .simulation import play
 
+    if asked["cluster"] is not None:
+        _play_on_a_cluster(server, asked)
+        return
+    client = importlib.import_module(asked["client"]).app
     torch.set_num_threads(asked["threads"])
     play(server, client, num_nodes=asked["nodes"], run_config=asked["config"])
+
+
+def _play_on_a_cluster(server: ServerApp, asked: dict[str, Any]) -> None:
+    """Run a training as the server, whose nodes are answered for by a cluster's workers."""
+    from .cluster_grid import ClusterGrid
+    from .simulation import configs_of_nodes, serve
+
+    run = {"run_id": secrets.randbits(63), "run_config": asked["config"]}
+    nodes = configs_of_nodes(asked["nodes"])
+    grid = ClusterGrid(nodes, client=asked["client"], **asked["cluster"], **run)
+    try:
+        serve(server, grid, **run)
+    finally:
+        grid.close()
 
 
 def main() -> None:
