@@ -30,7 +30,7 @@ from .devices import WORKER_MEMORY
 
 _FIRST_WORKER = 600.0  # seconds: it loads the data
 _OTHER_WORKERS = 30.0  # after the first one; later ones join a training that is under way
-_WITHOUT_WORKER = 60.0
+_WITHOUT_WORKER = 45.0  # Ray ends a process whose head is gone after 60, and says nothing of runs
 _LOOK = 0.05
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -167,7 +167,7 @@ class ClusterGrid(InProcessGrid):
         """Return one reply that has come, or nothing; the others stay in the cluster until then.
 
         Raises:
-            RuntimeError: If the cluster has had no worker for a minute.
+            RuntimeError: If the cluster has had no worker for a while.
         """
         self._look(_LOOK)
         for message_id in message_ids:
@@ -280,12 +280,9 @@ class ClusterGrid(InProcessGrid):
         host = self._hosts.pop(worker)
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(worker)  # it may be alive where nobody hears it
-        logger.warning("A worker on %s is lost, and what it was at; %d are left", host, self._left)
+        left = len(self._hosts)
+        logger.warning("A worker on %s is lost, and what it was at; workers left: %d", host, left)
         self._start_worker()
-
-    @property
-    def _left(self) -> int:
-        return len(self._hosts)
 
     def _fetched(self, reply: Any) -> Message:
         fetched: Message = self._ray.get(reply)
