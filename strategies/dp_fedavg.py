@@ -80,7 +80,7 @@ from .modes import (
 )
 from .participations import Participations
 from .rehearsal import RehearsalFailed
-from .roster import Roster, Unit
+from .roster import Roster, Unit, nodes_of
 from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
 from .secure import secure_sums_of
@@ -128,6 +128,7 @@ class DPFedAvg(RoundLoop):
         record_plan: RecordPlan | None = None,
         compression: Compression | None = None,
         secure_roster: SecureRoster | None = None,
+        owners: Mapping[str, float] | None = None,
     ) -> None:
         """Put a private path in front of `strategy`.
 
@@ -158,6 +159,9 @@ class DPFedAvg(RoundLoop):
                 answers with its model all the same is read as ever.
             secure_roster: The nodes of secure sums and their identities, as owners have them in a
                 file (`fl_dp.secagg.Roster.read`); given if and only if the plan supposes one.
+            owners: Epsilon of each node by its lasting name, of a plan whose `OwnRatesSampling`
+                has a group for each; who is not in it takes no part. None: units are dealt to the
+                groups by their shares, in the order of their names.
 
         Raises:
             ValueError: If plan, ledger and selection do not belong together, or an option does not
@@ -190,7 +194,7 @@ class DPFedAvg(RoundLoop):
                 may_grow=roster_may_grow,
                 timeout=roster_timeout,
             ),
-            participations=Participations(ledger),
+            participations=Participations(ledger, owners=owners),
             contribution_check=ContributionCheck(plan) if plan.release.contribution_check else None,
             cohorts_are_seen=plan.sampling.visible,
             weight_cap=weight_cap,
@@ -420,7 +424,7 @@ class DPFedAvg(RoundLoop):
         multiplier = self._multiplier
         if plan.sampling.visible:
             self._participations.require_some_left(draft.roster)
-            cohort = list(self.selection.select(draft.draw))
+            cohort = self.selection.select(draft.draw)
             self._reservation = self.ledger.reserve(
                 round=server_round,
                 noise_multiplier=multiplier,
@@ -433,7 +437,7 @@ class DPFedAvg(RoundLoop):
             )
             # Where nodes flip the coins themselves, the server must not know how they came up.
             coins_at_server = not plan.hosting.coins_at_nodes
-            cohort = list(self.selection.select(draft.draw)) if coins_at_server else draft.roster
+            cohort = self.selection.select(draft.draw) if coins_at_server else draft.roster
         mode = self.make_mode(self._reservation, draft.layout, draft.origin, draft.instruction)
         return self._ask_cohort(draft, mode, cohort)
 
@@ -476,6 +480,7 @@ class DPFedAvg(RoundLoop):
             clipping_norms=self._clipping_norms,
             stream=self.noise_stream,
             index=reservation.index,
+            rng=self._rng,
             untried=self._untried,
         )
 
@@ -548,11 +553,11 @@ class DPFedAvg(RoundLoop):
             except SecureSumFailed as failed:
                 raise RehearsalFailed(f"{failed}; nothing was charged") from failed
 
-    def _eligible(self, roster: list[Unit]) -> list[Unit]:
+    def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
         """Return the units but for those whose nodes lied. See `RoundLoop._eligible`."""
         if self._secure_sums is None or not isinstance(self.plan.noise, DistributedNoise):
             return roster
-        nodes, least = sorted({unit.node for unit in roster}), self.plan.noise.shares.least
+        nodes, least = nodes_of(roster), self.plan.noise.shares.least
         try:
             self._secure_sums.require_left(nodes, least)
         except SecureSumFailed as failed:

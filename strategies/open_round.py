@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,7 +46,7 @@ class RoundDraft:
     origin: NDArray[np.float64]
     content: RecordDict
     instruction: RoundInstruction
-    roster: list[Unit]
+    roster: Sequence[Unit]
     draw: Draw
     ask: Ask
 
@@ -143,6 +143,6 @@ class OpenRound:
         """Return the model that the server optimizer makes of the released mean."""
         draft = self.draft
         # The mean is added to the exact model, even if clients were sent a narrower one.
-        private = draft.layout.unflatten(draft.flat_model + mean)
+        private = draft.layout.unflatten(draft.flat_model, mean)
         updated = optimizer.step(draft.draw.server_round, private, draft.content)
         return with_sound_variances(draft.layout.merge(updated, draft.draw.model))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from flwr.serverapp import Grid
 
@@ -38,6 +38,34 @@ class Unit(NamedTuple):
 
     node: int
     number: int = 0
+
+
+class HostedUnits(Sequence[Unit]):
+    """The units of nodes that host equally many: made when asked for, as there may be millions.
+
+    Attributes:
+        nodes: Who hosts them, in order.
+    """
+
+    def __init__(self, nodes: Sequence[int], per_node: int) -> None:
+        """Number `per_node` units on each node."""
+        self.nodes = nodes
+        self._per_node = per_node
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self.nodes) * self._per_node
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return the unit at a place, or a list of those in a slice."""
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        node, number = divmod(range(len(self))[place], self._per_node)
+        return Unit(self.nodes[node], number)
+
+    def __iter__(self) -> Iterator[Unit]:
+        """Make one after the other."""
+        return (Unit(node, number) for node in self.nodes for number in range(self._per_node))
 
 
 class DeclaredNodes:
@@ -95,7 +123,7 @@ class Roster:
             roster_may_grow=self._declared is None,
         )
 
-    def units(self, grid: Grid, log: RunLog) -> list[Unit]:
+    def units(self, grid: Grid, log: RunLog) -> HostedUnits:
         """Return the units of the connected nodes that may take part, in one fixed order.
 
         Logs if some may not.
@@ -109,8 +137,13 @@ class Roster:
                     "that connected last take no part"
                 )
             nodes = declared
-        numbers = range(self._units_per_node)
-        return [Unit(node, number) for node in sorted(nodes) for number in numbers]
+        return HostedUnits(sorted(nodes), self._units_per_node)
+
+
+def nodes_of(roster: Sequence[Unit]) -> list[int]:
+    """Return the nodes that host units, in order."""
+    hosts = roster.nodes if isinstance(roster, HostedUnits) else (unit.node for unit in roster)
+    return sorted(set(hosts))
 
 
 def by_node(units: Iterable[Unit]) -> dict[int, tuple[Unit, ...]]:

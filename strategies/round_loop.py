@@ -37,7 +37,7 @@ from .open_round import OpenRound, RoundDraft
 from .participations import Participations
 from .progress import Progress
 from .rehearsal import ask_identities, require_fit
-from .roster import Roster, Unit, by_node
+from .roster import Roster, Unit, by_node, nodes_of
 from .run_log import RunLog
 from .selection import Draw, Selection
 from .server_optimizer import ServerOptimizer
@@ -300,7 +300,7 @@ class RoundLoop(Strategy):
         """Return what a node has to know to say whether it will take part, besides the model."""
         return {}
 
-    def _eligible(self, roster: list[Unit]) -> list[Unit]:
+    def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
         """Return the units that may be drawn: all that are there, by default.
 
         Raises:
@@ -332,7 +332,7 @@ class RoundLoop(Strategy):
         config = ConfigRecord(_with_record_plan(config, self.record_plan))
         roster = self._eligible(self._roster.units(grid, self._log))
         released = layout.only_released(arrays)
-        nodes = sorted({unit.node for unit in roster})
+        nodes = nodes_of(roster)
         content = self.optimizer.instruct(server_round, released, config, nodes)
         sent = self._compression.narrow(arrays)
         flat_model = layout.flatten(released)
@@ -341,10 +341,12 @@ class RoundLoop(Strategy):
         origin = layout.flatten(layout.only_released(widen(sent))) if narrow else flat_model
         ask = asking(grid, window=self._window)
         index = self._participations.next_index()
+        left = self._participations.left(roster, index)
         draw = Draw(
             server_round=server_round,
             index=index,
-            roster=self._participations.left(roster, index),
+            roster=left,
+            groups=self._participations.groups_of(left),
             num_units=len(roster) if num_units is None else num_units,
             rng=self._rng,
             model=arrays,

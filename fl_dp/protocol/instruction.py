@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, Self
 
 from fl_dp.documents import document, parsed_object
@@ -132,6 +133,7 @@ class RoundInstruction:
         return json.dumps(asdict(self))
 
     @classmethod
+    @lru_cache(maxsize=1)  # which a node that hosts thousands of units reads for each of them
     def from_json(cls, text: str) -> Self:
         """Return the instruction that `to_json` wrote.
 

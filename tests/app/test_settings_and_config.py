@@ -87,6 +87,7 @@ EVERYTHING = [
     "selection.sampling_rate=0.0625",
     "server_optimizer=fedyogi",
     "server_optimizer.learning_rate=0.7",
+    "server_optimizer.linear_decay=true",
     "server_optimizer.beta_1=0.8",
     "server_optimizer.beta_2=0.9",
     "server_optimizer.tau=0.01",
@@ -201,6 +202,8 @@ OF_OTHER_OPTIONS = [
     "metrics.private_epsilon=0.5",
     "noise=cyclic noise.groups=9",
     "features=scattering features.statistics=/a/run/features.safetensors",
+    "features=patches features.public=400 features.side=5 features.count=17 "
+    "features.scattering=true",
     "schedule=custom schedule.weights=[1,2]",
     "schedule=plateau schedule.metric=loss schedule.patience=2 schedule.factor=0.5 "
     "schedule.first=1.5 schedule.smallest=0.25 schedule.min_improvement=0.01",

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.roster import DeclaredNodes
+from fl_dp.strategies.roster import DeclaredNodes, HostedUnits, Unit, nodes_of
 from flwr.app import ArrayRecord
 from local_grid import FIRST_NODE, LocalGrid, answer_with_update
 from trainings import budgeted, record
@@ -19,6 +19,18 @@ INITIAL = record(w=np.zeros(1))
 
 def nodes(count: int) -> LocalGrid:
     return LocalGrid(answer_with_update([{"w": np.full(1, 0.5)}] * count), count)
+
+
+def test_units_are_those_of_each_node_in_turn_and_there_may_be_millions() -> None:
+    few = HostedUnits([3, 5, 9], 2)
+    assert list(few) == [Unit(node, number) for node in (3, 5, 9) for number in (0, 1)]
+    assert [few[place] for place in range(len(few))] == list(few)
+    assert few[-1] == Unit(9, 1)
+    assert few[1:3] == [Unit(3, 1), Unit(5, 0)]
+    assert nodes_of(few) == nodes_of(list(few)) == [3, 5, 9]
+    with pytest.raises(IndexError):
+        few[6]
+    assert HostedUnits(range(1, 3), 10**9)[10**9] == Unit(2, 0)
 
 
 def private(folder: Path, **options: Any) -> DPFedAvg:

@@ -651,7 +651,14 @@ def test_what_pack_did_not_make_is_refused(arrays: dict[str, Any]) -> None:
 # From settings.
 
 
-_VALUES = {"learning_rate": 0.7, "momentum": 0.6, "beta_1": 0.5, "beta_2": 0.4, "tau": 0.3}
+_VALUES = {
+    "learning_rate": 0.7,
+    "linear_decay": True,
+    "momentum": 0.6,
+    "beta_1": 0.5,
+    "beta_2": 0.4,
+    "tau": 0.3,
+}
 
 
 @pytest.mark.parametrize("name", OPTIONS["server_optimizer"])
@@ -671,6 +678,22 @@ def test_each_server_optimizer_is_made_with_its_keys(name: str) -> None:
     assert {k: v for k, v in vars(strategy).items() if k in used} == used
     unused = plain.keys() - used.keys() - {"server_opt"}
     assert all(vars(strategy)[key] == plain[key] for key in unused)
+
+
+@pytest.mark.parametrize("name", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+def test_a_falling_rate_reaches_zero_after_the_last_round_and_survives_a_resume(name: str) -> None:
+    settings = replace(OPTIONS["server_optimizer"][name], linear_decay=True, learning_rate=0.8)
+    rate = "server_learning_rate" if name == "fedavgm" else "eta"
+    optimizer = ServerOptimizer(settings.make_for(4))
+    model, rates = ArrayRecord({"w": Array(np.zeros(2))}), []
+    for number in range(1, 5):
+        if number == 3:  # in another process
+            optimizer, state = ServerOptimizer(settings.make_for(4)), optimizer.state()
+            optimizer.restore(state)
+        asked = optimizer.instruct(number, model, ConfigRecord(), [1])
+        model = optimizer.step(number, ArrayRecord({"w": Array(np.ones(2))}), asked)
+        rates.append(vars(optimizer.strategy)[rate])
+    assert rates == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
 @pytest.mark.parametrize("name", OPTIONS["server_optimizer"])

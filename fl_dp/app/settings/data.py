@@ -8,10 +8,20 @@ from dataclasses import dataclass
 from fl_dp.option_errors import OptionError
 from fl_dp.tasks.datasets import OWN_DATA
 
-from .checks import absolute, at_least, between_0_and_1, choices, distinct, positive, told
+from .checks import (
+    absolute,
+    at_least,
+    between_0_and_1,
+    choices,
+    distinct,
+    ordered_pair,
+    positive,
+    told,
+)
 
 OWN_DATA_KEYS = (
     "classes",
+    "label_range",
     "label_column",
     "client_column",
     "columns",
@@ -50,6 +60,8 @@ class TaskSettings:
         data_dir: Folder of the data set; null is where packages and `fl-dp data` put it.
         classes: Your own data: names of the classes in the order of their labels; null takes the
             integers from 0, or the folders' names, that occur.
+        label_range: Your own tables: public `[low, high]` of a label that is a number, which is
+            predicted instead of a class; one outside counts as the nearer end.
         label_column: Your own tables: column of the label.
         client_column: Your own tables: column that names each row's client, for
             `task.partition=natural`.
@@ -74,6 +86,7 @@ class TaskSettings:
     validation: bool = told(False)
     data_dir: str | None = None
     classes: list[str] | None = None
+    label_range: list[float] | None = told(None)
     label_column: str = "label"
     client_column: str | None = None
     columns: list[str] | None = None
@@ -111,6 +124,13 @@ class TaskSettings:
                     f"leave it out of task={self.name}"
                 )
         distinct("task.classes", self.classes, least=2)
+        ordered_pair("task.label_range", self.label_range)
+        of_classes = self.classes or self.name == "folder" or self.partition == "dirichlet"
+        if self.label_range is not None and of_classes:
+            raise OptionError(
+                "{task.label_range} makes the label of a table a number, which has no classes: "
+                "leave out {task.classes}, {task=folder} and {task.partition=dirichlet}"
+            )
         distinct("task.columns", self.columns, least=1)
         for key, column in (("label", self.label_column), ("client", self.client_column)):
             if column in (self.columns or ()):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fl_dp.option_errors import OptionError
 
 from .checks import at_least, positive, told
 
 if TYPE_CHECKING:
+    from flwr.app import Message
     from flwr.serverapp.strategy import Strategy
 
 
@@ -28,11 +30,23 @@ class ServerOptimizerSettings:
         """Share of the last step that is repeated."""
         return 0.0
 
+    @property
+    def linear_decay(self) -> bool:
+        """Whether the learning rate falls."""
+        return False
+
     def make(self) -> Strategy:
         """Return the Flower strategy that makes the step."""
         from flwr.serverapp.strategy import FedAvg
 
         return FedAvg()
+
+    def make_for(self, rounds: int) -> Strategy:
+        """Return the same for a training of so many rounds, over which its rate may fall."""
+        strategy = self.make()
+        if self.linear_decay:
+            _let_fall(strategy, rounds)
+        return strategy
 
 
 @dataclass(kw_only=True)
@@ -41,11 +55,13 @@ class FedAvgMSettings(ServerOptimizerSettings):
 
     Attributes:
         learning_rate: Step size on the mean update.
+        linear_decay: Lower the learning rate by as much in every round, to zero after the last.
         momentum: Share of the last step to repeat.
     """
 
     name: str = told("fedavgm")
     learning_rate: float = told(0.3, tunable=True)
+    linear_decay: bool = told(False, tunable=True)
     momentum: float = told(0.9, tunable=True)
 
     def __post_init__(self) -> None:
@@ -66,12 +82,14 @@ class FedAdagradSettings(ServerOptimizerSettings):
 
     Attributes:
         learning_rate: About how far a coordinate moves in a round.
+        linear_decay: Lower the learning rate by as much in every round, to zero after the last.
         tau: Added to the root of the squares; updates far below it move a coordinate less than
             `learning_rate`.
     """
 
     name: str = told("fedadagrad")
     learning_rate: float = told(0.3, tunable=True)
+    linear_decay: bool = told(False, tunable=True)
     tau: float = told(1e-3, tunable=True)
 
     def __post_init__(self) -> None:
@@ -149,6 +167,18 @@ class ClientSettings:
         positive("client.learning_rate", self.learning_rate)
         at_least("client.epochs", self.epochs, 1)
         at_least("client.batch_size", self.batch_size, 1)
+
+
+def _let_fall(strategy: Strategy, rounds: int) -> None:
+    """Set a strategy's learning rate before each step; a resumed training counts on."""
+    key = "server_learning_rate" if hasattr(strategy, "server_learning_rate") else "eta"
+    first, step = getattr(strategy, key), strategy.aggregate_train
+
+    def lowered(server_round: int, replies: Iterable[Message]) -> Any:
+        setattr(strategy, key, first * (1.0 - (server_round - 1) / rounds))
+        return step(server_round, replies)
+
+    vars(strategy)["aggregate_train"] = lowered
 
 
 def _decay(key: str, value: float, *, usual: float) -> None:

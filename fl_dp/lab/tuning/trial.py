@@ -29,28 +29,30 @@ from fl_dp.app.settings.optimizers import (
 )
 from fl_dp.mechanisms import clip_by_norm
 from fl_dp.tasks.models import get_arrays, set_arrays
-from fl_dp.tasks.training import train_locally
+from fl_dp.tasks.training import evaluate, train_locally
 
 
 class ServerStep:
     """State of a server optimizer over the rounds of one trial."""
 
-    def __init__(self, settings: ServerOptimizerSettings) -> None:
-        """Start before the first round."""
+    def __init__(self, settings: ServerOptimizerSettings, rounds: int) -> None:
+        """Start before the first of so many rounds."""
         self._settings = settings
+        self._last = rounds
         self._rounds = 0
         self._mean: NDArray[np.float64] | float = 0.0
         self._squares: NDArray[np.float64] | float = 0.0
 
     def of(self, update: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return how far the model moves with a round's mean update, of its shape."""
-        chosen, self._rounds = self._settings, self._rounds + 1
+        chosen, left = self._settings, 1.0 - self._rounds / self._last
+        self._rounds += 1
+        if not isinstance(chosen, FedAvgMSettings | FedAdagradSettings):
+            return update
+        rate = chosen.learning_rate * (left if chosen.linear_decay else 1.0)
         if isinstance(chosen, FedAvgMSettings):
             self._mean = chosen.momentum * self._mean + update
-            return np.asarray(chosen.learning_rate * self._mean)
-        if not isinstance(chosen, FedAdagradSettings):
-            return update
-        rate = chosen.learning_rate
+            return np.asarray(rate * self._mean)
         if not isinstance(chosen, FedAdamSettings):
             self._mean, self._squares = update, self._squares + update**2
         else:
@@ -97,7 +99,7 @@ class TrialRounds:
 def trial_score(
     settings: Settings,
     features: NDArray[Any],
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     *,
     rounds: TrialRounds,
     seed: int,
@@ -106,7 +108,8 @@ def trial_score(
     """Return how good a candidate is on records that its trial did not train on.
 
     Of records whose label another one has too, up to a third of all is kept for measuring. A label
-    that no record trained on tells nothing of a candidate, and most clients lack some.
+    that no record trained on tells nothing of a candidate, and most clients lack some. Of labels
+    that are numbers any third is kept.
 
     Args:
         settings: Of the run, with the candidate.
@@ -118,20 +121,24 @@ def trial_score(
 
     Returns:
         Share of the client's other labels that the right one is ranked above, in [0, 1]: an
-        accuracy where there are two. NaN if no record can be spared, or there is one label.
+        accuracy where there are two; of numbers their mean `closeness`. NaN if no record can be
+        spared, or there is one label.
     """
-    measured, trained = _split(labels, seed)
+    of_numbers = np.issubdtype(labels.dtype, np.floating)
+    measured, trained = _split(np.zeros_like(labels) if of_numbers else labels, seed)
     known = np.unique(labels[trained])
-    if not len(measured) or len(known) < 2:
+    if not len(measured) or (len(known) < 2 and not of_numbers):
         return math.nan
     dealt = [trained[first::_STAND_INS] for first in range(min(_STAND_INS, len(trained)))]
     stand_ins = [(features[rows], labels[rows]) for rows in dealt]
     model = build()
     _train(model, settings, stand_ins, rounds=rounds, seed=seed)
+    if of_numbers:
+        return evaluate(model, features[measured], labels[measured])[1]
     return _ranked_right(model, features[measured], labels[measured], known)
 
 
-def _split(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _split(labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows that measure, and those that train, which have every label."""
     most, left = len(labels) // _HELD_OUT, Counter(labels.tolist())
     measured: list[int] = []
@@ -148,7 +155,7 @@ def _split(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDA
 def _train(
     model: nn.Module,
     settings: Settings,
-    stand_ins: list[tuple[NDArray[Any], NDArray[np.int64]]],
+    stand_ins: list[tuple[NDArray[Any], NDArray[Any]]],
     *,
     rounds: TrialRounds,
     seed: int,
@@ -158,7 +165,7 @@ def _train(
     # As much noise adds up as in the run: with less, steps and norms win that drown later.
     std = rounds.std(norm) * math.sqrt(settings.rounds / count)
     draws = np.random.default_rng(seed)
-    step, shapes = ServerStep(settings.server_optimizer), list(get_arrays(model).values())
+    step, shapes = ServerStep(settings.server_optimizer, count), list(get_arrays(model).values())
     current = _flat(model)
     for number in range(count):
         total = np.zeros_like(current)

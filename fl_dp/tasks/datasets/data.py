@@ -92,12 +92,13 @@ def form_of(name: str, data_format: DataFormat | None) -> Form | None:
     """Return the form of a task, None if it would have to be found in the files."""
     if data_format is None:
         return PUBLIC_FORMS[name]
-    if data_format.classes is None:
+    outputs = data_format.num_outputs
+    if outputs is None:
         return None
     if data_format.image_shape is not None:
-        return Form(data_format.image_shape, len(data_format.classes))
+        return Form(data_format.image_shape, outputs)
     if data_format.columns is not None:
-        return Form((len(data_format.columns),), len(data_format.classes))
+        return Form((len(data_format.columns),), outputs)
     return None
 
 

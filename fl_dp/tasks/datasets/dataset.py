@@ -20,10 +20,11 @@ class Dataset:
         train_x: `(n, *input_shape)`, float32 ready for a model, uint8 pixels that `features`
             scales, or uint8 tokens `(n, length)` if there is a vocabulary. Images have their
             channels first, rows of a table are `(n, columns)`.
-        train_y: `(n,)` int64 labels in `0..num_classes - 1`.
+        train_y: `(n,)` int64 labels in `0..num_classes - 1`; or float32 in [-1, 1], where the
+            label is a number and that its public range.
         test_x: Like `train_x`, for the held-out part.
         test_y: Like `train_y`, for the held-out part.
-        num_classes: Number of labels.
+        num_classes: Number of labels; 1 where the label is a number.
         mean: Mean of the pixels after division by 255, one number or one a channel; only used for
             uint8 images.
         std: Standard deviation of the pixels after division by 255, like `mean`.
@@ -41,9 +42,9 @@ class Dataset:
 
     name: str
     train_x: NDArray[np.uint8] | NDArray[np.float32]
-    train_y: NDArray[np.int64]
+    train_y: NDArray[Any]
     test_x: NDArray[np.uint8] | NDArray[np.float32]
-    test_y: NDArray[np.int64]
+    test_y: NDArray[Any]
     num_classes: int
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
@@ -119,7 +120,7 @@ class Dataset:
             scaled -= np.float32(mean / std)
         return scaled
 
-    def labels(self, rows: NDArray[np.int64] | slice, split: str = "train") -> NDArray[np.int64]:
+    def labels(self, rows: NDArray[np.int64] | slice, split: str = "train") -> NDArray[Any]:
         """Labels of some rows, as a copy of their own.
 
         Args:
@@ -127,7 +128,7 @@ class Dataset:
             split: "train" or "test".
 
         Returns:
-            Int64 array `(k,)`.
+            Array `(k,)`, int64 or float32 as `train_y`.
 
         Raises:
             ValueError: If `split` is neither "train" nor "test".
@@ -135,7 +136,7 @@ class Dataset:
         _, labels = self._part(split)
         return labels[rows].copy()
 
-    def _part(self, split: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _part(self, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
         if split == "train":
             return self.train_x, self.train_y
         if split == "test":

@@ -15,7 +15,8 @@ References:
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ _MAX_ALPHA = 1e6
 
 
 def partition(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     *,
     num_clients: int,
     kind: str,
@@ -40,11 +41,11 @@ def partition(
     shards_per_client: int = 2,
     records_per_client: int | None = None,
     natural_clients: NDArray[np.int64] | None = None,
-) -> list[NDArray[np.int64]]:
+) -> Sequence[NDArray[np.int64]]:
     """Split the rows of a data set over clients.
 
     Args:
-        labels: Label of each row, integers of shape `(n,)`.
+        labels: Label of each row, integers of shape `(n,)`; but for "dirichlet" also numbers.
         num_clients: Number of clients.
         kind: "iid" deals the rows evenly; "dirichlet" draws for each class the clients' proportions
             from a symmetric Dirichlet(alpha); "shards" sorts by label, cuts into
@@ -71,9 +72,9 @@ def partition(
     """
     labels = np.asarray(labels)
     _check(labels, num_clients, kind, seed, alpha, shards_per_client, records_per_client)
-    generator = np.random.Generator(np.random.PCG64(seed))
     if records_per_client is not None:
-        return _equal_shares(len(labels), num_clients, records_per_client, generator)
+        return _EqualShares(len(labels), num_clients, records_per_client, seed)
+    generator = np.random.Generator(np.random.PCG64(seed))
     if kind == "natural":
         owner = _natural(natural_clients, num_clients)
     elif kind == "iid":
@@ -103,7 +104,7 @@ def client_indices(
     data_format: DataFormat | None = None,
     validation: bool = False,
     public: int = 0,
-) -> tuple[NDArray[np.int64], ...]:
+) -> Sequence[NDArray[np.int64]]:
     """Partition the training part of a named data set, once per process.
 
     Args:
@@ -151,7 +152,7 @@ def _partition_once(
     validation: bool,
     public: int,
     **split: Any,
-) -> tuple[NDArray[np.int64], ...]:
+) -> Sequence[NDArray[np.int64]]:
     loaded = load_dataset(
         dataset,
         data_dir=data_dir,
@@ -160,6 +161,8 @@ def _partition_once(
         public=public,
     )
     clients = partition(loaded.train_y, natural_clients=loaded.train_clients, **split)
+    if isinstance(clients, _EqualShares):
+        return clients
     for rows in clients:
         rows.setflags(write=False)
     return tuple(clients)
@@ -171,17 +174,34 @@ def _iid(num_rows: int, num_clients: int, generator: np.random.Generator) -> NDA
     return owner
 
 
-def _equal_shares(
-    num_rows: int, num_clients: int, size: int, generator: np.random.Generator
-) -> list[NDArray[np.int64]]:
-    """Deal out the same number of rows to each, from as many shuffled decks as it takes."""
-    clients: list[NDArray[np.int64]] = []
-    while len(clients) < num_clients:
+class _EqualShares(Sequence[NDArray[np.int64]]):
+    """The same number of rows for each, from as many shuffled decks as it takes.
+
+    Millions of clients are dealt when the first is asked for, and kept in as few bytes as it takes.
+    """
+
+    def __init__(self, num_rows: int, num_clients: int, size: int, seed: int) -> None:
+        self._num_rows, self._num_clients = num_rows, num_clients
+        self._size, self._seed = size, seed
+
+    def __len__(self) -> int:
+        return self._num_clients
+
+    def __getitem__(self, client: Any) -> Any:
+        rows = np.sort(self._dealt[client]).astype(np.int64)
+        rows.setflags(write=False)
+        return rows
+
+    @cached_property
+    def _dealt(self) -> NDArray[np.unsignedinteger[Any]]:
+        generator = np.random.Generator(np.random.PCG64(self._seed))
+        smallest = np.min_scalar_type(self._num_rows - 1)
+        dealt = np.empty((self._num_clients, self._size), dtype=smallest)
         # A share of one deck alone: no client has a row twice.
-        deck = generator.permutation(num_rows).astype(np.int64)
-        shares = min(num_rows // size, num_clients - len(clients))
-        clients.extend(np.sort(deck[: shares * size].reshape(shares, size), axis=1))
-    return clients
+        shares = self._num_rows // self._size
+        for some in (dealt[at : at + shares] for at in range(0, len(dealt), shares)):
+            some[:] = generator.permutation(self._num_rows)[: some.size].reshape(some.shape)
+        return dealt
 
 
 def _dirichlet(
@@ -200,7 +220,7 @@ def _dirichlet(
 
 
 def _shards(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     num_clients: int,
     shards_per_client: int,
     generator: np.random.Generator,
@@ -234,7 +254,7 @@ def _natural(natural_clients: NDArray[np.int64] | None, num_clients: int) -> NDA
 
 
 def _check(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     num_clients: int,
     kind: str,
     seed: int,
@@ -244,7 +264,8 @@ def _check(
 ) -> None:
     if kind not in PARTITIONS:
         raise ValueError(f"unknown partition {kind!r}; write one of {', '.join(PARTITIONS)}")
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    kinds = np.integer if kind == "dirichlet" else np.number
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, kinds):
         raise ValueError(
             f"labels are {labels.dtype} of shape {labels.shape}; give integers of shape (n,)"
         )

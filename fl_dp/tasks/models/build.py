@@ -83,7 +83,7 @@ def build_model(
     vocabulary_size: int | None = None,
     seed: int,
 ) -> nn.Module:
-    """Build a classifier, on the CPU, with initial weights that depend on the seed only.
+    """Build a model, on the CPU, with initial weights that depend on the seed only.
 
     Args:
         name: "logistic" (one linear layer, starting at zero), "mlp" (two hidden layers), "cnn"
@@ -91,7 +91,7 @@ def build_model(
             or "lstm" (`Recurrent`, for tokens).
         input_shape: Shape of one record, channels first, e.g. `(1, 28, 28)`; for tokens
             `(length,)`.
-        num_classes: Number of outputs, at least 2.
+        num_classes: Number of outputs; 1 predicts a number.
         hidden: Width of the hidden layers of "mlp" and "cnn", channels of the first stage of
             "resnet18", size of the hidden state of "gru" and "lstm".
         vocabulary_size: How many tokens there are, for records that are tokens; None for numbers.

@@ -23,7 +23,10 @@ def report(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
     form: Annotated[
         str,
-        typer.Option("--format", help="html, model-card, registry, nist-800-226, edpb, trade-off."),
+        typer.Option(
+            "--format",
+            help="html, model-card, registry, nist-800-226, edpb, gdpr, pipl, trade-off.",
+        ),
     ] = "html",
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; else beside the run.")
@@ -50,7 +53,8 @@ def report(
     The papers are of one run, and each says which of its fields a person must still fill in:
     `model-card` (Markdown as model hubs read it), `registry` (the fields of a public registry of
     deployments), `nist-800-226` (what to evaluate, point by point), `edpb` (documents to keep
-    about a model that is called anonymous) and `trade-off` (a CSV and a PNG).
+    about a model that is called anonymous), `gdpr` and `pipl` (facts for the articles of a law)
+    and `trade-off` (a CSV and a PNG).
 
     Nothing is verified here: `fl-dp ledger` does that.
     """

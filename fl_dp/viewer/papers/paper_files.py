@@ -15,6 +15,8 @@ _FILES = {  # each text has a template of its name
     "registry": "registry.yaml",
     "nist-800-226": "nist_800_226.md",
     "edpb": "edpb_28_2024.md",
+    "gdpr": "gdpr.md",
+    "pipl": "pipl.md",
     "trade-off": "trade_off.csv",
 }
 

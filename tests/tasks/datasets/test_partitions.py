@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ def labels_of(size: int) -> Any:
     )
 
 
-def check_cover(clients: list[np.ndarray], num_clients: int, num_rows: int) -> None:
+def check_cover(clients: Sequence[np.ndarray], num_clients: int, num_rows: int) -> None:
     assert len(clients) == num_clients
     assert all(rows.dtype == np.int64 and np.all(np.diff(rows) > 0) for rows in clients)
     np.testing.assert_array_equal(np.sort(np.concatenate(clients)), np.arange(num_rows))
@@ -74,7 +75,7 @@ def test_shards_is_a_disjoint_cover_without_empty_clients(data: Any) -> None:
 
 @KINDS
 def test_the_seed_decides(kind: str) -> None:
-    def draw(seed: int) -> list[np.ndarray]:
+    def draw(seed: int) -> Sequence[np.ndarray]:
         return partition(LABELS, num_clients=20, kind=kind, seed=seed)
 
     assert all(np.array_equal(a, b) for a, b in zip(draw(3), draw(3), strict=True))
@@ -138,7 +139,7 @@ def test_dirichlet_proportions_have_the_variance_of_the_law() -> None:
         ({"kind": "dirichlet", "alpha": float("nan")}, "alpha is nan"),
         ({"kind": "dirichlet", "alpha": float("inf")}, "alpha is inf"),
         ({"seed": -1}, "seed is -1; write at least 0"),
-        ({"labels": LABELS / 2}, "labels are float64"),
+        ({"kind": "dirichlet", "labels": LABELS / 2}, "labels are float64"),
         ({"labels": LABELS.reshape(10, 100)}, r"shape \(10, 100\)"),
     ],
 )
@@ -199,8 +200,15 @@ def test_every_client_gets_as_many_records_and_none_twice() -> None:
 def test_records_are_shared_only_once_all_are_used() -> None:
     """142 shares of 7 are in one deck of 1,000."""
     clients = partition(LABELS, num_clients=143, kind="iid", seed=3, records_per_client=7)
-    assert len(np.unique(np.concatenate(clients[:142]))) == 142 * 7
-    assert len(np.intersect1d(clients[142], np.concatenate(clients[:142]))) > 0
+    assert len(np.unique(np.concatenate(list(clients)[:142]))) == 142 * 7
+    assert len(np.intersect1d(clients[142], np.concatenate(list(clients)[:142]))) > 0
+
+
+def test_decks_are_shuffled_one_after_the_other_by_the_seed() -> None:
+    clients = partition(LABELS, num_clients=300, kind="iid", seed=3, records_per_client=7)
+    generator = np.random.Generator(np.random.PCG64(3))
+    decks = [np.sort(generator.permutation(1000)[:994].reshape(142, 7)) for _ in range(3)]
+    np.testing.assert_array_equal(np.stack(list(clients)), np.concatenate(decks)[:300])
 
 
 @pytest.mark.parametrize(

@@ -166,7 +166,7 @@ def test_opacus_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch
         ("cnn", {"input_shape": (1, 7, 8)}, "sides of at least 8"),
         ("cnn", {"input_shape": (64,)}, r"input_shape is \(64,\)"),
         ("mlp", {"input_shape": ()}, r"input_shape is \(\)"),
-        ("mlp", {"num_classes": 1}, "num_classes is 1; write at least 2"),
+        ("mlp", {"num_classes": 0}, "num_classes is 0; write at least 1"),
         ("mlp", {"hidden": 0}, "hidden is 0; write at least 1"),
         ("mlp", {"seed": -1}, "seed is -1; write at least 0"),
     ],

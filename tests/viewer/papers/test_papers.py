@@ -48,11 +48,13 @@ def test_no_paper_calls_a_model_anonymous_or_certified(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a")
     assert "does not claim that the model is anonymous" in paper("edpb", path)
     assert "It is no certificate" in paper("nist-800-226", path)
-    for form in ("edpb", "nist-800-226"):
+    for form in ("gdpr", "pipl"):
+        assert "does not claim that the model or the data are anonymous" in paper(form, path)
+    for form in ("edpb", "nist-800-226", "gdpr", "pipl"):
         assert "How far this was compared with the source" in paper(form, path)
 
 
-@pytest.mark.parametrize("form", ["edpb", "nist-800-226"])
+@pytest.mark.parametrize("form", ["edpb", "nist-800-226", "gdpr", "pipl"])
 def test_each_point_says_where_its_source_has_it_or_that_nobody_read_it_there(
     tmp_path: Path, form: str
 ) -> None:
@@ -63,8 +65,18 @@ def test_each_point_says_where_its_source_has_it_or_that_nobody_read_it_there(
     assert without <= own
     for each in points:
         source = each.partition("\nSource: ")[2]
-        known = ("section", "paragraph", "not read against the text", "our own point")
+        known = ("section", "paragraph", "article", "not read against the text", "our own point")
         assert not source or any(word in source for word in known)
+
+
+@pytest.mark.parametrize(
+    ("form", "articles"),
+    [("gdpr", "4(5) 25(1) 25(2) 32(1) 35(7)"), ("pipl", "4 24 51 55 56 73")],
+)
+def test_a_law_has_each_of_its_articles(tmp_path: Path, form: str, articles: str) -> None:
+    text = paper(form, write_run(tmp_path / "a"))
+    for article in articles.split():
+        assert f"Source: article {article}" in text
 
 
 def test_an_evaluation_has_every_hazard_of_a_training_that_the_source_names(

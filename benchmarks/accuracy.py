@@ -1,0 +1,160 @@
+"""Accuracy at a budget: the tables of docs/accuracy.md, each row trained by `fl-dp run`.
+
+    python benchmarks/accuracy.py                       # every table of accuracy.yaml
+    python benchmarks/accuracy.py records --seeds 0     # one table, one seed
+
+Accuracy, unit, epsilon and delta are read from each run's folder, and kept there in `result.json`:
+a stopped table goes on where it was, and a row whose overrides have changed is trained again.
+`--list` trains nothing and prints what there is. Images have to be there: `fl-dp data
+fashion_mnist`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+TABLES = Path(__file__).with_suffix(".yaml")
+METRIC = "test_accuracy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of a table.
+
+    Attributes:
+        label: What is trained, in words.
+        overrides: Of `fl-dp run`, but for the seed.
+        public: What no promise covers.
+        public_alone: What that reaches without any private record.
+        chosen_on: Data on which the settings were chosen.
+        metric: What is reported, a key of `metrics.jsonl`.
+        seeds: Of its runs; None: those of the command.
+    """
+
+    label: str
+    overrides: tuple[str, ...] = ()
+    public: str = "-"
+    public_alone: str = "-"
+    chosen_on: str = "-"
+    metric: str = METRIC
+    seeds: tuple[int, ...] | None = None
+
+    def trained(self, seed: int, runs: Path) -> None:
+        """Train one run, unless it is there; what was stopped in its folder goes on."""
+        folder = runs / self.name_of_run(seed)
+        asked = [f"resume={folder}"]
+        if not folder.exists():
+            asked = [*self.overrides, f"seed={seed}", f"output_dir={runs}"]
+            asked += [f"run_name={folder.name}", "report=none"]
+        command = [sys.executable, "-P", "-m", "fl_dp", "run", *asked]
+        began = time.monotonic()
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode:
+            raise SystemExit(f"{self.label}, seed {seed}: {done.stderr}\nIts folder: {folder}")
+        lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        statement = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
+        result = {
+            "label": self.label,
+            "metric": json.loads(lines[-1])[self.metric],
+            "unit": statement.get("unit", "none").partition(",")[0],
+            "epsilon": statement["epsilon"].get(statement["quoted"]),
+            "delta": statement["delta"],
+            "seconds": round(time.monotonic() - began),
+        }
+        (folder / "result.json").write_text(json.dumps(result), encoding="utf-8")
+        print(json.dumps(result), file=sys.stderr)
+
+    def result(self, seed: int, runs: Path) -> dict[str, Any] | None:
+        """Return what a run came to; None if it has not ended."""
+        kept = runs / self.name_of_run(seed) / "result.json"
+        if not kept.is_file():
+            return None
+        read: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
+        return read
+
+    def name_of_run(self, seed: int) -> str:
+        """Return a name that only runs with the same overrides and seed have."""
+        pinned = json.dumps([self.overrides, self.metric]).encode()
+        return f"{hashlib.sha256(pinned).hexdigest()[:12]}-{seed}"
+
+
+def read_tables(file: Path = TABLES) -> dict[str, tuple[str, list[Row]]]:
+    """Return title and rows of each table; what a table says holds for each of its rows."""
+    tables = {}
+    for name, table in yaml.safe_load(file.read_text(encoding="utf-8")).items():
+        title, rows = table.pop("title"), table.pop("rows")
+        tables[name] = title, [Row(**_merged(table, row)) for row in rows]
+    return tables
+
+
+def _merged(table: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    merged = table | row
+    merged["overrides"] = tuple(table.get("overrides", ())) + tuple(row.get("overrides", ()))
+    if "seeds" in merged:
+        merged["seeds"] = tuple(merged["seeds"])
+    return merged
+
+
+def printed(title: str, rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    yield f"**{title}**\n"
+    yield "| what | unit | epsilon | delta | mean | each seed | public | alone | chosen on |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for row, results in rows:
+        if not results:
+            yield f"| {row.label} | not measured | | | | | | | |"
+            continue
+        numbers = [result["metric"] for result in results]
+        first = results[0]
+        promise = ["-", "-"]
+        if first["epsilon"] is not None:
+            promise = [f"{first['epsilon']:.2f}", f"{first['delta']:.2g}"]
+        cells = [row.label, first["unit"], *promise, _short(statistics.fmean(numbers))]
+        cells += [", ".join(map(_short, numbers)), row.public, row.public_alone, row.chosen_on]
+        yield f"| {' | '.join(cells)} |"
+
+
+def _short(number: float) -> str:
+    return f"{number:.4f}".removeprefix("0")
+
+
+def main() -> None:
+    """Train what is missing of the tables, and print them."""
+    tables = read_tables()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(tables)}")
+    parser.add_argument("--seeds", default="0,1,2", help="of rows that name none")
+    parser.add_argument("--runs", type=Path, default=Path("runs/accuracy"), help="their folder")
+    parser.add_argument("--list", action="store_true", help="print what is there, train nothing")
+    asked = parser.parse_args()
+    if unknown := set(asked.tables) - set(tables):
+        parser.error(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
+    runs: Path = asked.runs.resolve()
+    for name in asked.tables or tables:
+        title, rows = tables[name]
+        measured = []
+        for row in rows:
+            seeds = row.seeds or tuple(int(seed) for seed in asked.seeds.split(","))
+            if not asked.list:
+                for seed in seeds:
+                    if row.result(seed, runs) is None:
+                        row.trained(seed, runs)
+            results = [row.result(seed, runs) for seed in seeds]
+            measured.append((row, [each for each in results if each is not None]))
+        print("\n".join(printed(title, measured)) + "\n")
+
+
+if __name__ == "__main__":
+    main()
