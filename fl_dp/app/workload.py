@@ -94,6 +94,7 @@ def _loaded(
         data_format=data_format,
         validation=task.validation and is_everybody_s,
         public=settings.features.public if is_everybody_s else 0,
+        clients=_clients_of(settings) if is_everybody_s else None,
     )
 
 
@@ -171,7 +172,13 @@ def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
         data_format=_format_of(settings, None),
         validation=task.validation,
         public=settings.features.public,
+        clients=_clients_of(settings),
     )
+
+
+def _clients_of(settings: Settings) -> tuple[str, ...] | None:
+    chosen = settings.task.clients
+    return None if chosen is None else tuple(chosen)
 
 
 def check_data(settings: Settings) -> None:

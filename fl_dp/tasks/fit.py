@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ON_NUMBERS = ("logistic", "mlp", "cnn", "resnet18")
-ON_TOKENS = ("gru", "lstm")
+ON_TOKENS = ("gru", "lstm", "transformer")
 MODELS = (*ON_NUMBERS, *ON_TOKENS)
 
 TRAINED_FACTORS = ("b", "both", "alternating")
@@ -42,6 +42,8 @@ def require_fit(
         raise ValueError(f"num_classes is {num_classes}; write at least 1")
     if hidden < 1:
         raise ValueError(f"hidden is {hidden}; write at least 1")
+    if name == "transformer" and hidden % 8:
+        raise ValueError(f"hidden is {hidden}; the model 'transformer' needs a multiple of 8")
     if vocabulary_size is None and name in ON_TOKENS:
         raise ValueError(
             f"the model {name!r} reads tokens, and the records are numbers of shape "

@@ -55,6 +55,7 @@ EVERYTHING = [
     "task.alpha=0.125",
     "task.shards_per_client=3",
     "task.data_dir=/data",
+    "task.clients=['!north']",
     "features=checkpoint",
     "features.file=/an/encoder.safetensors",
     "features.module=package.module:function",
@@ -480,7 +481,10 @@ def test_a_seed_that_no_generator_takes_is_refused() -> None:
         (["experiment=client_count", "sweep.values=null"], "7 images a client has no values"),
         (["experiment=client_count", "sweep.axis=null"], "has a place on an axis"),
         (["experiment=schedules", "sweep.side_by_side=0"], "sweep.side_by_side must be at least 1"),
-        (["task.partition=dirichlet", "task.records_per_client=7"], "is for task.partition=iid"),
+        (
+            ["task.partition=dirichlet", "task.records_per_client=7"],
+            "for task.partition=iid or natural",
+        ),
         (["task=csv", "task.partition=nodes", "task.validation=true"], "the server has none"),
     ],
 )

@@ -32,6 +32,7 @@ class Dataset:
             are not sequences of tokens.
         train_clients: `(n,)` int64, for each training row the number of its natural client in
             `0..k - 1`, for example the person it came from; None if the set has no natural clients.
+        test_clients: Like `train_clients`, for the test part; None if nobody is named there.
         client_names: The `k` natural clients' names, in the order of their numbers; () for none.
         column_names: Names of a record's columns, for people; () where there are none.
         train_fit: `(n,)` bool, False for a training row that could not be read as a record and
@@ -50,6 +51,7 @@ class Dataset:
     std: float | tuple[float, ...] = 1.0
     vocabulary_size: int | None = None
     train_clients: NDArray[np.int64] | None = None
+    test_clients: NDArray[np.int64] | None = None
     client_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
     train_fit: NDArray[np.bool_] | None = None
