@@ -288,7 +288,7 @@ def _checked(composed: Sequence[Settings], at_a_time: int = 1) -> list[Settings]
         address = settings.simulation.ray_address
         cluster = None if address is None else cluster_at(address)
         machines.append(machine if cluster is None else cluster.machine)
-        said += [check_devices(settings, machines[-1]), cluster and cluster.caution]
+        said += [check_devices(settings, machines[-1]), cluster.caution if cluster else None]
         if cluster is not None:
             note(cluster.told)
     for text in dict.fromkeys(filter(None, said)):

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,7 @@ def code_digest() -> str:
     import fl_dp
     import fl_dp.strategies
 
-    files = {}
+    files: dict[str, Path] = {}
     for package in (fl_dp, fl_dp.strategies):
         folder = Path(str(package.__file__)).parent
         root = folder.parent if package is fl_dp.strategies else folder
@@ -199,16 +200,19 @@ def code_digest() -> str:
     return digest.hexdigest()
 
 
+def ray() -> Any:
+    """Return Ray, which types a part of itself alone."""
+    return import_module("ray")
+
+
 def join(address: str) -> None:
     """Make this process a driver of a cluster.
 
     Raises:
         ValueError: If that is not possible, in one line.
     """
-    import ray
-
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        ray().init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
         said = " ".join(str(error.__cause__ or error).split())
         raise ValueError(said) from error
@@ -216,15 +220,13 @@ def join(address: str) -> None:
 
 def members() -> list[Member]:
     """Return the machines of the cluster that this process has joined."""
-    import ray
-
     return [
         Member(
             host=str(each["NodeManagerAddress"]),
             cpus=float(each["Resources"].get("CPU", 0.0)),
             gpus=float(each["Resources"].get("GPU", 0.0)),
         )
-        for each in ray.nodes()
+        for each in ray().nodes()
         if each["Alive"]
     ]
 

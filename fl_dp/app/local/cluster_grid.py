@@ -25,7 +25,7 @@ from fl_dp.clients.node_privacy import simulated_nodes
 from fl_dp.files import private_folder
 from fl_dp.protocol.flower_compat import ErrorCode, be_in_a_run
 
-from .cluster import code_digest, join, members
+from .cluster import code_digest, join, members, ray
 from .devices import WORKER_MEMORY
 
 _FIRST_WORKER = 600.0  # seconds: it loads the data
@@ -66,12 +66,10 @@ class Worker:
         Args:
             shared: Files that every machine has to see.
         """
-        import ray
-
         from fl_dp.app.settings import Settings
         from fl_dp.app.workload import check_data
 
-        host = str(ray.util.get_node_ip_address())
+        host = str(ray().util.get_node_ip_address())
         if (code := code_digest()) != self._work.code:
             return host, (
                 f"its fl-dp has other code than the server's (SHA-256 {code[:8]}, not "
@@ -134,10 +132,8 @@ class ClusterGrid(InProcessGrid):
         """
         super().__init__(_never_called, node_configs, run_id=run_id, run_config=run_config)
         join(address)
-        import ray
-
-        self._ray, self._address = ray, address
-        self._make = ray.remote(
+        self._ray, self._address = ray(), address
+        self._make: Any = self._ray.remote(
             num_cpus=1, num_gpus=num_gpus, memory=WORKER_MEMORY, scheduling_strategy="SPREAD"
         )(Worker)
         self._work = Work(client=client, run_id=run_id, settings=settings, code=code_digest())
