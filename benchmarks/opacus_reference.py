@@ -1,12 +1,16 @@
-"""Opacus' published MNIST results, in a federation of one client through Flower's engine.
+"""Opacus' published MNIST results, by Opacus alone and in federations of one process.
 
-    python benchmarks/opacus_reference.py --row 2.91
+    python benchmarks/opacus_reference.py --row 1.16 --silos 1 10
 
 Opacus' example `mnist.py` trains a small convolutional network by DP-SGD; its README gives three
-settings with the accuracy of ten runs each. Here one `OpacusClient` holds all 60,000 images, a
-round is an epoch, and the server hands the model on. With Opacus' noise our accountant finds less
-epsilon than the README of that time; `--calibrate` takes the noise that spends the README's. A row
-takes ten minutes or more on a processor. MNIST has to be there: `fl-dp data mnist`.
+settings with the accuracy of ten runs each. `opacus` runs them by Opacus alone. `silos-1` is one
+`OpacusClient` that holds all 60,000 images: a round is an epoch, and the server hands the model on.
+With ten silos each holds 6,000 images and takes steps of the same expected batch with noise of its
+own, a tenth as many an epoch; the server averages the models of an epoch.
+
+With Opacus' noise our accountant finds less epsilon than the README of that time; `--calibrate`
+takes the noise that spends the README's. A run takes about ten seconds an epoch on a processor.
+MNIST has to be there: `fl-dp data mnist`.
 """
 
 from __future__ import annotations
@@ -18,16 +22,18 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
-from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
-from flwr.simulation import run_simulation
+from opacus import PrivacyEngine
+from opacus.accountants import create_accountant
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.accounting import calibrate_noise_multiplier
+from fl_dp.app.in_process import InProcessGrid
 from fl_dp.clients import (
     DPSGD,
     OpacusClient,
@@ -91,37 +97,78 @@ class Network(nn.Module):
 class Images(TensorDataset):
     """MNIST's training images, handed out a batch at a time."""
 
+    @classmethod
+    def of_rows(cls, rows: slice) -> Images:
+        """Return some of the images, scaled by the constants of Opacus' example."""
+        mnist = load_dataset("mnist")
+        return cls(torch.from_numpy(mnist.features(rows)), torch.from_numpy(mnist.labels(rows)))
+
     def __getitems__(self, rows: list[int]) -> tuple[Tensor, ...]:
         """Return a batch."""
         return tuple(each[rows] for each in self.tensors)
 
 
-def run_row(row: Row, noise_multiplier: float, seed: int, epochs: int) -> dict[str, float]:
-    """Train once; return accuracy and what was spent."""
+def run_opacus(row: Row, noise_multiplier: float, seed: int, epochs: int) -> dict[str, float]:
+    """Train once by Opacus alone, as its example; return accuracy and what was spent."""
+    began = time.perf_counter()
+    torch.manual_seed(seed)
+    mnist = load_dataset("mnist")
+    engine = PrivacyEngine()
+    network = Network()
+    model, optimizer, loader = engine.make_private(
+        module=network,
+        optimizer=torch.optim.SGD(network.parameters(), lr=row.learning_rate),
+        data_loader=DataLoader(Images.of_rows(slice(None)), BATCH, collate_fn=lambda batch: batch),
+        noise_multiplier=noise_multiplier,
+        max_grad_norm=row.clipping_norm,
+    )
+    criterion: nn.Module = nn.CrossEntropyLoss()
+    for epoch in range(1, epochs + 1):
+        for images, labels in loader:
+            optimizer.zero_grad()
+            criterion(model(images), labels).backward()
+            optimizer.step()
+        _, accuracy = evaluate(
+            network, mnist.features(slice(None), "test"), mnist.labels(slice(None), "test")
+        )
+        print(f"epoch {epoch} of {epochs}: {accuracy:.4f}", flush=True)
+    spent = {}
+    for name in ("prv", "rdp"):
+        accountant = create_accountant(name)
+        accountant.history = engine.accountant.history
+        spent[f"epsilon_{name}"] = accountant.get_epsilon(1e-5)
+    return {
+        "accuracy": accuracy,
+        "noise_multiplier": noise_multiplier,
+        **spent,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def run_row(
+    row: Row, noise_multiplier: float, seed: int, epochs: int, silos: int
+) -> dict[str, float]:
+    """Train once in a federation; return accuracy and what was spent."""
     plan = RecordPlan.from_noise_multiplier(
         noise_multiplier,
         delta=1e-5,
-        sampling_rate=SAMPLING_RATE,
-        steps=STEPS,
+        sampling_rate=SAMPLING_RATE * silos,
+        steps=STEPS // silos,
         participations=epochs,
         clipping_norm=row.clipping_norm,
     )
     accuracies: list[float] = []
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        ledger = str(Path(folder) / "ledger.db")
 
         def client_fn(context: Context) -> OpacusClient:
-            mnist = load_dataset("mnist")
-            every = slice(None)
-            images = Images(
-                torch.from_numpy(mnist.features(every)), torch.from_numpy(mnist.labels(every))
-            )
+            place = int(context.node_config["partition-id"])
+            images = Images.of_rows(slice(place, None, silos))
             return OpacusClient(
                 Network(),
                 DataLoader(images, collate_fn=RecordWise(lambda batch: batch)),
                 plan=plan,
-                ledger=ledger,
+                ledger=Path(folder) / f"ledger-{place}.db",
                 account=Account(unit="record", source="mnist"),
                 dp_sgd=DPSGD(
                     optimizer=lambda each: torch.optim.SGD(each, lr=row.learning_rate),
@@ -129,38 +176,25 @@ def run_row(row: Row, noise_multiplier: float, seed: int, epochs: int) -> dict[s
                 ),
             )
 
-        server = ServerApp()
+        torch.manual_seed(seed)
+        model = Network()
+        mnist = load_dataset("mnist")
+        test_x, test_y = mnist.features(slice(None), "test"), mnist.labels(slice(None), "test")
 
-        @server.main()
-        def main(grid: Grid, context: Context) -> None:
-            torch.manual_seed(seed)
-            model = Network()
-            mnist = load_dataset("mnist")
-            test_x = mnist.features(slice(None), "test")
-            test_y = mnist.labels(slice(None), "test")
+        def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+            set_arrays(model, arrays.to_numpy_ndarrays())
+            loss, accuracy = evaluate(model, test_x, test_y)
+            accuracies.append(accuracy)
+            print(f"epoch {server_round} of {epochs}: {accuracy:.4f}", flush=True)
+            return MetricRecord({"loss": loss, "accuracy": accuracy})
 
-            def measure(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-                set_arrays(model, arrays.to_numpy_ndarrays())
-                loss, accuracy = evaluate(model, test_x, test_y)
-                accuracies.append(accuracy)
-                print(f"epoch {server_round} of {epochs}: {accuracy:.4f}", flush=True)
-                return MetricRecord({"loss": loss, "accuracy": accuracy})
-
-            strategy = UnprotectedFedAvg(
-                FedAvg(), selection=PoissonSelection(1.0), record_plan=plan
-            )
-            strategy.start(
-                grid,
-                exchanged_arrays(model),
-                num_rounds=epochs,
-                evaluate_fn=measure,
-            )
-
-        run_simulation(
-            server_app=server,
-            client_app=numpy_client_app(client_fn),
-            num_supernodes=1,
-            backend_config={"client_resources": {"num_cpus": 1}, "init_args": {"num_cpus": 1}},
+        nodes = [{"partition-id": place, "num-partitions": silos} for place in range(silos)]
+        strategy = UnprotectedFedAvg(FedAvg(), selection=PoissonSelection(1.0), record_plan=plan)
+        strategy.start(
+            InProcessGrid(numpy_client_app(client_fn), nodes),
+            exchanged_arrays(model),
+            num_rounds=epochs,
+            evaluate_fn=measure,
         )
     return {
         "accuracy": accuracies[-1],
@@ -177,6 +211,9 @@ def main() -> None:
     parser.add_argument("--row", choices=ROWS, default="2.91", help="by Opacus' epsilon")
     parser.add_argument("--seeds", type=int, default=1, help="runs, with seeds from 0")
     parser.add_argument(
+        "--silos", type=int, nargs="*", default=[1], help="federations of so many clients"
+    )
+    parser.add_argument(
         "--calibrate", action="store_true", help="the noise that spends the row's epsilon"
     )
     parser.add_argument("--epochs", type=int, help="fewer than Opacus', to try it out")
@@ -190,17 +227,19 @@ def main() -> None:
         noise = calibrate_noise_multiplier(
             float(arguments.row), 1e-5, sampling_rate=SAMPLING_RATE, rounds=STEPS * epochs
         )
-    runs = [run_row(row, noise, seed, epochs) for seed in range(arguments.seeds)]
+    runs: list[dict[str, Any]] = []
+    for seed in range(arguments.seeds):
+        runs.append({"by": "opacus", **run_opacus(row, noise, seed, epochs)})
+        for silos in arguments.silos:
+            runs.append({"by": f"silos-{silos}", **run_row(row, noise, seed, epochs, silos)})
     if arguments.json:
         published = {"mean": row.published_mean, "std": row.published_std}
         print(json.dumps({arguments.row: {"runs": runs, "published": published}}, indent=2))
         return
+    print(f"Opacus' README: {row.published_mean:.4f} +- {row.published_std} at {arguments.row}")
     for run in runs:
         print(
-            f"noise {run['noise_multiplier']:.3f}: accuracy {run['accuracy']:.4f} at epsilon "
-            f"{run['epsilon_pld']:.2f} (Renyi {run['epsilon_rdp']:.2f}); Opacus: "
-            f"{row.published_mean:.4f} +- {row.published_std} at {arguments.row}; "
-            f"{run['seconds']:.0f} s"
+            ", ".join(f"{key} {value:.4g}" if key != "by" else value for key, value in run.items())
         )
 
 

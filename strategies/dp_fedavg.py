@@ -128,6 +128,7 @@ class DPFedAvg(RoundLoop):
         record_plan: RecordPlan | None = None,
         compression: Compression | None = None,
         secure_roster: SecureRoster | None = None,
+        owners: Mapping[str, float] | None = None,
     ) -> None:
         """Put a private path in front of `strategy`.
 
@@ -158,6 +159,9 @@ class DPFedAvg(RoundLoop):
                 answers with its model all the same is read as ever.
             secure_roster: The nodes of secure sums and their identities, as owners have them in a
                 file (`fl_dp.secagg.Roster.read`); given if and only if the plan supposes one.
+            owners: Epsilon of each node by its lasting name, of a plan whose `OwnRatesSampling`
+                has a group for each; who is not in it takes no part. None: units are dealt to the
+                groups by their shares, in the order of their names.
 
         Raises:
             ValueError: If plan, ledger and selection do not belong together, or an option does not
@@ -190,7 +194,7 @@ class DPFedAvg(RoundLoop):
                 may_grow=roster_may_grow,
                 timeout=roster_timeout,
             ),
-            participations=Participations(ledger),
+            participations=Participations(ledger, owners=owners),
             contribution_check=ContributionCheck(plan) if plan.release.contribution_check else None,
             cohorts_are_seen=plan.sampling.visible,
             weight_cap=weight_cap,
@@ -476,6 +480,7 @@ class DPFedAvg(RoundLoop):
             clipping_norms=self._clipping_norms,
             stream=self.noise_stream,
             index=reservation.index,
+            rng=self._rng,
             untried=self._untried,
         )
 

@@ -101,6 +101,7 @@ class DPFedBuff(DPFedAvg):
         )
         assert self._reservation.index is not None  # of every round
         mode = self.make_mode(self._reservation, draft.layout, draft.origin, draft.instruction)
+        mode.open({}, draft.ask)
         self._open = OpenBuffer(
             draft=draft,
             mode=mode,
@@ -131,6 +132,7 @@ class DPFedBuff(DPFedAvg):
             clipping_norms=self._clipping_norms,
             stream=self.noise_stream,
             index=reservation.index,
+            rng=self._rng,
         )
 
     def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:

@@ -143,6 +143,6 @@ class OpenRound:
         """Return the model that the server optimizer makes of the released mean."""
         draft = self.draft
         # The mean is added to the exact model, even if clients were sent a narrower one.
-        private = draft.layout.unflatten(draft.flat_model + mean)
+        private = draft.layout.unflatten(draft.flat_model, mean)
         updated = optimizer.step(draft.draw.server_round, private, draft.content)
         return with_sound_variances(draft.layout.merge(updated, draft.draw.model))

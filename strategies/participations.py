@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from fl_dp.accounting import CyclicSampling, PrivacyBudgetExhausted
+from fl_dp.accounting import (
+    GroupedSampling,
+    OwnRatesSampling,
+    PrivacyBudgetExhausted,
+    Sampling,
+)
 from fl_dp.ledger import PrivacyLedger
+from fl_dp.option_errors import OptionError
 
 from .exchange import ATTEMPTS
 from .rehearsal import Answers, named
@@ -26,8 +32,20 @@ class Participations:
     nobody is counted, every check passes, and the ledger charges everybody.
     """
 
-    def __init__(self, ledger: PrivacyLedger | None = None) -> None:
-        """Count by the ledger, as its plan says."""
+    def __init__(
+        self, ledger: PrivacyLedger | None = None, *, owners: Mapping[str, float] | None = None
+    ) -> None:
+        """Count by the ledger, as its plan says.
+
+        Args:
+            ledger: None: nobody is counted.
+            owners: Epsilon of each node by its lasting name, where owners have budgets of their
+                own; who is not in it takes no part. None: units are dealt to groups.
+
+        Raises:
+            OptionError: If a budget is none of the plan's groups.
+        """
+        self._chosen: dict[str, int] | None = None
         self._cap: int | None = None
         self._separation, self._units_per_node, self._most = 1, 1, 0
         self._grouped = self._buffered = False
@@ -37,9 +55,13 @@ class Participations:
             self._separation = plan.sampling.least_separation
             self._units_per_node = hosting.told_apart
             self._most = hosting.nodes_of(plan.num_clients) * self._units_per_node
-            self._grouped = self._separation > 1 and isinstance(plan.sampling, CyclicSampling)
+            self._grouped = isinstance(plan.sampling, GroupedSampling)
+            if owners is not None:
+                self._chosen = _groups_by_name(owners, plan.sampling)
             self._buffered = plan.sampling.buffered  # a unit is in one index at most once
-        self._counts = self._cap is not None or self._separation > 1 or self._buffered
+        self._counts = (
+            self._cap is not None or self._separation > 1 or self._buffered or self._grouped
+        )
         self._ledger = ledger if self._counts else None
         self._names: dict[int, str] | None = None
 
@@ -73,7 +95,21 @@ class Participations:
         if self._grouped and self._ledger is not None:
             numbers = range(self._units_per_node)
             units = [Unit(node, number) for node in self._names for number in numbers]
-            self._ledger.assign((self._name(unit) for unit in units), most=self._most)
+            chosen = None
+            if self._chosen is not None:
+                told = [(self._name(unit), self._names[unit.node]) for unit in units]
+                chosen = {name: self._chosen[node] for name, node in told if node in self._chosen}
+                self._warn_of_strangers(node for _, node in told)
+            self._ledger.assign(map(self._name, units), most=self._most, chosen=chosen)
+
+    def _warn_of_strangers(self, nodes: Iterable[str]) -> None:
+        strangers = sorted(set(nodes) - (self._chosen or {}).keys())
+        if strangers:
+            logger.warning(
+                "%d nodes take no part, as nobody wrote down their epsilon; the first is %s",
+                len(strangers),
+                strangers[0],
+            )
 
     def next_index(self) -> int | None:
         """Return the index of the next round, where it decides who may take part; else None."""
@@ -93,11 +129,13 @@ class Participations:
         if self._cap is not None:
             taken = self._ledger.participations
             roster = [unit for unit in roster if taken.get(self._name(unit), 0) < self._cap]
+        if self._grouped:
+            groups = self._ledger.group_of
+            turn = None if index is None else index % self._separation
+            of_each = [(unit, groups.get(self._name(unit))) for unit in roster]
+            return [unit for unit, group in of_each if group is not None and turn in (None, group)]
         if index is None:
             return roster
-        if self._grouped:
-            groups, turn = self._ledger.group_of, index % self._separation
-            return [unit for unit in roster if groups.get(self._name(unit)) == turn]
         last, rested = self._ledger.last_index, index - self._separation
         return [unit for unit in roster if last.get(self._name(unit), rested) <= rested]
 
@@ -117,6 +155,13 @@ class Participations:
         if not self._counts or self._grouped:
             return None
         return [self._name(unit) for unit in cohort]
+
+    def groups_of(self, roster: Iterable[Unit]) -> list[int]:
+        """Return the group of each unit of a roster that `left` gave; none where nobody has one."""
+        if self._ledger is None or not self._grouped:
+            return []
+        groups = self._ledger.group_of
+        return [groups[self._name(unit)] for unit in roster]
 
     def group_of(self, unit: Unit) -> int | None:
         """Return the group of a unit, None where it has none."""
@@ -140,6 +185,20 @@ class Participations:
     def _name(self, unit: Unit) -> str:
         node = (self._names or {}).get(unit.node, f"{_BY_ID}{unit.node}")
         return node if self._units_per_node == 1 else f"{node}/{unit.number}"
+
+
+def _groups_by_name(owners: Mapping[str, float], law: Sampling) -> dict[str, int]:
+    if not isinstance(law, OwnRatesSampling):
+        raise OptionError(
+            "{owners} says each node's own epsilon, and the plan has one for all: write {budgets}"
+        )
+    unknown = sorted(set(owners.values()) - set(law.budgets))
+    if unknown:
+        raise OptionError(
+            f"{{owners}} has an epsilon of {unknown[0]:g}, and the plan's {{budgets}} are "
+            f"{list(law.budgets)}"
+        )
+    return {name: law.budgets.index(epsilon) for name, epsilon in owners.items()}
 
 
 def lasting_names(

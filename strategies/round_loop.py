@@ -341,10 +341,12 @@ class RoundLoop(Strategy):
         origin = layout.flatten(layout.only_released(widen(sent))) if narrow else flat_model
         ask = asking(grid, window=self._window)
         index = self._participations.next_index()
+        left = self._participations.left(roster, index)
         draw = Draw(
             server_round=server_round,
             index=index,
-            roster=self._participations.left(roster, index),
+            roster=left,
+            groups=self._participations.groups_of(left),
             num_units=len(roster) if num_units is None else num_units,
             rng=self._rng,
             model=arrays,

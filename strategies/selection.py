@@ -21,6 +21,7 @@ from fl_dp.accounting import (
     CyclicSampling,
     FixedSizeSampling,
     History,
+    OwnRatesSampling,
     PoissonSampling,
     PrivacyEvent,
     Sampling,
@@ -54,6 +55,7 @@ class Draw:
         ledger: Charge here what the selection itself releases, before it happens; None without
             privacy.
         ask: Sends messages and yields their replies.
+        groups: The group of each unit of the roster, where there are any.
     """
 
     server_round: int
@@ -65,6 +67,7 @@ class Draw:
     ledger: PrivacyLedger | None
     ask: Callable[[Iterable[Message]], Iterator[Message]]
     index: int | None = None
+    groups: Sequence[int] = ()
 
     @contextmanager
     def charged(self, what: str, event: PrivacyEvent) -> Iterator[None]:
@@ -154,6 +157,32 @@ class PoissonSelection(Selection):
         """Return the units whose coin came up; possibly none."""
         coins = draw.rng.bernoulli(self.sampling.sampling_rate, len(draw.roster))
         return [draw.roster[place] for place in np.flatnonzero(coins).tolist()]
+
+
+class OwnRatesSelection(Selection):
+    """A secret coin for each unit, at the rate of its public group, which has its own budget.
+
+    Privacy: as `PoissonSelection`, for each group at its own rate.
+    """
+
+    def __init__(self, sampling: OwnRatesSampling) -> None:
+        """Draw by a law whose rates a plan has found."""
+        self.sampling: OwnRatesSampling = sampling
+
+    def select(self, draw: Draw) -> list[Unit]:
+        """Return the units whose coin came up; possibly none.
+
+        Raises:
+            ValueError: If nobody has said the units' groups.
+        """
+        if len(draw.groups) != len(draw.roster):
+            raise ValueError("groups are the ledger's: this selection needs a plan")
+        groups = np.asarray(draw.groups, dtype=np.int64)
+        heads = np.zeros(len(draw.roster), dtype=bool)
+        for group, rate in enumerate(self.sampling.rates):
+            places = np.flatnonzero(groups == group)
+            heads[places] = draw.rng.bernoulli(rate, len(places))
+        return [unit for unit, up in zip(draw.roster, heads, strict=True) if up]
 
 
 class _DeclaredPlaces:
@@ -419,6 +448,8 @@ def selection_of(sampling: Sampling) -> Selection:
             return PoissonSelection(rate)
         case TruncatedPoissonSampling(sampling_rate=rate, max_cohort=cut):
             return TruncatedPoissonSelection(rate, cut)
+        case OwnRatesSampling():
+            return OwnRatesSelection(sampling)
         case FixedSizeSampling(cohort=cohort):
             return FixedSelection(cohort)
         case BufferedSampling(cohort=size, separation=apart):

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -172,6 +172,32 @@ class DeclaredFilter:
             self._spent + Counter(more), self._budget.delta, neighboring_relation=self._relation
         )
         return spent <= self._budget.epsilon
+
+
+class OwnBudgetsFilter:
+    """The gate where groups of units have budgets of their own: a release has to pass each.
+
+    A release is charged as what it costs a unit of the last group; each other group's gate sees it
+    as what it costs one of its own.
+    """
+
+    adaptive = False
+
+    def __init__(
+        self, gates: Sequence[tuple[PrivacyFilter, Callable[[PrivacyEvent], PrivacyEvent]]]
+    ) -> None:
+        """Put a gate and what makes a release that of its group side by side, for each group."""
+        self._gates = tuple(gates)
+        self.rule = f"{self._gates[-1][0].rule}; for each group at its own budget"
+
+    def would_exceed(self, event: PrivacyEvent) -> bool:
+        """Tell whether one more `event` would break the budget of any group."""
+        return any(gate.would_exceed(charged(event)) for gate, charged in self._gates)
+
+    def spend(self, event: PrivacyEvent) -> None:
+        """Take in that `event` happened."""
+        for gate, charged in self._gates:
+            gate.spend(charged(event))
 
 
 class GaussianFilter:

@@ -7,9 +7,11 @@ that it may be charged as, so that a wrong one can't be written down.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from fl_dp.documents import known_kind
@@ -18,9 +20,11 @@ from fl_dp.option_errors import OptionError, require_count, require_rate
 
 from .events import (
     FixedSizeGaussianEvent,
+    FrozenHistory,
     PoissonGaussianEvent,
     PrivacyEvent,
     TruncatedPoissonGaussianEvent,
+    freeze,
 )
 
 
@@ -315,8 +319,21 @@ class BufferedSampling(VisibleSampling):
         )
 
 
+class GroupedSampling(Sampling):
+    """A law with public groups of units; each unit has one for the whole training."""
+
+    @property
+    @abstractmethod
+    def num_groups(self) -> int:
+        """The number of groups."""
+
+    @abstractmethod
+    def next_group(self, sizes: Mapping[int, int]) -> int:
+        """Return the group that one more unit is dealt to, by the groups' sizes so far."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class CyclicSampling(Sampling):
+class CyclicSampling(GroupedSampling):
     """Public groups that take turns, and secret coins inside the group whose turn it is.
 
     Each unit has one group for the whole training, and index t belongs to group t mod `groups`. So
@@ -354,6 +371,15 @@ class CyclicSampling(Sampling):
     def least_separation(self) -> int:
         """The number of groups, as each has every such turn."""
         return self.groups
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups."""
+        return self.groups
+
+    def next_group(self, sizes: Mapping[int, int]) -> int:
+        """Return the smallest group."""
+        return min(range(self.groups), key=lambda group: (sizes.get(group, 0), group))
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return the event of the law inside the largest group."""
@@ -396,6 +422,111 @@ class CyclicSampling(Sampling):
         return {"kind": self.kind, "groups": self.groups, "inside": self.inside.to_dict()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnRatesSampling(GroupedSampling):
+    """Secret coins, at a rate of its own for each public group of units with a budget of its own.
+
+    Noise and clipping norm are everybody's; who allows less takes part less often. A unit is
+    charged at its own group's rate: neighbours differ in that unit, whose group is public.
+
+    Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for
+    DP-SGD", the variant by sampling.
+
+    Attributes:
+        budgets: Epsilon of each group, increasing.
+        shares: Share of the declared units in each group; public.
+        rates: Probability of each unit of a group in each round, below 1.
+    """
+
+    kind: ClassVar[str] = "own-rates"
+    budgets: tuple[float, ...]
+    shares: tuple[float, ...]
+    rates: tuple[float, ...]
+
+    @classmethod
+    def at(
+        cls, sampling_rate: float, *, budgets: Sequence[float], shares: Sequence[float]
+    ) -> OwnRatesSampling:
+        """Return the law before its rates are found: a plan to budgets changes them.
+
+        Args:
+            sampling_rate: Mean rate over all units.
+            budgets: Epsilon of each group, increasing.
+            shares: Share of the declared units in each group.
+
+        Raises:
+            ValueError: If an argument is out of range.
+        """
+        rates = (sampling_rate,) * len(budgets)
+        return cls(budgets=tuple(budgets), shares=tuple(shares), rates=rates)
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        if not len(self.budgets) == len(self.shares) == len(self.rates) >= 2:
+            raise OptionError(
+                "{budgets} and {shares} need a number for each of at least 2 groups, got "
+                f"{list(self.budgets)} and {list(self.shares)}"
+            )
+        if not all(low < high for low, high in pairwise((0.0, *self.budgets, math.inf))):
+            raise OptionError(
+                f"{{budgets}} must increase from above 0, got {list(self.budgets)}: write for "
+                "example [1,3,8]"
+            )
+        if min(self.shares) <= 0.0 or abs(math.fsum(self.shares) - 1.0) > 1e-9:
+            raise OptionError(
+                "{shares} must be positive and add up to 1, got "
+                f"{list(self.shares)}: write for example [0.5,0.3,0.2]"
+            )
+        if not (min(self.rates) > 0.0 and self.rates[-1] == max(self.rates) < 1.0):
+            raise OptionError(
+                "with {budgets} of their own clients take part at a {sampling_rate} in (0, 1), the "
+                f"last group at the largest, got {list(self.rates)}"
+            )
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups."""
+        return len(self.budgets)
+
+    def next_group(self, sizes: Mapping[int, int]) -> int:
+        """Return the group that most lacks units of its share."""
+        dealt = sum(sizes.values()) + 1
+        lacks = [share * dealt - sizes.get(group, 0) for group, share in enumerate(self.shares)]
+        return max(range(len(lacks)), key=lambda group: (lacks[group], -group))
+
+    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
+        """Return the event of the group that takes part most often."""
+        return PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=self.rates[-1])
+
+    def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
+        """Return what a release costs a unit of a group, from what it costs those of the last."""
+        if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == self.rates[-1]:
+            return replace(event, sampling_rate=self.rates[group])
+        return event  # not of a cohort: everybody's
+
+    def history_for(self, group: int, history: FrozenHistory) -> FrozenHistory:
+        """Return what releases cost a unit of a group, from what they cost those of the last."""
+        return freeze([(self.event_for(group, event), count) for event, count in history])
+
+    def expected_cohort(self, num_units: int) -> float:
+        """Return the expected size."""
+        return num_units * math.fsum(
+            share * rate for share, rate in zip(self.shares, self.rates, strict=True)
+        )
+
+    def describe(self, unit: str = "client") -> str:
+        """Return one phrase for people."""
+        rates = ", ".join(
+            f"{rate:.4g} for epsilon {budget:g}"
+            for budget, rate in zip(self.budgets, self.rates, strict=True)
+        )
+        return f"Poisson: a secret coin for each {unit} in each round, at its group's rate: {rates}"
+
+
 _KINDS: dict[str, type[Sampling]] = {
     rule.kind: rule
     for rule in (
@@ -406,6 +537,7 @@ _KINDS: dict[str, type[Sampling]] = {
         VisibleSampling,
         BufferedSampling,
         CyclicSampling,
+        OwnRatesSampling,
     )
 }
 
@@ -416,7 +548,10 @@ def sampling_from_dict(fields: Mapping[str, Any]) -> Sampling:
     Raises:
         ValueError: If the kind is unknown to this version.
     """
-    given = dict(fields)
+    # JSON has lists where fields have tuples.
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
+    }
     if "inside" in given:
         given["inside"] = sampling_from_dict(given["inside"])
     return known_kind(_KINDS, given.pop("kind"), of="sampling")(**given)

@@ -24,6 +24,7 @@ from fl_dp.tasks.datasets.own_tables import require_types
 
 _LISTS = {
     "classes": str,
+    "label_range": float,
     "columns": str,
     "types": str,
     "mean": float,
@@ -46,8 +47,9 @@ def pinned_format(file: Path) -> DataFormat:
         raise ValueError(f"{file} must hold keys and values: {', '.join(_KEYS)}")
     if twice := keys_given_twice(text):
         raise ValueError(f"{file}: '{twice[0]}' is given twice: keep one")
-    pinned = DataFormat(**{str(key): _value(file, str(key), each) for key, each in schema.items()})
+    values = {str(key): _value(file, str(key), each) for key, each in schema.items()}
     try:
+        pinned = DataFormat(**values)
         require_types(pinned)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error

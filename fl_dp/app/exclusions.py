@@ -57,6 +57,15 @@ OVERRIDES: tuple[Exclusion[Composed], ...] = (
 
 PARTS: tuple[Exclusion[Settings], ...] = (
     Exclusion(
+        options=("task.label_range", "metrics.accuracy", "selection.utility"),
+        when=lambda given: (
+            given.task.label_range is not None
+            and (given.metrics.accuracy is not None or given.selection.utility == "accuracy")
+        ),
+        why="a label that is a number ({task.label_range}) has no accuracy",
+        instead="write {metrics.loss} and {selection.utility=loss}",
+    ),
+    Exclusion(
         options=("model.shared", "privacy.unit"),
         when=lambda given: given.model.shared is not None and given.privacy.unit == "record",
         why="a personal part that records trained without noise steers the gradients of all other "

@@ -16,7 +16,7 @@ from fl_dp.tasks.datasets import Dataset, Form
 from fl_dp.tasks.device import training_device
 
 from .settings import Settings
-from .settings.features import CheckpointSettings, ScatteringSettings
+from .settings.features import CheckpointSettings, PatchesSettings, ScatteringSettings
 
 if TYPE_CHECKING:  # torch is loaded where something is encoded
     from fl_dp.tasks.features import Encoder
@@ -102,7 +102,9 @@ def what_was_public(settings: Settings) -> tuple[str, ...] | None:
         if chosen.public:
             said.append(
                 f"{chosen.public} training records of task={settings.task.name} without their "
-                "labels, which no client has: the features' mean"
+                "labels, which no client has: "
+                + ("the windows that are compared with, " * isinstance(chosen, PatchesSettings))
+                + "the features' mean"
                 + (f" and {chosen.project} directions" if chosen.project else "")
             )
         if chosen.statistics is not None:
@@ -153,7 +155,7 @@ def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
 @lru_cache(maxsize=2)
 def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encoder:
     """Return the encoder with the statistics of its file, if it names one."""
-    from fl_dp.tasks.features import Encoder, PublicStatistics, Scattering, encoder_module
+    from fl_dp.tasks.features import Encoder, Patches, PublicStatistics, Scattering, encoder_module
 
     if not chosen.public:
         encoder_digest(chosen, None)  # before anything of another one is imported
@@ -161,6 +163,10 @@ def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encod
     if isinstance(chosen, CheckpointSettings):
         assert chosen.file is not None and chosen.module is not None  # as `check` has seen
         body = encoder_module(chosen.module, Path(chosen.file), input_shape)
+    elif isinstance(chosen, PatchesSettings):
+        body = Patches(
+            input_shape, side=chosen.side, count=chosen.count, scattering=chosen.scattering
+        )
     else:
         body = Scattering(input_shape)
     file = chosen.statistics

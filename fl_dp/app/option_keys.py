@@ -17,6 +17,7 @@ from .settings.selections import SELECTIONS
 
 KEYS = {
     "bands": "noise.bands",
+    "budgets": "selection.budgets",
     "capped_denominator": "weights.capped_denominator",
     "clipping_norm": "clipping.norm",
     "concurrency": "selection.concurrency",
@@ -28,6 +29,7 @@ KEYS = {
     "neighboring_relation": "privacy.neighboring_relation",
     "noise_multiplier": "privacy.noise_multiplier",
     "num_clients": "task.num_clients",
+    "owners": "selection.owners",
     "participation_cap": "selection.participation_cap",
     "records_per_client": "selection.records_per_client",
     "refresh_every": "selection.refresh_every",
@@ -35,6 +37,7 @@ KEYS = {
     "sampling_rate": "selection.sampling_rate",
     "scalar_noise_std": "metrics.noise_std",
     "separation": "noise.separation",
+    "shares": "selection.shares",
     "sharpness": "selection.sharpness",
     "smallest_rate": "selection.smallest_rate",
     "staleness_power": "selection.staleness_power",

@@ -9,6 +9,7 @@ from typing import Any
 
 from fl_dp.accounting import (
     NeighboringRelation,
+    OwnRatesSampling,
     PrivacyBudget,
     PrivacyEvent,
     default_delta,
@@ -21,6 +22,7 @@ from fl_dp.mechanisms import (
 from fl_dp.option_errors import OptionError, require_compatible
 from fl_dp.plan import PlanArguments, PrivacyPlan, RecordPlan
 from fl_dp.strategies import (
+    OwnRatesSelection,
     Selection,
     check_together,
 )
@@ -79,12 +81,18 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
         return _plan_for_records(settings, within_budget=within_budget)
 
 
-def make_selection(settings: Settings) -> Selection:
+def make_selection(settings: Settings, plan: PrivacyPlan | None = None) -> Selection:
     """Return who takes part.
+
+    Args:
+        settings: What is to be done.
+        plan: Of the training, once it is made; it finds the rates of groups with own budgets.
 
     Raises:
         ValueError: If settings exclude each other.
     """
+    if plan is not None and isinstance(plan.sampling, OwnRatesSampling):
+        return OwnRatesSelection(plan.sampling)
     if settings.protects_clients:
         settings = with_noise(settings, target_delta(settings))
     if settings.noise.name == "cyclic":
@@ -156,7 +164,7 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
     budget = PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta)
     # The strategy checks the same when it is made; here it comes before any noise is calibrated.
     check_together(
-        PrivacyPlan.draft(budget, 1.0, **arguments),
+        PrivacyPlan.draft(budget, **arguments),
         selection,
         weight_cap=settings.weights.cap,
         dp_sgd=settings.protects_records,

@@ -12,12 +12,13 @@ from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.files import write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.secagg import Roster
 from fl_dp.statistics import Evaluation, NoiseChoice, Query, ScoreHistograms, choose_noise
 from fl_dp.strategies import evaluate_federation
 
 from .run_folder import RunFolder
 from .settings import Settings
-from .workload import form_of_run
+from .workload import form_of_run, width_of_label
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -34,11 +35,14 @@ def private_metrics(settings: Settings, delta: float) -> NoiseChoice | None:
     epsilon = settings.metrics.private_epsilon
     if epsilon is None:
         return None
-    two = form_of_run(settings).num_classes == 2
-    query: Query = (
-        ScoreHistograms() if two else Evaluation(names=("accuracy",), lows=(0.0,), highs=(1.0,))
-    )
-    return choose_noise(query, epsilon, delta)
+    form = form_of_run(settings)
+    query: Query = Evaluation(names=("accuracy",), lows=(0.0,), highs=(1.0,))
+    if form.is_of_numbers:
+        query = Evaluation(names=("mae",), lows=(0.0,), highs=(width_of_label(settings),))
+    elif form.num_classes == 2:
+        query = ScoreHistograms()
+    law = "gaussian" if settings.privacy.noised_by == "nodes" else None
+    return choose_noise(query, epsilon, delta, law=law)
 
 
 def measure_privately(
@@ -50,7 +54,8 @@ def measure_privately(
     choice: NoiseChoice,
     arrays: ArrayRecord,
     config: ConfigRecord,
-    rng: SecureRandom,
+    rng: SecureRandom | None,
+    secure_roster: Roster | None,
 ) -> None:
     """Ask every node how good the last model is on the rows it holds out, and write the answer.
 
@@ -64,7 +69,8 @@ def measure_privately(
         choice: From `private_metrics`.
         arrays: The last model.
         config: Sent along: the settings.
-        rng: Of the noise.
+        rng: Of the noise; None: nodes draw it.
+        secure_roster: The nodes of secure sums, as their owners know them; None if nobody says.
     """
     if folder.private_metrics.is_file():
         return
@@ -80,6 +86,7 @@ def measure_privately(
             units_per_node=ledger.plan.hosting.units_per_node,
             timeout=settings.round_timeout,
             roster_timeout=settings.roster_timeout,
+            secure_roster=secure_roster,
         )
     except PrivacyBudgetExhausted as error:
         logger.warning("The last model was not measured on clients' rows: %s", error)

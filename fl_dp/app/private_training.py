@@ -18,6 +18,7 @@ from fl_dp.clients.fingerprint import fingerprint, fingerprint_of_files
 from fl_dp.clients.node_privacy import in_simulation
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
+from fl_dp.tasks.training import SquaredError
 
 from .settings import Settings
 
@@ -107,6 +108,7 @@ def private_client(
         unit=unit,
         config=config,
         dp_sgd=DPSGD(
+            criterion=_criterion(settings),
             optimizer=lambda parameters: torch.optim.SGD(
                 parameters, lr=settings.client.learning_rate
             ),
@@ -121,16 +123,23 @@ def private_client(
 
 
 def node_records(
-    build: Callable[[], nn.Module], load: Callable[[], Records], *, trainable_only: bool
+    build: Callable[[], nn.Module], load: Callable[[], Records], *, settings: Settings
 ) -> NodeRecords:
     """Return a client's records as units of secure sums; records are on the model's device."""
     return NodeRecords(
         model_fn=lambda context, config: build(),
         loader_fn=lambda context, config: DataLoader(load(), collate_fn=RecordWise(_as_they_are)),
         # As fast as hooks for convolutions, and 20 times as fast for linear layers.
-        dp_sgd=DPSGD(grad_sample_mode="ghost", physical_batch_size=_AT_ONCE),
-        trainable_only=trainable_only,
+        dp_sgd=DPSGD(
+            criterion=_criterion(settings), grad_sample_mode="ghost", physical_batch_size=_AT_ONCE
+        ),
+        trainable_only=settings.model.lora_rank is not None,
     )
+
+
+def _criterion(settings: Settings) -> nn.Module:
+    # A node whose own schema says otherwise has another model than the one that was sent.
+    return nn.CrossEntropyLoss() if settings.task.label_range is None else SquaredError()
 
 
 def _as_they_are(batch: Any) -> Any:

@@ -47,6 +47,8 @@ from .workload import (
     initial_arrays_of,
     metrics_of,
     model_of,
+    plateau_metric,
+    predictions_in_unit,
     set_shared,
     shared_parameters,
     with_digests,
@@ -154,9 +156,10 @@ def _train_by_plan(
             settings.server_optimizer.make_for(settings.rounds),
             plan=plan,
             ledger=ledger,
-            selection=make_selection(settings),
+            selection=make_selection(settings, plan),
+            owners=settings.selection.epsilon_of(),
             roster_may_grow=settings.roster_may_grow,
-            plateau_metric=settings.schedule.metric,
+            plateau_metric=plateau_metric(settings),
             secure_roster=roster_of(settings),
             **_options(folder, settings, record_plan, rng),
         )
@@ -171,7 +174,8 @@ def _train_by_plan(
                     choice=choice,
                     arrays=result.arrays,
                     config=_train_config(folder, settings),
-                    rng=rng,
+                    rng=None if settings.privacy.noised_by == "nodes" else rng,
+                    secure_roster=roster_of(settings),
                 )
         finally:
             # Also after a failure: what was reserved is spent, and somebody has to say so.
@@ -260,6 +264,7 @@ def _start(
     dataset = dataset_of(settings)
     test_x = dataset.features(slice(None), "test")
     test_y = dataset.labels(slice(None), "test")
+    in_unit = predictions_in_unit(settings)
     model = model_of(settings)
     names = metrics_of(settings)
     resumed = folder.checkpoint.is_file()
@@ -280,15 +285,17 @@ def _start(
     def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         set_shared(settings, model, arrays)
         loss, accuracy, probabilities = evaluate_with_probabilities(model, test_x, test_y)
-        measured = public_metrics(names, labels=test_y, probabilities=probabilities)
+        measured = public_metrics(
+            names, labels=in_unit(test_y), probabilities=in_unit(probabilities)
+        )
+        of_classes = {} if dataset.form.is_of_numbers else {"accuracy": accuracy}
         spent = _spent(strategy, server_round)
         line = {
             "round": server_round,
             "rounds": settings.rounds,
             "expected_cohort": _expected_cohort(strategy, settings),
             "test_loss": loss,
-            "test_accuracy": accuracy,
-            **{f"test_{name}": value for name, value in measured.items()},
+            **{f"test_{name}": value for name, value in (of_classes | measured).items()},
             **spent,
             **_released(strategy),
         }
@@ -297,7 +304,7 @@ def _start(
         told.released(line)
         folder.write_model(arrays)
         numbers = {name: value for name, value in measured.items() if isinstance(value, float)}
-        return MetricRecord({"loss": loss, "accuracy": accuracy, **numbers, **spent})
+        return MetricRecord({"loss": loss, **of_classes, **numbers, **spent})
 
     return strategy.start(
         grid=grid,

@@ -187,9 +187,17 @@ def statistic_query(settings: Settings) -> Query:
             low, high = _range(asked)
             kind = Sum if asked.query == "sum" else Mean
             return kind(lows=(low,) * features, highs=(high,) * features, max_records=most)
-        case "top" if not labels:
-            raise ValueError("statistic.query=top names labels: write statistic.values=labels")
-        case "top" | "histogram" if labels and asked.edges is None and asked.low is None:
+        case "top" if not labels or settings.task.label_range is not None:
+            raise ValueError(
+                "statistic.query=top names labels that are classes: write statistic.values=labels, "
+                "without task.label_range"
+            )
+        case "top" | "histogram" if (
+            labels
+            and settings.task.label_range is None
+            and asked.edges is None
+            and asked.low is None
+        ):
             classes = tuple(range(dataset_of(settings).form.num_classes))
             return Frequencies(categories=classes, max_records=most)
     if features > 1:

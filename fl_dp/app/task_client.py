@@ -43,9 +43,11 @@ from .workload import (
     own_data_path,
     part_of,
     parts_of,
+    predictions_in_unit,
     public_form_of,
     records_of,
     rows_of_unit,
+    width_of_label,
 )
 
 if TYPE_CHECKING:
@@ -163,7 +165,12 @@ class TaskClient(NumPyClient):
         set_arrays(model, self._own(settings, model).whole(parameters))
         loss, accuracy = evaluate(model, *records_of(dataset, rows))
         asked = _stays_on_the_node(config)  # a plain evaluation says no more than it has to
-        return loss, _reported(len(rows), config), {"accuracy": accuracy} if asked else {}
+        if not asked:
+            return loss, _reported(len(rows), config), {}
+        measured = {"accuracy": accuracy}
+        if dataset.form.is_of_numbers:
+            measured = {"mae": (1.0 - accuracy) * width_of_label(settings)}
+        return loss, _reported(len(rows), config), dict(measured)
 
     def scores(self, parameters: NDArrays, config: dict[str, Any]) -> NDArray[np.float64]:
         """Return label and score of each record that the unit holds out, `(n, 2)`.
@@ -295,7 +302,7 @@ def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> 
     found = node_records(
         lambda: model_of(settings, public_form_of(settings, node_config)),
         lambda: _records_of(settings, place, node_config),
-        trainable_only=settings.model.lora_rank is not None,
+        settings=settings,
     )
     return found(context, config, model)
 
@@ -334,7 +341,7 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
         raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
     dataset, rows = data
     if name == "labels":
-        return dataset.labels(rows)
+        return predictions_in_unit(settings)(dataset.labels(rows))
     asked, _, feature = name.partition(".")
     if asked == "records":
         records = dataset.features(rows).reshape(len(rows), -1)

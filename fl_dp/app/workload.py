@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from fl_dp.tasks.datasets import (
     form_of,
     load_dataset,
 )
+from fl_dp.tasks.datasets.own_tables import in_unit_of_label
 from fl_dp.tasks.device import training_device
 from fl_dp.tasks.fit import require_fit
 from fl_dp.tasks.metrics import default_metrics, require_metrics
@@ -93,6 +94,7 @@ def _loaded(
         data_format=data_format,
         validation=task.validation and is_everybody_s,
         public=settings.features.public if is_everybody_s else 0,
+        clients=_clients_of(settings) if is_everybody_s else None,
     )
 
 
@@ -170,7 +172,13 @@ def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
         data_format=_format_of(settings, None),
         validation=task.validation,
         public=settings.features.public,
+        clients=_clients_of(settings),
     )
+
+
+def _clients_of(settings: Settings) -> tuple[str, ...] | None:
+    chosen = settings.task.clients
+    return None if chosen is None else tuple(chosen)
 
 
 def check_data(settings: Settings) -> None:
@@ -262,7 +270,7 @@ def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form |
     form = form_of(settings.task.name, data_format)
     if form is None and data_format is not None and own_data_path(node_config) is not None:
         shape = "image_shape" if settings.task.name == "folder" else "columns"
-        data_format.require(classes=data_format.classes, **{shape: getattr(data_format, shape)})
+        data_format.require(classes=data_format.num_outputs, **{shape: getattr(data_format, shape)})
     return None if form is None else encoded_form(settings, form)
 
 
@@ -313,6 +321,8 @@ def check_model(settings: Settings) -> None:
 def metrics_of(settings: Settings) -> list[str]:
     """Return what the server measures on public rows, besides loss and accuracy.
 
+    Of numbers R2 is always among them.
+
     Raises:
         ModuleNotFoundError: If scikit-learn is missing.
         ValueError: If a metric does not fit the data.
@@ -321,7 +331,27 @@ def metrics_of(settings: Settings) -> list[str]:
     if names is None:
         names = default_metrics(num_classes=form.num_classes, vocabulary_size=form.vocabulary_size)
     require_metrics(names, num_classes=form.num_classes)
-    return names
+    return list(dict.fromkeys(["r2", *names])) if form.is_of_numbers else names
+
+
+def predictions_in_unit(settings: Settings) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    """Return what brings labels and predictions into the label's unit; those of classes stay."""
+    label_range = settings.task.label_range
+    if label_range is None:
+        return lambda values: values
+    return lambda values: in_unit_of_label(values, label_range)
+
+
+def width_of_label(settings: Settings) -> float:
+    """Return by how much two labels that are numbers can differ, in their unit; 0 for classes."""
+    low, high = settings.task.label_range or (0.0, 0.0)
+    return high - low
+
+
+def plateau_metric(settings: Settings) -> str:
+    """Return the metric on public rows that a plateau is looked for in."""
+    chosen = settings.schedule.metric
+    return "r2" if chosen == "accuracy" and settings.task.label_range is not None else chosen
 
 
 def initial_arrays_of(settings: Settings) -> ArrayRecord:

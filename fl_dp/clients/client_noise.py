@@ -70,7 +70,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
         logger.exception("the client failed; the server gets the noise around a zero update")
         update = np.zeros(layout.size)
     # Rounding to the model's dtypes comes after the noise, so it costs no privacy.
-    private = layout.unflatten(origin + scheme.privatize(update, SecureRandom()))
+    private = layout.unflatten(origin, scheme.privatize(update, SecureRandom()))
     # The weight is 1 for everybody: the number of records would be a release of its own.
     sent, metrics = layout.merge(private, model), MetricRecord({"num-examples": 1})
     return Message(RecordDict({key: sent, METRICS_KEY: metrics}), reply_to=message)

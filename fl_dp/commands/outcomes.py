@@ -19,16 +19,18 @@ def summary_of(job: Job) -> RunSummary:
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
     so_far = statement.get("epsilon_so_far", {}).values()
+    is_measured = job.folder.private_metrics.is_file()
     records = statement.get("records")
     return RunSummary(
         path=str(job.path),
         variant=job.variant if job.place is None else f"{job.variant} at {job.place}",
         rounds=statement["rounds"],
-        test_accuracy=last["test_accuracy"],
+        test_accuracy=last.get("test_accuracy"),
         test_metrics=_metrics(last),
         measured_on=measured_on(job),
         epsilon=_quoted(statement),
-        epsilon_so_far=min(so_far) if so_far else None,
+        epsilon_so_far=last["epsilon"] if is_measured else min(so_far) if so_far else None,
+        is_measured_privately=is_measured,
         delta=statement["delta"],
         unit=_unit(job),
         record_epsilon=None if records is None else _quoted(records),
@@ -57,7 +59,7 @@ def result_of(job: Job, seconds: float | None) -> Result:
         curve=job.variant or "default",
         x=job.place,
         seed=job.settings.seed,
-        accuracy=last["test_accuracy"],
+        accuracy=last.get("test_accuracy"),
         loss=last["test_loss"],
         measured_on=measured_on(job),
         epsilon=_quoted(statement),
@@ -94,7 +96,7 @@ def results_so_far(jobs: Jobs) -> dict[str, Result]:
 
 
 def measured_on(job: Job) -> str:
-    """Return the public rows that a training's accuracy is of."""
+    """Return the public rows that a training's score is of."""
     return "validation" if job.settings.task.validation else "test"
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from fl_dp.accounting import EpsilonBounds, PrivacyEvent, freeze
+from fl_dp.accounting import (
+    CyclicSampling,
+    EpsilonBounds,
+    PrivacyEvent,
+    freeze,
+)
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.mechanisms import SecureRandom
@@ -63,7 +68,7 @@ class SpentLedger(ChainedLedger):
 
         Of groups, as public as these: the ledger does not know how often a unit's coin came up.
         """
-        if not self._state.group_of:
+        if not isinstance(self.plan.sampling, CyclicSampling):
             return self.participations
         turns = Counter(
             each.index % self.plan.sampling.least_separation
@@ -84,7 +89,7 @@ class SpentLedger(ChainedLedger):
 
     @property
     def group_of(self) -> dict[str, int]:
-        """The group of each unit, where groups take turns; public."""
+        """The group of each unit, where there are groups; public."""
         return dict(self._state.group_of)
 
     @property
@@ -150,11 +155,19 @@ class SpentLedger(ChainedLedger):
         spent = self.epsilon()
         if self._state.gate.adaptive or not self.history:
             return spent
-        # The larger count of each event: all that is planned, and attempts beyond the plan.
-        union = Counter(dict(self.plan.history)) | Counter(dict(self.history))
-        if freeze(union) == self.history:
+        promised = self._promised
+        if promised == self.history:
             return spent
-        return self.plan.epsilon(union).within(self.plan.budget.epsilon)
+        return self.plan.epsilon(promised).within(self.plan.budget.epsilon)
+
+    def own_promises(self) -> tuple[EpsilonBounds, ...]:
+        """Return the promise to each group with a budget of its own; none where nobody has one."""
+        return self.plan.own_epsilons(self._promised if self.history else ())
+
+    @property
+    def _promised(self) -> FrozenHistory:
+        """The larger count of each event: all that is planned, and attempts beyond the plan."""
+        return freeze(Counter(dict(self.plan.history)) | Counter(dict(self.history)))
 
     def running_epsilon(self) -> float:
         """Return a bound that is coarser and quick enough to ask for after every round.

@@ -10,7 +10,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fl_dp.accounting import CyclicSampling, PrivacyBudgetExhausted, PrivacyEvent
+from fl_dp.accounting import (
+    CyclicSampling,
+    GroupedSampling,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+)
 from fl_dp.accounting.events import event_from_dict
 from fl_dp.accounting.filters import PrivacyFilter
 from fl_dp.plan import PrivacyPlan
@@ -73,9 +78,10 @@ class TrainingState:
         participations: Rounds of each unit, as far as rounds said so; of a buffer, its asks.
         last_index: The last index at which each unit took part, as far as rounds said so.
         asks: Who was asked for a contribution to a buffer, where there are any.
-        group_of: The group of each unit, where groups take turns.
+        group_of: The group of each unit, where there are groups.
         reserved: Every reservation, by its entry.
         committed: Entries of the reservations that were committed.
+        waiting: What each other release is charged as that was not committed, by its entry.
         randomness: Every source of randomness that the ledger was opened with.
         uncharged: Names of releases that no epsilon covers, in their order.
         choice: Hyper-parameters that were chosen for this training; None: unknown.
@@ -97,6 +103,7 @@ class TrainingState:
         self._newest: int | None = None  # entry of the newest round's reservation
         self.reserved: dict[int, Reservation] = {}
         self.committed: set[int] = set()
+        self.waiting: dict[int, PrivacyEvent] = {}
         self.randomness: set[str] = set()
         self.uncharged: list[str] = []
         self.choice: Choice | None = None
@@ -147,6 +154,22 @@ class TrainingState:
             raise ParticipationCapReached(
                 f"{len(spent)} of the participants have taken part {cap} times already, the plan's "
                 f"participation_cap; the first is {spent[0]}"
+            )
+
+    def require_declared_left(self, event: PrivacyEvent, what: str) -> None:
+        """Check that another release was made less often than declared, where the rule needs it.
+
+        One that was reserved and never committed may be repeated, and is charged twice.
+
+        Raises:
+            PrivacyBudgetExhausted: If it was not.
+        """
+        declared = dict(self.plan.other_releases).get(event, 0)
+        made = self.others[event] - list(self.waiting.values()).count(event)
+        if not self.gate.adaptive and made >= declared:
+            raise PrivacyBudgetExhausted(
+                f"{what} is among the plan's other_releases {declared} times, and was made as "
+                "often: declare how often it is made"
             )
 
     def require_askable(self, units: Collection[str]) -> int:
@@ -231,18 +254,19 @@ class TrainingState:
                 if reserved not in self.reserved or reserved in self.committed:
                     raise ValueError(f"entry {reserved} is no reservation that waits for a commit")
                 self.committed.add(reserved)
+                self.waiting.pop(reserved, None)
             case _:
                 raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
 
     def _take_in_groups(self, groups: dict[str, int]) -> None:
         sampling = self.plan.sampling
-        if not isinstance(sampling, CyclicSampling):
+        if not isinstance(sampling, GroupedSampling):
             raise ValueError("it assigns groups, and the plan has none")
         for unit, group in groups.items():
             if unit in self.group_of:
                 raise ValueError(f"{unit} has group {self.group_of[unit]} for the whole training")
-            if not 0 <= group < sampling.groups:
-                raise ValueError(f"there is no group {group} of {sampling.groups}")
+            if not 0 <= group < sampling.num_groups:
+                raise ValueError(f"there is no group {group} of {sampling.num_groups}")
             self.group_of[unit] = group
 
     def _take_in_units(self, kind: str, index: int, units: list[str]) -> None:
@@ -317,6 +341,7 @@ class TrainingState:
             self.gate.spend(event)
         if not is_round:
             self.others[event] += 1
+            self.waiting[sequence] = event
             return
         self._newest = sequence
         self.asks.open()

@@ -19,12 +19,17 @@ import logging
 import platform
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from fl_dp.accounting import CyclicSampling, PrivacyBudgetExhausted, PrivacyEvent
+from fl_dp.accounting import (
+    CyclicSampling,
+    GroupedSampling,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+)
 from fl_dp.accounting.events import event_to_dict
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
@@ -248,16 +253,23 @@ class PrivacyLedger(SpentLedger):
         with self._transaction():
             return self._state.rounds.total()
 
-    def assign(self, units: Iterable[str], *, most: int | None = None) -> dict[str, int]:
+    def assign(
+        self,
+        units: Iterable[str],
+        *,
+        most: int | None = None,
+        chosen: Mapping[str, int] | None = None,
+    ) -> dict[str, int]:
         """Write down the group of every unit that has none yet, once and for good.
 
-        New units are dealt in the order of their names, each to the smallest group. Groups are
-        public, and made from names alone.
+        New units are dealt in the order of their names, each to the group that lacks units most,
+        unless `chosen` says their group. Groups are public, and made from names alone.
 
         Args:
             units: Lasting names of those that are there.
             most: Units that there may be in all; the plan's by default. One more would be a unit
                 under a second name.
+            chosen: The group of each unit, where owners have chosen; who is not in it gets none.
 
         Returns:
             The group of every unit that has one.
@@ -268,9 +280,9 @@ class PrivacyLedger(SpentLedger):
                 are more units than the plan declares.
         """
         sampling, names = self.plan.sampling, sorted(units)
-        if not isinstance(sampling, CyclicSampling):
+        if not isinstance(sampling, GroupedSampling):
             raise ValueError(
-                f"only groups that take turns are assigned, and the plan has {sampling}"
+                f"groups are assigned where there are any, and the plan has {sampling}"
             )
         if len(set(names)) != len(names):
             raise ValueError("a unit has one group, but names repeat")
@@ -278,7 +290,7 @@ class PrivacyLedger(SpentLedger):
             require_printable(name)
         with self._transaction() as connection:
             known = self._state.group_of
-            fresh = [name for name in names if name not in known]
+            fresh = [n for n in names if n not in known and (chosen is None or n in chosen)]
             most = self.plan.num_clients if most is None else most
             if len(known) + len(fresh) > most:
                 raise ValueError(
@@ -288,7 +300,7 @@ class PrivacyLedger(SpentLedger):
             sizes = Counter(known.values())
             groups: dict[str, int] = {}
             for name in fresh:
-                groups[name] = min(range(sampling.groups), key=lambda group: (sizes[group], group))
+                groups[name] = sampling.next_group(sizes) if chosen is None else chosen[name]
                 sizes[groups[name]] += 1
             if groups:
                 self._append(connection, {"kind": "assign", "run": self._run_id, "groups": groups})
@@ -302,7 +314,8 @@ class PrivacyLedger(SpentLedger):
             event: What it is charged as; a plan that declared it has put budget aside for it.
 
         Raises:
-            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            PrivacyBudgetExhausted: If it would exceed the budget, or the plan's rule takes declared
+                releases only and it was made as often as declared; then nothing is written.
             LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If the plan's rule takes declared releases only and this is none, or the
                 name can't be printed.
@@ -316,6 +329,7 @@ class PrivacyLedger(SpentLedger):
             )
         with self._transaction() as connection:
             self._require_budget(event, f"'{what}'")
+            self._state.require_declared_left(event, f"'{what}'")
             entry = self._append(
                 connection,
                 {

@@ -123,8 +123,8 @@ class BandedStream(NoiseStream):
         """How many releases' noise is in memory now: each is as secret as the sum that it hides."""
         return min(self._since_cut, self.bands - 1)
 
-    def cut(self) -> None:
-        """Overwrite and forget all earlier noise; what comes next does not depend on it."""
+    def _forget(self) -> None:
+        """Overwrite and forget all earlier noise, and count that. See `NoiseStream.cut`."""
         if self._memory is not None:
             self._memory.fill(0.0)
         self._memory, self._law, self._since_cut = None, None, 0

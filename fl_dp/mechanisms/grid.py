@@ -19,14 +19,14 @@ from fl_dp.option_errors import OptionError, require_positive
 
 from .clipping import Norm, clip_by_norm
 from .events import MechanismEvent
-from .randomness import SecureRandom
+from .randomness import CHUNK, SecureRandom
+from .threads import in_blocks
 
 NOISE_BITS = 30
 """The noise spans 2^30 to 2^31 grid steps: the grid is far below the noise."""
 
 _EXACT_INTEGERS = 2.0**53
 _MIN_SCALE, _MAX_SCALE = 0.05, 2.0**34  # of a law, in grid steps
-_CHUNK = 1 << 15  # draws at a time: the work arrays stay in the cache
 
 
 class IntegerLaw(ABC):
@@ -48,17 +48,16 @@ class IntegerLaw(ABC):
     def sample(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Return `count` independent draws, shape `(count,)`."""
         out = np.empty(count, dtype=np.int64)
-        filled = 0
-        while filled < count:
-            missing = count - filled
-            draws = self._propose(min(_CHUNK, self._tries(missing)), rng)[:missing]
-            out[filled : filled + draws.size] = draws
-            filled += draws.size
+        rng.in_parts(count, lambda part, stream: self._fill(out[part], stream))
         return out
 
-    def _tries(self, missing: int) -> int:
-        """Return the number of proposals to make for `missing` draws."""
-        return missing
+    def _fill(self, out: NDArray[np.int64], rng: SecureRandom) -> None:
+        filled = 0
+        while filled < out.size:
+            missing = out.size - filled
+            draws = self._propose(min(CHUNK, missing), rng)[:missing]
+            out[filled : filled + draws.size] = draws
+            filled += draws.size
 
     @abstractmethod
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
@@ -159,7 +158,9 @@ class GridMechanism(ABC):
         """
         return self.law.sample(size, rng)
 
-    def release(self, total: NDArray[np.float64], noise: NDArray[np.int64]) -> NDArray[np.float64]:
+    def release(
+        self, total: NDArray[np.float64], noise: NDArray[np.int64], *, divided_by: float = 1.0
+    ) -> NDArray[np.float64]:
         """Add noise that was drawn for this sum alone.
 
         Privacy: the class's, if `noise` is from `noise`, or from a `NoiseStream` that was charged
@@ -169,9 +170,11 @@ class GridMechanism(ABC):
         Args:
             total: Sum of `encode`d vectors, in grid steps.
             noise: Integers in grid steps, one a coordinate, shape `(total.size,)`.
+            divided_by: Divides the private sum.
 
         Returns:
-            The private sum in the units of the updates, float64, every entry a multiple of `grid`.
+            The private sum in the units of the updates, float64, every entry a multiple of `grid`
+            unless it is divided.
 
         Raises:
             ValueError: If the noise is not integers, or not as many as the sum has coordinates.
@@ -183,7 +186,17 @@ class GridMechanism(ABC):
                 f"a sum of {total.size} coordinates is released with as many integers of noise, "
                 f"got {drawn.dtype} of shape {drawn.shape}: draw them with noise(total.size, rng)"
             )
-        return np.asarray((total + drawn.reshape(total.shape)) * self.grid)
+        released = np.empty(total.shape, dtype=np.float64)
+        exact, out = np.asarray(total).reshape(-1), released.reshape(-1)
+
+        def add(part: slice) -> None:
+            np.add(exact[part], drawn[part], out=out[part])
+            out[part] *= self.grid
+            if divided_by != 1.0:
+                out[part] /= divided_by
+
+        in_blocks(total.size, add)
+        return released
 
     def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
         """Clip one unit's vector and release it on its own (local privacy).

@@ -22,9 +22,8 @@ from fl_dp.option_errors import require_positive
 
 from .clipping import Norm, clip_by_norm
 from .events import ZcdpEvent
-from .randomness import SecureRandom
+from .randomness import CHUNK, SecureRandom
 
-_CHUNK = 1 << 15  # coordinates at a time: the work arrays stay in the cache
 _MAX_LEVELS = 1 << 20
 _SMALLEST_STEP = 2.0**-16  # log-odds between neighbours: below it, rounding would show
 _LARGEST_STEP = 0.5  # above it, a coordinate is lost between two points: the gain is x / sinh(x)
@@ -158,12 +157,18 @@ class GridExponentialMechanism:
         # Never in place: a flat view of some arrays is a copy, and the plain vector would be left.
         drawn = np.empty(flat.size, dtype=np.float64)
         sent = self.points / self.gain
-        for start in range(0, flat.size, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            drawn[part] = sent[self._draw(flat[part], rng)]
+
+        def draw(part: slice, stream: SecureRandom) -> None:
+            of_part, into = flat[part], drawn[part]
+            for start in range(0, into.size, CHUNK):
+                chunk = slice(start, start + CHUNK)
+                places = self._draw(of_part[chunk], stream).astype(np.intp)
+                sent.take(places, out=into[chunk], mode="clip")
+
+        rng.in_parts(flat.size, draw)
         return drawn.reshape(clipped.shape)
 
-    def _draw(self, coordinates: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.int64]:
+    def _draw(self, coordinates: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.float64]:
         """Return the index of a grid point for each coordinate.
 
         The grid point just left of a coordinate begins a geometric series towards the left end,
@@ -171,17 +176,30 @@ class GridExponentialMechanism:
         of a series of `n` has probability proportional to `exp(-step k)`: it is `k modulo n` of an
         endless geometric, the whole part of an exponential over the step.
         """
-        last = self.levels - 1
-        position = np.clip(coordinates / self._spacing + 0.5 * last, 0.0, last)
-        left = np.minimum(position.astype(np.int64), last - 1)
-        right_log_odds = self._right_log_odds[left] + self._step * (2.0 * (position - left) - 1.0)
+        last = float(self.levels - 1)
+        position = coordinates / self._spacing
+        position += 0.5 * last
+        np.clip(position, 0.0, last, out=position)
+        left = np.minimum(np.floor(position), last - 1.0)
+        position -= left
+        position *= 2.0
+        position -= 1.0
+        position *= self._step
+        right_log_odds = self._right_log_odds.take(left.astype(np.intp), mode="clip")
+        right_log_odds += position
         rarer = np.exp(-np.abs(right_log_odds))
+        rarer /= 1.0 + rarer
         # The coin's rarer side is the one whose probability has to be right however small it is.
-        is_rarer = rng.fine_uniforms(left.size) < rarer / (1.0 + rarer)
+        is_rarer = rng.fine_uniforms(left.size) < rarer
         goes_right = is_rarer != (right_log_odds >= 0.0)
-        away = np.floor(rng.exponentials(left.size) / self._step).astype(np.int64)
-        away %= np.where(goes_right, last - left, left + 1)
-        return np.where(goes_right, left + 1 + away, left - away)
+        away = rng.exponentials(left.size)
+        away /= self._step
+        np.floor(away, out=away)
+        # Whole numbers below 2^53: the remainder is exact, and so is what it is made of.
+        series = np.where(goes_right, last - left, left + 1.0)
+        away -= series * np.floor(away / series)
+        left += np.where(goes_right, away + 1.0, -away)
+        return left
 
     @property
     def _reach(self) -> float:

@@ -18,27 +18,28 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from .buckets import Buckets, width_bits
 from .clipping import Norm
 from .events import LaplaceEvent
 from .grid import GridMechanism, IntegerLaw
 from .randomness import SecureRandom
+
+_REACH = 12.0  # scales that the table covers: one draw in 160,000 is beyond
 
 
 class DiscreteLaplace(IntegerLaw):
     """The law on the integers that falls by `exp(-1 / scale)` a step; `scale` in grid units.
 
     `P[X = x]` is proportional to `exp(-|x| / s)` (Ghosh, Roughgarden and Sundararajan 2009; a
-    sampler in exact arithmetic: Canonne, Kamath and Steinke 2020, algorithm 2). It is vectorised
-    and accurate in every tail. A magnitude is a block number and a place inside the block. Blocks
-    are a power of two wide and at least a halving of the density, so fair coins propose the block
-    number and random bits the place, both exactly and without an end, and one acceptance step makes
-    the proposal's law the target's. All that is left is the float64 error of one exponential: the
-    probability of `x` is right to a relative `(4 + |x| / s) * 2^-52`. Inverting a 53-bit uniform
-    can't say this: at s = 2^30 it misses some integers and hits others twice.
+    sampler in exact arithmetic: Canonne, Kamath and Steinke 2020, algorithm 2). It is drawn by
+    `buckets`, vectorised and accurate in every tail: the probability of `x` is right to a relative
+    `(8 + 2 |x| / s) * 2^-52`. Inverting a 53-bit uniform can't say this: at s = 2^30 it misses some
+    integers and hits others twice. The first bucket and the last have no end: beyond the table the
+    law goes on as it began.
     """
 
     def __init__(self, scale: float) -> None:
-        """Choose the blocks.
+        """Build the table.
 
         Args:
             scale: The parameter `s` of the law, between 0.05 and 2^34. The standard deviation is
@@ -48,28 +49,47 @@ class DiscreteLaplace(IntegerLaw):
             ValueError: If `scale` is outside that range.
         """
         super().__init__(scale)
-        # The density halves every s ln 2 steps: a block is the next power of two.
-        self._width_bits = max(0, math.ceil(math.log2(scale * math.log(2.0))))
-        # How much faster than by halves the density falls from block to block; not negative.
-        self._excess = max(0.0, (1 << self._width_bits) / scale - math.log(2.0))
-
-    def _tries(self, missing: int) -> int:
-        """Return how many proposals to make: about half of them are accepted."""
-        return 2 * missing + 8
+        bits = width_bits(scale)
+        width = 1 << bits
+        reach = math.ceil(_REACH * scale / width) + 1
+        low = np.arange(-reach - 1, reach + 1, dtype=np.int64) << bits
+        # Where a bucket's density is largest.
+        self._peak = np.where(low >= 0, low, -low - (width - 1))
+        self._fall = np.full(low.size, 1.0 / scale)
+        self._fall[[0, -1]] = 0.0  # an end is accepted as a whole, and drawn afterwards
+        mass = width * np.exp(-self._peak / scale)
+        mass[[0, -1]] = np.exp(-self._peak[[0, -1]] / scale) / -math.expm1(-1.0 / scale)
+        least = np.exp(-(width - 1) * self._fall)
+        self._buckets = Buckets(mass, least, first=-reach - 1, width_bits=bits)
+        self._end = reach << bits
 
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Propose `count` values and return those that are accepted."""
-        block = rng.halvings(count)
-        words = rng.words(count)
-        inside = (words & np.uint64((1 << self._width_bits) - 1)).astype(np.int64)
-        # The place took at most the lower 34 bits: the sign's is fresh.
-        sign = 1 - 2 * (words >> np.uint64(63)).astype(np.int64)
-        magnitude = (block << self._width_bits) + inside
-        odds = np.exp(-(inside / self.scale + block * self._excess))
-        accepted = rng.fine_uniforms(count) < odds
-        accepted &= (magnitude != 0) | (sign > 0)  # zero has no sign: one of its two ways is out
-        magnitude *= sign
-        return magnitude[accepted]
+        value = self._buckets.draw(count, rng, self._odds)
+        if value.size and (value.max() >= self._end or value.min() < -self._end):
+            for far, inner in (
+                (np.flatnonzero(value >= self._end), self._end),
+                (np.flatnonzero(value < -self._end), -self._end - 1),
+            ):
+                # Without memory: what is beyond an end lies there as all lies beyond 0.
+                value[far] = inner + np.sign(inner) * self._magnitudes(far.size, rng)
+        return value
+
+    def _odds(
+        self, value: NDArray[np.int64], bucket: NDArray[np.intp], draws: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        odds: NDArray[np.float64] = np.exp(
+            (self._peak[bucket] - np.abs(value)) * self._fall[bucket]
+        )
+        return odds
+
+    def _magnitudes(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
+        """Return `count` draws of the law on 0, 1, 2, ... that falls by the same factor."""
+        found = np.empty(0, dtype=np.int64)
+        while found.size < count:
+            draws = self.sample(4 * count, rng)
+            found = np.concatenate([found, draws[draws >= 0]])
+        return found[:count]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,13 +21,42 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Never, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import threads
 from .grid import IntegerLaw
 from .randomness import SecureRandom
+
+_WORTH_A_THREAD = 1 << 17  # coordinates; fewer are drawn within two milliseconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ahead:
+    """Noise that a thread draws before it is asked for."""
+
+    index: int
+    law: IntegerLaw
+    size: int
+    drawing: Future[NDArray[np.int64]]
+
+    def noise(self, law: IntegerLaw, size: int) -> NDArray[np.int64]:
+        """Wait for the noise of the sum that it was drawn for."""
+        if (type(law), law.scale, size) != (type(self.law), self.law.scale, self.size):
+            raise ValueError(
+                f"noise for release {self.index} was drawn ahead for {self.size} coordinates of "
+                f"scale {self.law.scale}, and asked for {size} of scale {law.scale}"
+            )
+        return self.drawing.result()
+
+    def forget(self) -> None:
+        """Overwrite the noise, once it is drawn: no thread may go on with the memory of a cut."""
+        if not self.drawing.cancel() and self.drawing.exception() is None:
+            self.drawing.result().fill(0)
 
 
 class NoiseStream(ABC):
@@ -47,6 +76,7 @@ class NoiseStream(ABC):
         """Begin with nothing remembered."""
         self._index = -1
         self._process = os.getpid()
+        self._ahead: _Ahead | None = None
 
     @property
     def index(self) -> int:
@@ -54,10 +84,32 @@ class NoiseStream(ABC):
         return self._index
 
     @final
+    def draw_ahead(self, law: IntegerLaw, size: int, rng: SecureRandom, *, index: int) -> None:
+        """Begin to draw the noise of one release in a thread, while its replies are awaited.
+
+        `next` with the same arguments hands it out. If it is asked for anything else first, or the
+        stream is cut, the noise is overwritten: the index is spent without a release.
+
+        Args:
+            law: As in `next`.
+            size: As in `next`; a short vector is drawn by `next` itself.
+            rng: As in `next`; the thread draws from a branch of it.
+            index: As in `next`.
+
+        Raises:
+            ValueError: As `next` does. What the draw itself raises, `next` raises.
+        """
+        if size < _WORTH_A_THREAD:
+            return
+        self._begin(index)
+        drawing = threads.submit(self._draw, law, size, rng.branch())
+        self._ahead = _Ahead(index=index, law=law, size=size, drawing=drawing)
+
+    @final
     def next(
         self, law: IntegerLaw, size: int, rng: SecureRandom, *, index: int
     ) -> NDArray[np.int64]:
-        """Draw the noise of one release.
+        """Draw the noise of one release, or hand out what was drawn ahead.
 
         Args:
             law: Of the fresh noise, in the steps of the sum's grid (`GridMechanism.law`).
@@ -69,40 +121,60 @@ class NoiseStream(ABC):
             Integers in grid steps, shape `(size,)`, for this release alone.
 
         Raises:
-            ValueError: If noise was drawn for this index, or a later one, before.
+            ValueError: If noise was drawn for this index, or a later one, before, or ahead for
+                another sum.
         """
+        ahead = self._ahead if self._process == os.getpid() else None
+        if ahead is None or ahead.index != index:
+            ahead = None
+            self._begin(index)
+        try:
+            noise = self._draw(law, size, rng) if ahead is None else ahead.noise(law, size)
+        except BaseException:
+            # The index is spent without a noise: with memory kept, the releases around it would
+            # be nearer to each other than their indices say.
+            self.cut()
+            raise
+        self._ahead = None
+        return noise
+
+    def _begin(self, index: int) -> None:
+        """Spend an index; before the draw: one whose draw fails is spent."""
         if index <= self._index:
             # Two sums with related noise: their difference would show what neither does.
             raise ValueError(
                 f"noise for release {index} was asked for after release {self._index}: a release "
                 "gets its noise once; reserve a new round in the ledger and release that"
             )
-        # A fork is a copy: only one of two processes may go on with what both remember.
-        if index != self._index + 1 or os.getpid() != self._process:
+        # What was drawn ahead and not asked for is a gap, too. A fork is a copy: only one of two
+        # processes may go on with what both remember.
+        follows = index == self._index + 1 and self._ahead is None
+        if not follows or os.getpid() != self._process:
             self.cut()
-        # Before the draw: an index whose draw fails is spent.
         self._index, self._process = index, os.getpid()
-        try:
-            return self._draw(law, size, rng)
-        except BaseException:
-            # The index is spent without a noise: with memory kept, the releases around it would
-            # be nearer to each other than their indices say.
-            self.cut()
-            raise
 
-    @abstractmethod
+    @final
     def cut(self) -> None:
         """Overwrite and forget all earlier noise; what comes next does not depend on it.
 
         It costs accuracy and never privacy, unless its moment depends on noise that was seen.
         """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and os.getpid() == self._process:  # a fork has no such thread
+            ahead.forget()
+        self._forget()
+
+    @abstractmethod
+    def _forget(self) -> None:
+        """Overwrite and forget all noise that `_draw` has kept; see `cut`."""
 
     @abstractmethod
     def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Draw the noise that follows what was drawn since the last cut; see `next`.
 
-        With memory: refuse a law or a size that differs from the last one's, as what is carried
-        over is in the steps of one grid.
+        It may run in another thread, and nothing else touches the memory meanwhile. With memory:
+        refuse a law or a size that differs from the last one's, as what is carried over is in the
+        steps of one grid.
         """
 
     @final
@@ -124,7 +196,7 @@ class WhiteStream(NoiseStream):
     Privacy: each release has its mechanism's own guarantee, and releases compose.
     """
 
-    def cut(self) -> None:
+    def _forget(self) -> None:
         """Do nothing: nothing is remembered."""
 
     def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:

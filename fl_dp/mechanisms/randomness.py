@@ -24,15 +24,22 @@ import hashlib
 import os
 import secrets
 import threading
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
+from .threads import share
+
+CHUNK = 1 << 15
+"""Draws at a time: the work arrays stay in the cache."""
+
 _LN_2 = float(np.log(2.0))
-_CHUNK = 1 << 15  # draws at a time: the work arrays stay in the cache
+_PART = 1 << 17  # draws of one thread at a time
 _LONGEST_RUN = 1000  # 2^-1000 is still a normal float64, and no run is ever that long
+_ZEROS = memoryview(bytes(8 * CHUNK))  # what is enciphered, by the chunk
 _MANTISSA = np.uint64((1 << 52) - 1)
 _HALF_TO_ONE = 1022  # biased float64 exponent of the numbers in [1/2, 1)
 
@@ -80,13 +87,43 @@ class SecureRandom:
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """Return `count` independent uniform 64-bit words, shape `(count,)`."""
+        drawn = np.empty(count + 2, dtype=np.uint64)  # the cipher wants room for one block more
+        into = drawn.view(np.uint8).data
         with self._lock:
             stream = self._stream
             # A forked process would otherwise draw the same words as its parent.
             if stream is None or (self._pid != os.getpid() and not self._insecure):
                 stream = self._stream = _stream(_fresh_key())
                 self._pid = os.getpid()
-            return np.frombuffer(stream.update(bytes(8 * count)), dtype=np.uint64)
+            for start in range(0, count, CHUNK):
+                stream.update_into(_ZEROS[: 8 * (count - start)], into[8 * start :])
+        return drawn[:count]
+
+    def branch(self) -> SecureRandom:
+        """Return a stream for another thread, keyed by 256 bits of this one.
+
+        What both give depends on this stream alone, and on no thread. A fork leaves it, as it
+        leaves this one.
+        """
+        stream = SecureRandom()
+        stream._insecure, stream._pid = self._insecure, os.getpid()
+        stream._stream = _stream(self.words(4).tobytes())
+        return stream
+
+    def in_parts(self, size: int, draw: Callable[[slice, SecureRandom], None]) -> None:
+        """Let threads draw the parts of a vector, each from a stream of its own.
+
+        Args:
+            size: Of the vector.
+            draw: Draws a part: given its place, and its stream. A short vector is one part, drawn
+                from this stream.
+        """
+        if size <= _PART:
+            draw(slice(0, size), self)
+            return
+        # Branched here and in order: which thread draws a part makes no difference.
+        parts = [(slice(i, min(i + _PART, size)), self.branch()) for i in range(0, size, _PART)]
+        share(len(parts), lambda index: draw(*parts[index]))
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """Return `count` uniforms in the open interval (0, 1), on the grid of odd / 2^53."""
@@ -109,8 +146,8 @@ class SecureRandom:
         and `P[E > t]` far out are right to a relative `(4 + t) * 2^-52`.
         """
         out = np.empty(count, dtype=np.float64)
-        for start in range(0, count, _CHUNK):
-            part = out[start : start + _CHUNK]
+        for start in range(0, count, CHUNK):
+            part = out[start : start + CHUNK]
             words = self.words(part.size)
             halvings = self._runs(words, 6)
             small = self._runs(words >> np.uint64(6), 6)
@@ -141,7 +178,9 @@ class SecureRandom:
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"probability must lie in [0, 1], got {probability}")
         threshold = np.uint64(int(probability * 2.0**53))
-        coins: NDArray[np.bool_] = (self.words(count) >> np.uint64(11)) < threshold
+        coins = np.empty(count, dtype=np.bool_)
+        for some in (coins[at : at + CHUNK] for at in range(0, count, CHUNK)):
+            some[:] = (self.words(some.size) >> np.uint64(11)) < threshold
         return coins
 
     def _runs(self, words: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from fl_dp.accounting import (
     FixedSizeSampling,
     NeighboringRelation,
     NoiseSchedule,
+    OwnRatesSampling,
     PoissonSampling,
     Sampling,
     TruncatedPoissonSampling,
@@ -191,6 +192,18 @@ _LAWS: tuple[Exclusion[Asked], ...] = (
         "rounds they take part in",
         instead="leave {participation_cap} out, or use a constant {schedule}",
         got=("schedule",),
+    ),
+)
+
+_OWN_BUDGETS: tuple[Exclusion[Asked], ...] = (
+    Exclusion(
+        options=("sampling", "plateau"),
+        when=lambda asked: (
+            isinstance(asked.sampling, OwnRatesSampling)
+            and (asked.noise is None or asked.schedule == "plateau")
+        ),
+        why="each group's rate is found for its own budget, under noise that is fixed before",
+        instead="leave {sampling=?} out without privacy, and {plateau} with it",
     ),
 )
 
@@ -557,6 +570,7 @@ _OTHERS: tuple[Exclusion[Asked], ...] = (
 
 EXCLUSIONS: tuple[Exclusion[Asked], ...] = (
     *_LAWS,
+    *_OWN_BUDGETS,
     *_UNITS,
     *_WEIGHTS,
     *_HOSTS,

@@ -17,13 +17,14 @@ import warnings
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self, Unpack
 
 from fl_dp.accounting import (
     EpsilonBounds,
     History,
     NeighboringRelation,
+    OwnRatesSampling,
     PrivacyBudget,
     PrivacyEvent,
     Sampling,
@@ -32,7 +33,8 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
-from fl_dp.accounting.filters import PrivacyFilter
+from fl_dp.accounting.filters import OwnBudgetsFilter, PrivacyFilter
+from fl_dp.accounting.own_rates import calibrate_own_rates
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.grid import least_noise_multiplier
@@ -58,6 +60,7 @@ from .shared_bundle import SharedBundle
 _UNITS = ("client", "record")
 _ONE_A_NODE = Hosting()
 _ANY_ORDER = 1e9  # of a draft's filter: at a large order every budget leaves something
+_UNITS_AT_ONE = 2.0**22  # that a sum holds exactly at noise multiplier 1, whatever the norm
 _MOST_ROUNDS = 10_000_000  # a plan that somebody else wrote must not fill the reader's memory
 
 
@@ -177,6 +180,8 @@ class PrivacyPlan:
         self.hosting.check(self.num_clients)
         if isinstance(self.noise, CentralNoise) and self.noise.correlation is not None:
             self.noise.correlation.check(self.sampling)
+        if isinstance(self.sampling, OwnRatesSampling):
+            self._check_own_budgets(self.sampling)
         cap = self.participation_cap
         if cap is None:
             return
@@ -189,6 +194,20 @@ class PrivacyPlan:
                 f"times each can't fill {self.rounds} buffers of {self.expected_cohort:g}: allow "
                 f"at least {-(-needed // self.num_clients):.0f}, and some more for answers that "
                 "never come"
+            )
+
+    def _check_own_budgets(self, law: OwnRatesSampling) -> None:
+        """Refuse a budget that is none of the groups', and what would be charged at their rates."""
+        if self.budget.epsilon != law.budgets[-1]:
+            raise OptionError(
+                f"{{epsilon={self.budget.epsilon:g}}} must be the largest of the {{budgets}}, "
+                f"{law.budgets[-1]:g}; noise for them is calibrated, so leave {{noise_multiplier}} "
+                "out"
+            )
+        if any(law.event_for(0, event) != event for event, _ in self.other_releases):
+            raise OptionError(
+                "another release is sampled at the rate of the last group, and would be charged at "
+                "that of each: change its rate a little"
             )
 
     @classmethod
@@ -211,7 +230,9 @@ class PrivacyPlan:
             TypeError: If an argument is misspelt or of the wrong type.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
-        draft = cls.draft(budget, 1.0, **given)
+        draft = cls.draft(budget, **given)
+        if isinstance(draft.sampling, OwnRatesSampling):
+            return draft._finished(given, **draft._own_rates(draft.sampling))
         return draft._finished(given, noise=calibrated_noise(draft.noise, draft.planned_releases))
 
     @classmethod
@@ -256,13 +277,16 @@ class PrivacyPlan:
 
     @classmethod
     def draft(
-        cls, budget: PrivacyBudget, noise_multiplier: float, **given: Unpack[PlanArguments]
+        cls,
+        budget: PrivacyBudget,
+        noise_multiplier: float | None = None,
+        **given: Unpack[PlanArguments],
     ) -> Self:
         """Return the plan before its numbers are found, at once: what is refused shows here.
 
         Args:
             budget: May still change.
-            noise_multiplier: May still change.
+            noise_multiplier: May still change; None: one at which all clients are summed exactly.
             **given: As for `calibrate`.
 
         Raises:
@@ -270,6 +294,8 @@ class PrivacyPlan:
             ValueError: If an argument is out of range, or arguments exclude each other.
         """
         require_plan_arguments(given, of=cls.__name__)
+        if noise_multiplier is None:
+            noise_multiplier = max(1.0, given["num_clients"] / _UNITS_AT_ONE)
         # Whether the scalars' noise or a word's bits are enough depends on the multiplier found.
         given = given | {"scalar_noise_std": None}
         if (secure_sum := given.get("secure_sum")) is not None:
@@ -305,6 +331,27 @@ class PrivacyPlan:
             noise = replace(noise, secure_sum=replace(noise.secure_sum, bits=secure_sum.bits))
         release = replace(self.release, scalar_noise_std=noise_std)
         return replace(self, noise=noise, release=release, **found)
+
+    def _own_rates(self, law: OwnRatesSampling) -> dict[str, Any]:
+        """Return noise and rates with which each group spends its own budget."""
+
+        def rounds(noise_multiplier: float, rate: float) -> FrozenHistory:
+            everybody = replace(law, rates=(rate,) * law.num_groups)
+            return self.rounds_at(noise_multiplier, sampling=everybody)
+
+        noise_multiplier, rates = calibrate_own_rates(
+            rounds,
+            budgets=law.budgets,
+            shares=law.shares,
+            sampling_rate=self.sampling_rate,
+            delta=self.event_budget.delta,
+            others=self.other_releases,
+            neighboring_relation=self.neighboring_relation,
+        )
+        return {
+            "noise": replace(self.noise, multiplier=noise_multiplier),
+            "sampling": replace(law, rates=rates),
+        }
 
     def _needed_budget(self, max_epsilon: float | None) -> PrivacyBudget:
         """Return the budget that the plan's own noise needs, or `max_epsilon` if that is enough.
@@ -407,22 +454,39 @@ class PrivacyPlan:
             )
         return self.event_at(noise_multiplier)
 
-    def event_at(self, noise_multiplier: float) -> PrivacyEvent:
-        """Return what a round of that noise multiplier is charged as."""
+    def event_at(
+        self, noise_multiplier: float, *, sampling: Sampling | None = None
+    ) -> PrivacyEvent:
+        """Return what a round of that noise multiplier is charged as.
+
+        Args:
+            noise_multiplier: Of the round.
+            sampling: How its cohort is sampled; None: as planned.
+        """
         return self.noise.event(
             noise_multiplier,
-            sampling=self.sampling,
+            sampling=self.sampling if sampling is None else sampling,
             num_clients=self.num_clients,
             release=self.release,
         )
 
-    def rounds_at(self, noise_multiplier: float) -> FrozenHistory:
-        """Return what the charged rounds are when the least noise is `noise_multiplier`."""
+    def rounds_at(
+        self, noise_multiplier: float, *, sampling: Sampling | None = None
+    ) -> FrozenHistory:
+        """Return what the charged rounds are when the least noise is `noise_multiplier`.
+
+        Args:
+            noise_multiplier: Of the rounds with the least noise.
+            sampling: How cohorts are sampled; None: as planned.
+        """
         if not self.charged_rounds:
             return ()
         multipliers = self.noise.schedule.multipliers(noise_multiplier, self.charged_rounds)
         return freeze(
-            [(self.event_at(each), count) for each, count in Counter(multipliers).items()]
+            [
+                (self.event_at(each, sampling=sampling), count)
+                for each, count in Counter(multipliers).items()
+            ]
         )
 
     def bundle(
@@ -481,7 +545,22 @@ class PrivacyPlan:
 
     def filter(self) -> PrivacyFilter:
         """Return the gate that every release of the plan has to pass, with nothing spent."""
-        return self.noise.filter(self.budget, self.history, self.neighboring_relation)
+        law, relation = self.sampling, self.neighboring_relation
+        if not isinstance(law, OwnRatesSampling):
+            return self.noise.filter(self.budget, self.history, relation)
+        return OwnBudgetsFilter(
+            [
+                (
+                    self.noise.filter(
+                        replace(self.budget, epsilon=budget),
+                        law.history_for(group, self.history),
+                        relation,
+                    ),
+                    partial(law.event_for, group),
+                )
+                for group, budget in enumerate(law.budgets)
+            ]
+        )
 
     @cached_property
     def history(self) -> FrozenHistory:
@@ -502,6 +581,16 @@ class PrivacyPlan:
         relation = self.neighboring_relation
         bounds = epsilon(releases, self.event_budget.delta, neighboring_relation=relation)
         return bounds.plus(2.0 * self.noise.slack)
+
+    def own_epsilons(self, history: History | None = None) -> tuple[EpsilonBounds, ...]:
+        """Return `epsilon` for each group with a budget of its own; none where nobody has one."""
+        law, releases = self.sampling, self.history if history is None else freeze(history)
+        if not isinstance(law, OwnRatesSampling):
+            return ()
+        return tuple(
+            self.epsilon(law.history_for(group, releases)).within(budget)
+            for group, budget in enumerate(law.budgets)
+        )
 
     def tight_epsilon(self, history: History, *, interval: float | None = None) -> float:
         """Return the smallest of the bounds of `epsilon` that every kind of event has.

@@ -36,6 +36,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
         ("neighbours", f"{relation}: {neighbours_in_words(statement.unit, relation)}"),
         ("adversary", statement.adversary),
         ("trusted", statement.trusted),
+        *_own_budgets(statement),
         *_secure_sums(statement),
         ("mechanism", statement.mechanism),
         ("sampling", statement.sampling),
@@ -178,6 +179,16 @@ def _secure_sums(statement: PrivacyStatement) -> list[Row]:
         )
     error = f"{rounded_up(2.0 * sums.slack)} of epsilon pays for lambda {ceiling(sums.slack, 3)}"
     return [*rows, ("shares as one Gaussian", error)]
+
+
+def _own_budgets(statement: PrivacyStatement) -> list[Row]:
+    """Return the row of groups with budgets of their own, where there are any."""
+    groups = [
+        f"epsilon {rounded_up(each.epsilon)} of {each.budget:g} for {100 * each.share:.3g} % of "
+        f"the clients, at rate {each.sampling_rate:.4g}"
+        for each in statement.own_budgets or ()
+    ]
+    return [("own budgets", "; ".join(groups))] if groups else []
 
 
 def _hyper_parameters(statement: PrivacyStatement) -> list[Row]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fl_dp.accounting import freeze
+from fl_dp.accounting import OwnRatesSampling, freeze
 from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 
-from .promise import PrivacyStatement, SecureSumClaims
+from .promise import OwnPromise, PrivacyStatement, SecureSumClaims
 from .words import UNITS, neighbours_in_words
 
 _ACTIVE = "a malicious server, or clients that send something else than they should"
@@ -102,6 +102,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         ledger=ledger.name,
         anchor=ledger.anchor,
         secure_sums=_secure_sums(ledger),
+        own_budgets=_own_budgets(ledger),
         hyper_parameters=chosen,
     )
 
@@ -113,6 +114,18 @@ def _hyper_parameters(ledger: SpentLedger) -> str | None:
         return None
     paid = "at no charge" if choice.reserved is None else "its charge is among the releases"
     return f"{choice.chosen}, {choice.how}; {paid}"
+
+
+def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
+    """Return the promise to each group with a budget of its own; None where nobody has one."""
+    law = ledger.plan.sampling
+    if not isinstance(law, OwnRatesSampling):
+        return None
+    groups = zip(law.budgets, law.shares, law.rates, ledger.own_promises(), strict=True)
+    return tuple(
+        OwnPromise(budget=budget, share=share, sampling_rate=rate, epsilon=promised.best)
+        for budget, share, rate, promised in groups
+    )
 
 
 def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:

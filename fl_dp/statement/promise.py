@@ -157,6 +157,23 @@ class SecureSumClaims:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnPromise:
+    """Promise to the clients of one public group that has a budget of its own.
+
+    Attributes:
+        budget: Epsilon that they allow.
+        share: Of the declared clients.
+        sampling_rate: Their chance to take part in a round.
+        epsilon: The smallest known bound, at the statement's delta.
+    """
+
+    budget: float
+    share: float
+    sampling_rate: float
+    epsilon: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivacyStatement(Promise):
     """Promise of a training to each of its clients, computed from its ledger alone.
 
@@ -180,6 +197,8 @@ class PrivacyStatement(Promise):
         anchor: The ledger's last entry that was read.
         records: Promise to records besides; None if clients train without DP-SGD.
         secure_sums: What the noise in shares promises to whom; None: it is in one place.
+        own_budgets: The promise to each group with its own budget, the strictest first; the
+            statement's epsilon is that of the last. None: there is one for all.
         hyper_parameters: How they were chosen, where the ledger knows; None: it does not, and
             `not_covered` says so.
     """
@@ -203,6 +222,7 @@ class PrivacyStatement(Promise):
     anchor: LedgerAnchor
     records: RecordStatement | None = None
     secure_sums: SecureSumClaims | None = None
+    own_budgets: tuple[OwnPromise, ...] | None = None
     hyper_parameters: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,6 +240,7 @@ class PrivacyStatement(Promise):
         if anchor is None:
             raise ValueError("the privacy statement was computed from no ledger")
         records, sums = document.get("records"), document.get("secure_sums")
+        groups = document.get("own_budgets")
         beside = anchor.as_stated(document["ledger"]).keys() - {"ledger"}
         rest = {name: value for name, value in document.items() if name not in beside}
         return super()._read(rest) | {
@@ -231,6 +252,7 @@ class PrivacyStatement(Promise):
             "anchor": anchor,
             "records": None if records is None else RecordStatement.from_dict(records),
             "secure_sums": None if sums is None else SecureSumClaims(**sums),
+            "own_budgets": None if groups is None else tuple(OwnPromise(**each) for each in groups),
         }
 
 
@@ -257,10 +279,10 @@ def _plain(value: Any) -> Any:
             return {"epsilon": value.epsilon, "delta": value.delta}
         case Promise():
             return value.to_dict()
-        case SecureSumClaims():
+        case SecureSumClaims() | OwnPromise():
             return asdict(value)
         case tuple():
-            return list(value)
+            return [_plain(each) for each in value]
         case Mapping():
             return dict(value)
         case _:

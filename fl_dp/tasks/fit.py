@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ON_NUMBERS = ("logistic", "mlp", "cnn", "resnet18")
-ON_TOKENS = ("gru", "lstm")
+ON_TOKENS = ("gru", "lstm", "transformer")
 MODELS = (*ON_NUMBERS, *ON_TOKENS)
 
 TRAINED_FACTORS = ("b", "both", "alternating")
@@ -25,7 +25,7 @@ def require_fit(
     Args:
         name: Of the model.
         input_shape: As for `build_model`, like the rest.
-        num_classes: Number of outputs.
+        num_classes: Number of outputs; 1 predicts a number.
         hidden: Width of the hidden layers.
         vocabulary_size: How many tokens there are; None for numbers.
 
@@ -38,10 +38,12 @@ def require_fit(
         raise ValueError(
             f"input_shape is {input_shape}; write sizes of at least 1, e.g. (1, 28, 28)"
         )
-    if num_classes < 2:
-        raise ValueError(f"num_classes is {num_classes}; write at least 2")
+    if num_classes < 1:
+        raise ValueError(f"num_classes is {num_classes}; write at least 1")
     if hidden < 1:
         raise ValueError(f"hidden is {hidden}; write at least 1")
+    if name == "transformer" and hidden % 8:
+        raise ValueError(f"hidden is {hidden}; the model 'transformer' needs a multiple of 8")
     if vocabulary_size is None and name in ON_TOKENS:
         raise ValueError(
             f"the model {name!r} reads tokens, and the records are numbers of shape "

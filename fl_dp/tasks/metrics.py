@@ -1,4 +1,4 @@
-"""Metrics of a model on public rows, beside loss and accuracy: one table, mostly scikit-learn's.
+"""Metrics of a model on public rows, beside its loss: one table, mostly scikit-learn's.
 
     >>> public_metrics(["auc", "f1"], labels=np.array([0, 1]), probabilities=np.eye(2))
     {'auc': 1.0, 'f1': 1.0}
@@ -11,17 +11,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:  # who reads names and units, as the dashboard does, needs no numpy
     import numpy as np
     from numpy.typing import NDArray
 
-Probabilities: TypeAlias = "NDArray[np.float64]"
-Labels: TypeAlias = "NDArray[np.int64]"
+Predictions: TypeAlias = "NDArray[np.float64]"
+Labels: TypeAlias = "NDArray[Any]"
 Measured: TypeAlias = float | list[list[int]] | None
 """A number, a matrix of counts, or None where the metric is not defined."""
 
@@ -35,20 +35,24 @@ class Metric:
 
     Attributes:
         title: Its name in words.
-        function: Of the true labels, `(n,)`, and the probabilities of all classes, `(n, classes)`.
+        function: Of the true labels, `(n,)`, and the probabilities of all classes, `(n, classes)`;
+            of labels that are numbers, the predictions, `(n,)`.
         larger_is_better: None for what has no order.
         unit: What its number is, in a phrase.
-        needs_all_classes: Whether it is undefined unless every class occurs among the true labels.
+        needs_variety: Whether it is undefined unless every class occurs among the true labels, or
+            two numbers that differ.
+        of_numbers: Whether it is of labels that are numbers, not of classes.
     """
 
     title: str
-    function: Callable[[Labels, Probabilities], float | list[list[int]]]
+    function: Callable[[Labels, Predictions], float | list[list[int]]]
     larger_is_better: bool | None
     unit: str
-    needs_all_classes: bool = False
+    needs_variety: bool = False
+    of_numbers: bool = False
 
 
-def _auc(labels: Labels, probabilities: Probabilities) -> float:
+def _auc(labels: Labels, probabilities: Predictions) -> float:
     from sklearn.metrics import roc_auc_score
 
     if probabilities.shape[1] == 2:
@@ -56,13 +60,13 @@ def _auc(labels: Labels, probabilities: Probabilities) -> float:
     return float(roc_auc_score(labels, probabilities, multi_class="ovr", average="macro"))
 
 
-def _balanced_accuracy(labels: Labels, probabilities: Probabilities) -> float:
+def _balanced_accuracy(labels: Labels, probabilities: Predictions) -> float:
     from sklearn.metrics import balanced_accuracy_score
 
     return float(balanced_accuracy_score(labels, probabilities.argmax(axis=1)))
 
 
-def _f1(labels: Labels, probabilities: Probabilities) -> float:
+def _f1(labels: Labels, probabilities: Predictions) -> float:
     from sklearn.metrics import f1_score
 
     average = "binary" if probabilities.shape[1] == 2 else "macro"
@@ -70,17 +74,17 @@ def _f1(labels: Labels, probabilities: Probabilities) -> float:
     return float(f1_score(labels, predicted, average=average, zero_division=0.0))
 
 
-def _log_loss(labels: Labels, probabilities: Probabilities) -> float:
+def _log_loss(labels: Labels, probabilities: Predictions) -> float:
     from sklearn.metrics import log_loss
 
     return float(log_loss(labels, probabilities, labels=range(probabilities.shape[1])))
 
 
-def _perplexity(labels: Labels, probabilities: Probabilities) -> float:
+def _perplexity(labels: Labels, probabilities: Predictions) -> float:
     return math.exp(_log_loss(labels, probabilities))
 
 
-def _calibration_error(labels: Labels, probabilities: Probabilities) -> float:
+def _calibration_error(labels: Labels, probabilities: Predictions) -> float:
     """Return the expected calibration error of the most probable class, by bins of equal width.
 
     Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3; scikit-learn has the
@@ -96,7 +100,20 @@ def _calibration_error(labels: Labels, probabilities: Probabilities) -> float:
     return float(np.abs(gaps).sum() / len(labels))
 
 
-def _confusion_matrix(labels: Labels, probabilities: Probabilities) -> list[list[int]]:
+def _r2(labels: Labels, predictions: Predictions) -> float:
+    errors = float(((labels - predictions) ** 2).sum())
+    return 1.0 - errors / float(((labels - labels.mean()) ** 2).sum())
+
+
+def _mean_absolute_error(labels: Labels, predictions: Predictions) -> float:
+    return float(abs(labels - predictions).mean())
+
+
+def _root_mean_squared_error(labels: Labels, predictions: Predictions) -> float:
+    return math.sqrt(float(((labels - predictions) ** 2).mean()))
+
+
+def _confusion_matrix(labels: Labels, probabilities: Predictions) -> list[list[int]]:
     from sklearn.metrics import confusion_matrix
 
     classes = range(probabilities.shape[1])
@@ -120,7 +137,7 @@ METRICS: dict[str, Metric] = {
         larger_is_better=True,
         unit="area under the ROC curve, in [0, 1]; of several classes, the mean of each against "
         "the rest",
-        needs_all_classes=True,
+        needs_variety=True,
     ),
     "f1": Metric(
         title="F1",
@@ -152,11 +169,73 @@ METRICS: dict[str, Metric] = {
         larger_is_better=None,
         unit="rows of each true class (down) by predicted class (across)",
     ),
+    "r2": Metric(
+        title="R2",
+        function=_r2,
+        larger_is_better=True,
+        unit="share of the label's variance that is explained, at most 1; 0 is the mean",
+        needs_variety=True,
+        of_numbers=True,
+    ),
+    "mae": Metric(
+        title="mean absolute error",
+        function=_mean_absolute_error,
+        larger_is_better=False,
+        unit="mean absolute error, in the unit of the label",
+        of_numbers=True,
+    ),
+    "rmse": Metric(
+        title="root mean squared error",
+        function=_root_mean_squared_error,
+        larger_is_better=False,
+        unit="root of the mean squared error, in the unit of the label",
+        of_numbers=True,
+    ),
 }
 """Metrics by their names, which are the values of `metrics.public`."""
 
 NUMBERS = tuple(name for name, metric in METRICS.items() if metric.larger_is_better is not None)
 """Those whose value is one number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The number that a model is judged by on public rows; larger is better, 1 is perfect.
+
+    Attributes:
+        name: `accuracy` of classes, `r2` of numbers: the key of a line is `test_` and this.
+        value: None where it is not defined, or not known.
+    """
+
+    name: str = "accuracy"
+    value: float | None = None
+
+    @classmethod
+    def of(cls, accuracy: float | None, metrics: Mapping[str, float | None]) -> Score:
+        """Return the score of a model whose accuracy and other metrics are known."""
+        if accuracy is None and "r2" in metrics:
+            return cls(name="r2", value=metrics["r2"])
+        return cls(value=accuracy)
+
+    @classmethod
+    def in_line(cls, line: Mapping[str, Any]) -> Score:
+        """Return the score that a line of `metrics.jsonl` tells."""
+        name = "r2" if "test_r2" in line else "accuracy"
+        return cls(name=name, value=line.get(f"test_{name}"))
+
+    @property
+    def title(self) -> str:
+        """Its name in words."""
+        return METRICS[self.name].title if self.name in METRICS else self.name
+
+    @property
+    def rank(self) -> float:
+        """Its value for comparisons: without one the model comes last."""
+        return -math.inf if self.value is None or math.isnan(self.value) else self.value
+
+    def __str__(self) -> str:
+        """Return the value with three decimals, `-` without one."""
+        return "-" if self.value is None else f"{self.value:.3f}"
 
 
 def default_metrics(*, num_classes: int, vocabulary_size: int | None = None) -> list[str]:
@@ -165,9 +244,11 @@ def default_metrics(*, num_classes: int, vocabulary_size: int | None = None) -> 
     None for several classes: scikit-learn takes half a second to import, which starts wait for.
 
     Args:
-        num_classes: Of the labels.
+        num_classes: Of the labels; 1 where they are numbers.
         vocabulary_size: How many tokens there are; None for numbers.
     """
+    if num_classes == 1:
+        return ["mae", "rmse"]
     if vocabulary_size is not None:
         return ["perplexity"]
     return ["balanced_accuracy", "auc"] if num_classes == 2 else []
@@ -178,18 +259,26 @@ def require_metrics(names: Sequence[str], *, num_classes: int) -> None:
 
     Args:
         names: Of `METRICS`.
-        num_classes: Of the labels.
+        num_classes: Of the labels; 1 where they are numbers.
 
     Raises:
         ModuleNotFoundError: If scikit-learn is missing.
-        ValueError: If a confusion matrix would be too large for a line of `metrics.jsonl`.
+        ValueError: If one is of classes and the labels are numbers, or the reverse, or a confusion
+            matrix would be too large for a line of `metrics.jsonl`.
     """
+    of_numbers = num_classes == 1
+    fitting = [name for name, metric in METRICS.items() if metric.of_numbers is of_numbers]
+    if others := [name for name in names if name not in fitting]:
+        raise ValueError(
+            f"metrics.public has {', '.join(others)}, and the labels are "
+            f"{'numbers' if of_numbers else 'classes'}: write of {', '.join(fitting)}"
+        )
     if "confusion_matrix" in names and num_classes > MOST_CLASSES_OF_A_MATRIX:
         raise ValueError(
             f"a confusion matrix is of at most {MOST_CLASSES_OF_A_MATRIX} classes, and there are "
             f"{num_classes}: leave confusion_matrix out of metrics.public"
         )
-    if names and find_spec("sklearn") is None:
+    if names and not of_numbers and find_spec("sklearn") is None:
         raise ModuleNotFoundError(
             "metrics.public needs scikit-learn: pip install 'fl-dp[app]', or write "
             "metrics.public=[]"
@@ -197,28 +286,31 @@ def require_metrics(names: Sequence[str], *, num_classes: int) -> None:
 
 
 def public_metrics(
-    names: Sequence[str], *, labels: Labels, probabilities: Probabilities
+    names: Sequence[str], *, labels: Labels, probabilities: Predictions
 ) -> dict[str, Measured]:
     """Measure predictions on public rows.
 
     Args:
         names: Of `METRICS`.
-        labels: True classes, int64 `(n,)`.
-        probabilities: Of each class, float64 `(n, num_classes)`; rows add up to 1.
+        labels: True classes, int64 `(n,)`; or numbers, float64, in their own unit.
+        probabilities: Of each class, float64 `(n, num_classes)`; rows add up to 1. Of numbers the
+            predictions, `(n,)`, in the unit of the labels.
 
     Returns:
-        Each metric by its name. None where it is not defined: without any rows, if a probability
-        is not finite (the model has diverged), and AUC unless every class occurs.
+        Each metric by its name. None where it is not defined: without any rows, if a prediction
+        is not finite (the model has diverged), AUC unless every class occurs, and R2 unless two
+        labels differ.
     """
     import numpy as np
 
     if not len(labels) or not np.isfinite(probabilities).all():
         return dict.fromkeys(names)
-    all_occur = len(np.unique(labels)) == probabilities.shape[1]
+    least = 2 if probabilities.ndim == 1 else probabilities.shape[1]
+    is_various = len(np.unique(labels)) >= least
     found: dict[str, Measured] = {}
     for name in names:
         metric = METRICS[name]
-        if metric.needs_all_classes and not all_occur:
+        if metric.needs_variety and not is_various:
             found[name] = None
             continue
         with warnings.catch_warnings():

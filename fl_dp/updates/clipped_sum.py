@@ -5,34 +5,31 @@
     ...     total.add(only_array_record(reply.content))
     >>> released = mechanism.release(total.total, mechanism.noise(total.total.size, rng))
 
-An update is read twice: once for its norm, once to be scaled, rounded and added. Both passes go
-over blocks that several threads share; NumPy lets go of the interpreter inside them. What is
-computed for a block depends on nothing but the block, and the blocks' squares are summed without
-rounding, so neither timing nor the number of threads can change a bit.
+An update is read for its norm first; with the next one, or when the sum is asked for, it is scaled,
+rounded and added. So each goes through memory once, block by block. Several threads share the
+blocks; NumPy lets go of the interpreter inside them. What is computed for a block depends on
+nothing but the block, and the blocks' squares are summed without rounding, so neither timing nor
+the number of threads can change a bit.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
-from fl_dp.mechanisms import clip_by_norm
+from fl_dp.mechanisms import clip_by_norm, threads
 from fl_dp.mechanisms.clipping import joint_clipping_norm, l2_norm
 
 from .layout import RefusedUpdate, VectorLayout
 
-_BLOCK = 1 << 18  # long enough that what a NumPy call costs by itself does not count
+_BLOCK = threads.BLOCK
 _ROW = 4096  # entries whose squares are summed in float64; rows are summed without rounding
 # The norm of a scaled update is right to 1e-12 even if a row is summed entry by entry, so its exact
 # norm is below the clipping norm, and the computed norm of a sum of them below a node's bound.
@@ -42,7 +39,6 @@ _SMALL, _LARGE = 1e-140, 1e140  # between them squares neither vanish nor overfl
 _SMALLEST_FACTOR = 1e-290  # below it a factor would be subnormal and lose digits
 _LARGEST_SUMMAND = 1e290  # the plain sum of any cohort stays finite
 _EXACT_INTEGERS = 2.0**53
-_MAX_THREADS = 8
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,7 @@ class _Block:
     """The same stretch of every flat vector, as views; small arrays share one."""
 
     group: int
+    place: slice
     pieces: tuple[_Piece, ...]
     update: NDArray[np.float64]
     origin: NDArray[np.float64]
@@ -74,6 +71,8 @@ class _Sum:
     The vector is divided into groups, each with a norm and a scale of its own.
     """
 
+    _truncates: ClassVar[bool]
+
     def __init__(
         self, layout: VectorLayout, origin: NDArray[np.float64], groups: Sequence[slice]
     ) -> None:
@@ -83,17 +82,19 @@ class _Sum:
                 f"same layout, to float64 of shape ({layout.size},)"
             )
         self.layout = layout
-        self.total = np.zeros(layout.size, dtype=np.float64)
+        self._total = np.zeros(layout.size, dtype=np.float64)
         self._origin = origin
         self._update = np.empty(layout.size, dtype=np.float64)
+        self._scales: Sequence[float] | None = None  # of the update that is still to be added
         self._groups = groups
         self._blocks = [
             _Block(
                 group=index,
+                place=slice(start, stop),
                 pieces=tuple(self._pieces(start, stop)),
                 update=self._update[start:stop],
                 origin=origin[start:stop],
-                total=self.total[start:stop],
+                total=self._total[start:stop],
             )
             for index, group in enumerate(groups)
             for start in range(group.start, group.stop, _BLOCK)
@@ -125,21 +126,31 @@ class _Sum:
             raise ValueError(f"an update has shape ({self.layout.size},), got {unit.shape}")
         return unit
 
+    @property
+    def total(self) -> NDArray[np.float64]:
+        """The sum so far, shape `(layout.size,)`: memory that later updates are added to."""
+        if (scales := self._taken_scales()) is not None:
+            self._for_each_block(lambda index: self._add_last(index, scales))
+        return self._total
+
     def _load(self, values: _Values) -> list[float]:
         """Put an update into the scratch memory; return the norm of each group.
 
-        A norm is infinite if an entry is not finite.
+        What was there before is added first. A norm is infinite if an entry is not finite.
 
         Args:
             values: The unit's model, the released arrays in order, each flat; or its update.
         """
-        if isinstance(values, np.ndarray):
-            self._update[:] = values
         squares: list[list[float]] = [[] for _ in self._blocks]
+        last = self._taken_scales()
 
         def load(index: int) -> None:
+            if last is not None:
+                self._add_last(index, last)
             block = self._blocks[index]
-            if not isinstance(values, np.ndarray):
+            if isinstance(values, np.ndarray):
+                block.update[...] = values[block.place]
+            else:
                 for piece in block.pieces:
                     piece.update[...] = values[piece.array][piece.entries]
                 # In float64: a difference of float32 models would be rounded before it is clipped.
@@ -155,40 +166,24 @@ class _Sum:
             for parts, group in zip(of_group, self._groups, strict=True)
         ]
 
-    def _add(self, scales: Sequence[float], *, truncate: bool) -> None:
-        """Multiply the update by one scale a group, round it if asked, and add it."""
+    def _taken_scales(self) -> Sequence[float] | None:
+        """Return the scales of an update that is still to be added, once: it may fail."""
+        scales, self._scales = self._scales, None
+        return scales
 
-        def add(index: int) -> None:
-            block = self._blocks[index]
-            update, scale = block.update, scales[block.group]
-            if scale != 1.0:
-                np.multiply(update, scale, out=update)
-            if truncate:  # towards zero: rounding must not make a clipped update longer
-                np.trunc(update, out=update)
-            np.add(block.total, update, out=block.total)
-
-        self._for_each_block(add)
+    def _add_last(self, index: int, scales: Sequence[float]) -> None:
+        """Multiply a block of the update by its group's scale, round it if asked, and add it."""
+        block = self._blocks[index]
+        update, scale = block.update, scales[block.group]
+        if scale != 1.0:
+            np.multiply(update, scale, out=update)
+        if self._truncates:  # towards zero: rounding must not make a clipped update longer
+            np.trunc(update, out=update)
+        np.add(block.total, update, out=block.total)
 
     def _for_each_block(self, work: Callable[[int], None]) -> None:
         """Call `work` with the number of every block, in threads if that is worth their while."""
-        waiting = deque(range(len(self._blocks)))
-
-        def until_done() -> None:
-            # A thread does not inherit NumPy's error state; overflow shows in the result.
-            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-                while True:
-                    try:
-                        index = waiting.popleft()
-                    except IndexError:
-                        return
-                    work(index)
-
-        helpers = min(_threads(), self.layout.size // _BLOCK) - 1
-        running = [_pool().submit(until_done) for _ in range(helpers)]
-        until_done()
-        for future in running:
-            if not future.cancel():  # one that did not start has nothing left to do
-                future.result()
+        threads.share(len(self._blocks), work, at_most=self.layout.size // _BLOCK)
 
 
 class ClippedSum(_Sum):
@@ -203,6 +198,8 @@ class ClippedSum(_Sum):
         layout: Where each array lies in it.
         sensitivity: L2 norm that no unit's contribution exceeds, in the units of the updates.
     """
+
+    _truncates = True
 
     def __init__(
         self,
@@ -295,10 +292,10 @@ class ClippedSum(_Sum):
                 f"{self.layout.size} columns"
             )
         # An update of several blocks has the threads to itself; rows of one block share them.
-        parts = max(1, min(_threads(), len(rows)) if self.layout.size < 2 * _BLOCK else 1)
+        parts = max(1, min(threads.processors(), len(rows)) if self.layout.size < 2 * _BLOCK else 1)
         sums = [self._empty() for _ in range(parts)]
         running = [
-            _pool().submit(part._add_each, rows[start::parts])
+            threads.submit(part._add_each, rows[start::parts])
             for start, part in enumerate(sums[1:], 1)
         ]
         norms = np.empty(len(rows))
@@ -307,7 +304,7 @@ class ClippedSum(_Sum):
             norms[start::parts] = future.result()
         self._count(len(rows))
         for part in sums:  # all rows or none
-            self.total += part.total
+            self._total += part.total
         of_units: list[float] = norms.tolist()
         return of_units
 
@@ -333,7 +330,7 @@ class ClippedSum(_Sum):
         if weight > 0.0 and norm > 0.0:
             groups = zip(self._groups, norms, self._clipping_norms, strict=True)
             factors = [self._clipping_factor(*group) for group in groups]
-            self._add([weight * factor / self.grid for factor in factors], truncate=True)
+            self._scales = [weight * factor / self.grid for factor in factors]
         return norm
 
     def add_steps(self, arrays: ArrayRecord, *, max_units: int) -> None:
@@ -363,7 +360,7 @@ class ClippedSum(_Sum):
         for group, bound in zip(self._groups, self._clipping_norms, strict=True):
             if l2_norm(steps[group]) > max_units * bound / self.grid * _ACCEPTING_MARGIN:
                 raise RefusedUpdate("its norm is more than its units can reach")
-        self.total += steps
+        self._total += steps
 
     def steps(self) -> ArrayRecord:
         """Return the sum for `add_steps` at the server: float64 arrays of grid steps."""
@@ -399,6 +396,8 @@ class PlainSum(_Sum):
         layout: Where each array lies in it.
     """
 
+    _truncates = False
+
     def __init__(self, layout: VectorLayout, origin: NDArray[np.float64]) -> None:
         """Start from zero.
 
@@ -431,7 +430,7 @@ class PlainSum(_Sum):
         if not (0.0 <= weight <= _LARGEST_SUMMAND and weight * norm <= _LARGEST_SUMMAND):
             return math.inf
         if weight > 0.0 and norm > 0.0:
-            self._add([weight], truncate=False)
+            self._scales = [weight]
         return norm
 
 
@@ -453,21 +452,3 @@ def _norm(squares: list[float], update: NDArray[np.float64]) -> float:
     if not _SMALL < norm < _LARGE:
         norm = l2_norm(update)
     return norm if math.isfinite(norm) else math.inf
-
-
-@cache
-def _threads() -> int:
-    """Return how many processors this process may use, within reason."""
-    if hasattr(os, "sched_getaffinity"):
-        return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
-    return min(os.cpu_count() or 1, _MAX_THREADS)
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    """Return the threads that all sums of this process share."""
-    return ThreadPoolExecutor(_threads(), thread_name_prefix="fl-dp-sum")
-
-
-if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
-    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -10,7 +10,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from .arrays import ArrayForm, array_of, form_of, read
+from fl_dp.mechanisms.threads import in_blocks
+
+from .arrays import ArrayForm, array_of, form_of, read, written
 
 _USUAL = (np.dtype(np.float32), np.dtype(np.float64))  # what NumPy and PyTorch compute with
 
@@ -149,21 +151,13 @@ class VectorLayout:
                 vector[spec.start : spec.stop] = values
         return vector
 
-    def unflatten(self, vector: NDArray[np.float64]) -> ArrayRecord:
-        """Return the released arrays that `flatten` would turn into `vector`.
+    def unflatten(self, *vectors: NDArray[np.float64]) -> ArrayRecord:
+        """Return the released arrays that `flatten` would turn into a vector, or a sum of two.
 
         They have the dtypes that NumPy computes with, so that a server optimizer can read them:
         float32 stands in for bfloat16 until `merge` writes the model.
         """
-        with np.errstate(over="ignore"):
-            return ArrayRecord(
-                {
-                    spec.name: Array(
-                        vector[spec.start : spec.stop].reshape(spec.shape).astype(spec.dtype)
-                    )
-                    for spec in self.released
-                }
-            )
+        return ArrayRecord({spec.name: written(_array(spec, vectors)) for spec in self.released})
 
     def merge(self, released: ArrayRecord, model: ArrayRecord) -> ArrayRecord:
         """Return `model` with its released arrays replaced, in the model's order and forms."""
@@ -187,6 +181,21 @@ class VectorLayout:
                 kind = "bfloat16" if spec.form.bfloat16 else spec.dtype
                 raise RefusedUpdate(f"array '{spec.name}' is not {kind} of shape {spec.shape}")
             yield values.reshape(-1)
+
+
+def _array(spec: ArraySpec, vectors: Sequence[NDArray[np.float64]]) -> NDArray[Any]:
+    """Return an array whose numbers are rounded once, after vectors are added in float64."""
+    array = np.empty(spec.shape, dtype=spec.dtype)
+    flat, parts = array.reshape(-1), [vector[spec.start : spec.stop] for vector in vectors]
+
+    def write(place: slice) -> None:
+        if len(parts) == 1:
+            flat[place] = parts[0][place]
+        else:
+            np.add(parts[0][place], parts[1][place], out=flat[place], casting="same_kind")
+
+    in_blocks(flat.size, write)
+    return array
 
 
 def _readable_as(form: ArrayForm, expected: ArrayForm) -> bool:

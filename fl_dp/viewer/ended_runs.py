@@ -11,7 +11,12 @@ from fl_dp.commands.console import warn
 from fl_dp.commands.jobs import Jobs
 from fl_dp.commands.terminal.results import read_results
 from fl_dp.commands.terminal.summary import RunSummary
-from fl_dp.viewer.run_pictures import plot_against_axis, plot_curves, plot_over_rounds
+from fl_dp.viewer.run_pictures import (
+    plot_against_axis,
+    plot_curves,
+    plot_over_rounds,
+    scores_of,
+)
 
 from .commands.report import write_report
 
@@ -55,12 +60,10 @@ def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
     picture = jobs.path / "experiment.png"
     results = read_results(jobs.results)
     if experiment.axis is not None:
-        label, panels = experiment.label or experiment.axis, experiment.panels or ["accuracy"]
+        label = experiment.label or experiment.axis
+        panels = experiment.panels or [results[0].score.name]
         drawn = plot_against_axis(results, picture, label=label, panels=panels)
     else:
-        accuracies = {
-            curve: [[line["test_accuracy"] for line in of_run] for of_run in of_curve]
-            for curve, of_curve in lines.items()
-        }
-        drawn = plot_over_rounds(results, accuracies, picture)
+        scores = {curve: [scores_of(run) for run in of_curve] for curve, of_curve in lines.items()}
+        drawn = plot_over_rounds(results, scores, picture)
     return picture if drawn else None

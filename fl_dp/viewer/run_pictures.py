@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_dp.app.pictures import COLOURS, PALE, ends_apart, new_picture, save_picture
 from fl_dp.commands.terminal.numbers import span
 from fl_dp.commands.terminal.results import Point, Result, points
-from fl_dp.tasks.metrics import METRICS, NUMBERS
+from fl_dp.tasks.metrics import METRICS, NUMBERS, Score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,14 +28,14 @@ def plot_curves(
     deltas: Sequence[float],
     measured_on: str = "test",
 ) -> bool:
-    """Draw public accuracy and epsilon so far over the rounds, one colour a variant.
+    """Draw the public score and epsilon so far over the rounds, one colour a variant.
 
     Args:
         runs: For each variant, the lines of `metrics.jsonl` of each of its runs.
         target: The PNG to write.
         unit: What epsilon protects, for instance `one client`.
         deltas: The delta of each run.
-        measured_on: The public rows that accuracy is of.
+        measured_on: The public rows that the score is of.
 
     Returns:
         Whether it was drawn: False when matplotlib is not installed.
@@ -43,34 +43,34 @@ def plot_curves(
     made = new_picture((1.0, 1.0))
     if made is None:
         return False
-    figure, (accuracy, epsilon) = made
+    figure, (score, epsilon) = made
     last = []
+    name = _name_of(line for each in runs.values() for run in each for line in run[:1])
     for index, (variant, members) in enumerate(runs.items()):
         colour = COLOURS[index % len(COLOURS)]
         for nth, lines in enumerate(members):
             rounds = [line["round"] for line in lines]
             label = variant if nth == 0 else None
-            accuracies = [line["test_accuracy"] for line in lines]
-            accuracy.plot(rounds, accuracies, color=colour, label=label, linewidth=1.4, alpha=0.8)
+            score.plot(
+                rounds, scores_of(lines), color=colour, label=label, linewidth=1.4, alpha=0.8
+            )
             spent = [line.get("epsilon", math.nan) for line in lines]
             if nth == 0 and any(each > 0.0 for each in spent):  # NaN without privacy
                 epsilon.plot(rounds, spent, color=colour, label=label, linewidth=1.8)
                 last.append(spent[-1])
-    accuracy.set(
-        xlabel="round", ylabel=f"public {measured_on} accuracy", title="Accuracy, one line a run"
+    score.set(
+        xlabel="round",
+        ylabel=f"public {measured_on} {name}",
+        title=f"{name[0].upper()}{name[1:]}, one line a run",
     )
     epsilon.set(
         xlabel="round",
         ylabel="epsilon",
         title=f"Privacy spent of {unit}, delta {span(deltas, '.2g')}",
     )
-    for axes in (accuracy, epsilon):
+    for axes in (score, epsilon):
         axes.set_xlim(left=0)
-    accuracy.set_ylim(
-        ends_apart(
-            [[line["test_accuracy"] for line in run] for each in runs.values() for run in each]
-        )
-    )
+    score.set_ylim(ends_apart([scores_of(run) for each in runs.values() for run in each]))
     if last and max(last) > _FAR_APART * min(last):
         # Nothing is spent before round 1, which it leaves out.
         epsilon.set_yscale("log", nonpositive="mask")
@@ -131,11 +131,11 @@ def plot_against_axis(
 def plot_over_rounds(
     results: Sequence[Result], curves: Mapping[str, Sequence[Sequence[float]]], target: Path
 ) -> bool:
-    """Draw the mean accuracy over the rounds, and beside it the last model of every seed.
+    """Draw the mean score over the rounds, and beside it the last model of every seed.
 
     Args:
         results: Of the experiment.
-        curves: For each curve, the accuracies after each round of each of its trainings.
+        curves: For each curve, the scores after each round of each of its trainings.
         target: The PNG to write.
 
     Returns:
@@ -152,21 +152,32 @@ def plot_over_rounds(
         mean = [statistics.fmean(run[t] for run in runs) for t in range(shortest)]
         means.append(mean)
         over_rounds.plot(range(shortest), mean, color=colour, label=curve, linewidth=1.5)
-        (point,) = points(results, curve, "accuracy")
-        finals = [result.accuracy for result in results if result.curve == curve]
+        of_curve = [each.score.value for each in results if each.curve == curve]
+        finals = [value for value in of_curve if value is not None]
         last.plot(finals, [place] * len(finals), "o", color=colour, alpha=0.6, markersize=4)
-        last.errorbar(point.mean, place, xerr=point.deviation, fmt="|", color=colour, capsize=3)
-    accuracy = _words("accuracy", results)
-    over_rounds.set(xlabel="round", ylabel=accuracy)
+        for point in points(results, curve, results[0].score.name):
+            last.errorbar(point.mean, place, xerr=point.deviation, fmt="|", color=colour, capsize=3)
+    score = _words(results[0].score.name, results)
+    over_rounds.set(xlabel="round", ylabel=score)
     over_rounds.set_title("mean of the seeds", fontsize=9)
     over_rounds.set_ylim(ends_apart(means))
-    last.set(xlabel=accuracy, yticks=range(len(curves)))
+    last.set(xlabel=score, yticks=range(len(curves)))
     last.set_yticklabels(list(curves))
     last.set_title("last model of each seed, mean and deviation", fontsize=9)
     last.locator_params(axis="x", nbins=5)
     last.invert_yaxis()
     save_picture(figure, target)
     return True
+
+
+def scores_of(lines: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Return the score of each line of `metrics.jsonl`; NaN where there is none."""
+    found = [Score.in_line(line).value for line in lines]
+    return [math.nan if value is None else value for value in found]
+
+
+def _name_of(lines: Iterable[Mapping[str, Any]]) -> str:
+    return " or ".join(dict.fromkeys(Score.in_line(line).title for line in lines))
 
 
 def seeds_in_words(results: Sequence[Result]) -> str:

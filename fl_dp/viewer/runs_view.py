@@ -27,7 +27,7 @@ ORDERS: dict[str, _Order] = {
     "name": lambda card: (False, card.name),
     "state": lambda card: (False, list(RunState).index(card.state)),
     "round": lambda card: (card.round is None, -(card.round or 0)),
-    "accuracy": lambda card: (card.test_accuracy is None, -(card.test_accuracy or 0.0)),
+    "accuracy": lambda card: (card.score.value is None, -(card.score.value or 0.0)),
     "epsilon": lambda card: (card.epsilon is None, card.epsilon or 0.0),
 }
 """Orders of a table by name: newest, furthest and best first, least epsilon first; unknown last."""
@@ -62,7 +62,7 @@ def runs_table(cards: Sequence[RunCard]) -> Table:
             Text(_title(card)),
             Text(_state(card), style=_STYLES[card.state]),
             Text(_rounds(card)),
-            Text("-" if card.test_accuracy is None else f"{card.test_accuracy:.3f}"),
+            Text(_score(card)),
             Text(_epsilon(card)),
             Text("-" if card.delta is None or not card.promises else f"{card.delta:.2g}"),
             Text(_when(card.changed) or "-"),
@@ -76,7 +76,10 @@ def runs_json(cards: Sequence[RunCard], problems: Sequence[str]) -> dict[str, An
 
 
 def _as_json(card: RunCard) -> dict[str, Any]:
-    return {name: getattr(card, _ELSEWHERE.get(name, name)) for name in _COLUMNS} | {
+    values = {name: getattr(card, name, None) for name in _COLUMNS}
+    return values | {
+        "loss": card.test_loss,
+        card.score.name: card.score.value,
         "when": _when(card.changed, "seconds"),
         "problems": list(card.problems),
     }
@@ -86,7 +89,6 @@ _COLUMNS = (
     *("name", "sweep", "variant", "place", "kind", "state", "round", "rounds", "accuracy", "loss"),
     *("epsilon", "delta", "budget", "unit", "promises"),
 )
-_ELSEWHERE = {"accuracy": "test_accuracy", "loss": "test_loss"}
 
 
 def _title(card: RunCard) -> str:
@@ -96,6 +98,10 @@ def _title(card: RunCard) -> str:
     if card.place is not None:
         what += f" at {card.place}"
     return f"  {card.name.rpartition('/')[2]}" + (f" ({what.strip()})" if what.strip() else "")
+
+
+def _score(card: RunCard) -> str:
+    return str(card.score) if card.score.name == "accuracy" else f"{card.score.title} {card.score}"
 
 
 def _state(card: RunCard) -> str:

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import (
+    GaussianBundle,
     GaussianMechanism,
     NoiseStream,
     SecureRandom,
@@ -50,6 +51,7 @@ class CentralMode(Mode):
         clipping_norms: tuple[float, ...],
         stream: NoiseStream | None = None,
         index: int = 0,
+        rng: SecureRandom | None = None,
         untried: bool = False,
     ) -> None:
         """Prepare a round.
@@ -65,6 +67,8 @@ class CentralMode(Mode):
             clipping_norms: Those of this round.
             stream: Of the noise on the sum of updates; fresh noise if None.
             index: Of this round in that stream, from the ledger.
+            rng: Where the noise on the updates is drawn from while replies are awaited; None: it
+                is drawn at the release.
             untried: Whether the nodes' app could not be rehearsed, and this round shows whether it
                 works: its count is released with less noise, and its updates with more.
         """
@@ -86,6 +90,8 @@ class CentralMode(Mode):
         self._sums = BundleSum(bundle, layout, origin)
         self._stream = stream if stream is not None else WhiteStream()
         self._index = index
+        self._rng = rng
+        self._mechanism = self._mechanism_of(bundle)
         self._cohort: Cohort = {}
         self._weight = 0.0
 
@@ -108,8 +114,12 @@ class CentralMode(Mode):
         )
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
-        """Take note of who takes part. See `Mode.open`."""
+        """Take note of who takes part, and begin to draw the noise. See `Mode.open`."""
         self._cohort = cohort
+        if self._rng is not None:  # its law is known, and the round is charged
+            self._stream.draw_ahead(
+                self._mechanism.law, self.layout.size, self._rng, index=self._index
+            )
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
         """Name the units that take part, where the node sums them. See `Mode.content_for`."""
@@ -151,28 +161,29 @@ class CentralMode(Mode):
         return released_by(plan, bundle, self._mean(rng), scalars)
 
     def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
-        plan, updates, total = self._plan, self._sums.bundle.updates, self._sums.updates.total
+        plan, mechanism, total = self._plan, self._mechanism, self._sums.updates.total
+        capped = plan.release.capped_denominator
+        if capped:
+            # max(bound, weights) divides: one unit moves the quotient by at most 2 C / bound.
+            # The quotient is put on a grid of its own, as it is no multiple of the sum's steps.
+            updates = self._sums.bundle.updates
+            steps = total * (updates.grid / max(plan.denominator, self._weight))
+            steps *= 1.0 / mechanism.grid
+            total = np.trunc(steps, out=steps)
+        noise = self._stream.next(mechanism.law, total.size, rng, index=self._index)
+        return mechanism.release(total, noise, divided_by=1.0 if capped else plan.denominator)
+
+    def _mechanism_of(self, bundle: GaussianBundle) -> GaussianMechanism:
+        """Return the mechanism of the sum of updates, or of their mean by a capped denominator."""
+        plan, updates = self._plan, bundle.updates
         if not plan.release.capped_denominator:
-            released = self._noised(updates, total, rng)
-            released /= plan.denominator
-            return released
-        mechanism = plan.release.mean_mechanism(
+            return updates
+        return plan.release.mean_mechanism(
             updates.noise_multiplier,
-            total.size,
+            self.layout.size,
             clipping_norm=updates.clipping_norm,
             denominator=plan.denominator,
         )
-        # max(bound, weights) divides: one unit moves the quotient by at most 2 C / bound.
-        # The quotient is put on a grid of its own, as it is no multiple of the sum's steps.
-        steps = total * (updates.grid / max(plan.denominator, self._weight))
-        steps *= 1.0 / mechanism.grid
-        return self._noised(mechanism, np.trunc(steps, out=steps), rng)
-
-    def _noised(
-        self, mechanism: GaussianMechanism, total: NDArray[np.float64], rng: SecureRandom
-    ) -> NDArray[np.float64]:
-        noise = self._stream.next(mechanism.law, total.size, rng, index=self._index)
-        return mechanism.release(total, noise)
 
 
 def _on_weight_grid(weight: float) -> float:

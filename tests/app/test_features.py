@@ -29,6 +29,7 @@ SCATTERING = (
     "features.project=40",
     "features.shrink=10",
 )
+PATCHES = ("features=patches", "features.side=3", "features.count=16", *SCATTERING[1:])
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +171,27 @@ def test_another_encoder_has_another_digest(override: str) -> None:
     assert first != other
 
 
+@pytest.mark.parametrize(
+    "override", ["features.count=17", "features.side=4", "features.public=301"]
+)
+def test_other_patches_have_another_digest(override: str) -> None:
+    first = with_digests(compose_settings([*PATCHES])).features.digest
+    other = with_digests(compose_settings([*PATCHES, override])).features.digest
+    assert first != other
+
+
+def test_patches_of_another_run_need_no_public_part(tmp_path: Path) -> None:
+    first = trained(tmp_path / "first", *PATCHES)
+    assert "the windows that are compared with" in first.read_statement()["public_inputs"][1]
+    file = f"features.statistics={first.features}"
+    second = trained(tmp_path / "second", *PATCHES[:3], file)
+    before, after = (dataset_of(each.read_settings()) for each in (first, second))
+    np.testing.assert_array_equal(after.test_x, before.test_x)
+    assert len(after.train_y) == len(before.train_y) + 300
+    with pytest.raises(ValueError, match=r"features\.statistics does not fit: 'filters'"):
+        with_digests(compose_settings([PATCHES[0], "features.side=3", file]))
+
+
 def test_a_run_goes_on_with_its_own_encoder_alone(tmp_path: Path) -> None:
     first = trained(tmp_path / "first", *SCATTERING)
     copy = tmp_path / "features.safetensors"
@@ -190,7 +212,7 @@ def test_a_run_goes_on_with_its_own_encoder_alone(tmp_path: Path) -> None:
     ("overrides", "said"),
     [
         (["features=wavelets"], "features=wavelets"),
-        (["features.public=3"], "is a key of features=scattering or checkpoint"),
+        (["features.public=3"], "is a key of features=scattering, patches or checkpoint"),
         (["features=scattering", "features.projekt=3"], "did you mean features.project?"),
         (["features=scattering", "features.project=3"], "needs public records"),
         (
@@ -201,6 +223,7 @@ def test_a_run_goes_on_with_its_own_encoder_alone(tmp_path: Path) -> None:
             ["features=scattering", "features.public=9", "features.statistics=/a/b"],
             "is in place of features.public",
         ),
+        (["features=patches"], "write features.public=10000, or features.statistics"),
         (["features=checkpoint"], "needs features.file="),
         (["features=checkpoint", "features.file=a.safetensors"], "features.file must be absolute"),
         (["features=checkpoint", "features.file=/a", "features.module=encoder"], "got /a"),

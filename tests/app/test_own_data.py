@@ -304,3 +304,33 @@ def test_model_and_records_are_on_the_device_that_trains(monkeypatch: pytest.Mon
 def test_a_set_is_moved_to_the_device_once_a_process() -> None:
     dataset, cpu = dataset_of(compose_settings([])), torch.device("cpu")
     assert workload._device_data(dataset, cpu) is workload._device_data(dataset, cpu)
+
+
+def test_clients_that_are_left_out_have_no_part(tmp_path: Path) -> None:
+    lines = [line for clinic in range(CLINICS) for line in rows_of(clinic)]
+    folder = table(table(tmp_path, "train", lines), "test", rows_of("test"))
+
+    def parts(number: int, *overrides: str) -> tuple[NDArray[Any], list[int]]:
+        settings = compose_settings(
+            [
+                *PUBLIC,
+                "task.client_column=clinic",
+                "task.partition=natural",
+                f"task.data_dir={folder}",
+                f"task.num_clients={number}",
+                *overrides,
+            ]
+        )
+        rows = parts_of(settings)
+        return dataset_of(settings).features(np.concatenate(rows)), [len(each) for each in rows]
+
+    whole, _ = parts(CLINICS)
+    private, sizes = parts(CLINICS - 1, "task.clients=['!2']")
+    np.testing.assert_array_equal(private, np.delete(whole, np.s_[2 * ROWS : 3 * ROWS], axis=0))
+    assert sizes == [ROWS] * 3
+    np.testing.assert_array_equal(parts(1, "task.clients=['2']")[0], whole[2 * ROWS : 3 * ROWS])
+    assert parts(1, "task.clients=['2']", "task.records_per_client=9")[1] == [9]
+    with pytest.raises(ValueError, match="names 3 clients with records; write at most 3"):
+        parts(CLINICS, "task.clients=['!2']")
+    with pytest.raises(ValueError, match=r"task\.clients: '!nowhere' matches none of the 4"):
+        parts(1, "task.clients=['!nowhere']")

@@ -70,6 +70,38 @@ def test_five_silos_learn_digits_and_each_is_charged(
         assert [count for _, count in spending.history] == [6]
 
 
+@pytest.mark.parametrize("task", ["digits", "breast_cancer"])
+def test_silos_measure_the_last_model_by_a_secure_sum(
+    tmp_path: Path, silos: Callable[[Message, int], Message], task: str
+) -> None:
+    settings = compose_settings(
+        [
+            f"task={task}",
+            "privacy=distributed",
+            "privacy.epsilon=20",
+            "metrics.private_epsilon=10",
+            "task.num_clients=5",
+            "rounds=2",
+            f"output_dir={tmp_path}",
+            "run_name=run",
+        ]
+    )
+    train(LocalGrid(silos, 5, introduces=True), settings, run_id="1")
+    done = RunFolder(tmp_path / "run")
+    answer = json.loads(done.private_metrics.read_text())
+    assert 0.0 <= answer["estimates"]["accuracy"]["value"] <= 1.0
+    assert "it comes in shares" in answer["explanation"]
+    statement = done.read_statement()
+    (event,) = answer["events"]
+    assert event["event"] == "gaussian"
+    assert sum(each["count"] for each in statement["releases"]) == 3
+    assert statement["epsilon"][statement["quoted"]] <= 20.0
+    for node in range(5):
+        with NodeLedger.read(tmp_path / f"node-{node}/ledger.db") as ledger:
+            (spending,) = ledger.spendings
+        assert sum(count for _, count in spending.history) == 3  # two rounds and the sum
+
+
 def test_declared_records_divide_and_nothing_else() -> None:
     plan = make_plan(compose_settings([*SILOS, "rounds=6", "task.num_records=2000"]))
     assert plan.num_clients == 2000

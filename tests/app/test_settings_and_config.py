@@ -55,6 +55,7 @@ EVERYTHING = [
     "task.alpha=0.125",
     "task.shards_per_client=3",
     "task.data_dir=/data",
+    "task.clients=['!north']",
     "features=checkpoint",
     "features.file=/an/encoder.safetensors",
     "features.module=package.module:function",
@@ -87,6 +88,7 @@ EVERYTHING = [
     "selection.sampling_rate=0.0625",
     "server_optimizer=fedyogi",
     "server_optimizer.learning_rate=0.7",
+    "server_optimizer.linear_decay=true",
     "server_optimizer.beta_1=0.8",
     "server_optimizer.beta_2=0.9",
     "server_optimizer.tau=0.01",
@@ -201,6 +203,8 @@ OF_OTHER_OPTIONS = [
     "metrics.private_epsilon=0.5",
     "noise=cyclic noise.groups=9",
     "features=scattering features.statistics=/a/run/features.safetensors",
+    "features=patches features.public=400 features.side=5 features.count=17 "
+    "features.scattering=true",
     "schedule=custom schedule.weights=[1,2]",
     "schedule=plateau schedule.metric=loss schedule.patience=2 schedule.factor=0.5 "
     "schedule.first=1.5 schedule.smallest=0.25 schedule.min_improvement=0.01",
@@ -476,7 +480,10 @@ def test_a_seed_that_no_generator_takes_is_refused() -> None:
         (["experiment=client_count", "sweep.values=null"], "7 images a client has no values"),
         (["experiment=client_count", "sweep.axis=null"], "has a place on an axis"),
         (["experiment=schedules", "sweep.side_by_side=0"], "sweep.side_by_side must be at least 1"),
-        (["task.partition=dirichlet", "task.records_per_client=7"], "is for task.partition=iid"),
+        (
+            ["task.partition=dirichlet", "task.records_per_client=7"],
+            "for task.partition=iid or natural",
+        ),
         (["task=csv", "task.partition=nodes", "task.validation=true"], "the server has none"),
     ],
 )

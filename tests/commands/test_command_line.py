@@ -33,7 +33,7 @@ from fl_dp.app.local.flower_runs import RunStatus
 from fl_dp.app.local.launch import LaunchError
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.commands.terminal.numbers import epsilon_text
-from fl_dp.commands.terminal.progress import TimeLeft, progress_line
+from fl_dp.commands.terminal.progress import TimeLeft, describe_round, progress_line
 from fl_dp.commands.terminal.summary import RunSummary, epsilon_jump, summary_table
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.plan import PrivacyPlan
@@ -819,6 +819,28 @@ def test_the_summary_explains_an_epsilon_above_the_progress() -> None:
     said = "Report epsilon 7.9; 6.1, where the progress ended, is an intermediate lower value"
     assert epsilon_jump([run]) == said
     assert epsilon_jump([replace(run, epsilon_so_far=7.9)]) is None
+    measured = epsilon_jump([replace(run, is_measured_privately=True)])
+    assert measured is not None
+    assert measured.endswith("leaves out that the last model was measured on clients' rows")
+
+
+def test_the_summary_and_the_progress_tell_r2_of_a_number() -> None:
+    run = RunSummary(
+        path="",
+        variant="",
+        rounds=9,
+        test_accuracy=None,
+        epsilon=7.9,
+        delta=1e-5,
+        test_metrics={"r2": 0.4321},
+    )
+    table = summary_table([run, replace(run, test_metrics={})])
+    assert [str(column.header) for column in table.columns][2] == "R2"
+    [cell, *_] = table.columns[2].cells
+    assert cell == "0.432"
+    undefined = {"round": 1, "test_r2": None, "epsilon": 1.0}
+    said = describe_round(undefined, rounds=2, budget=4.0, seconds_left=None)
+    assert said == "round 1/2, R2 -, epsilon 1/4, time left unknown"
 
 
 def test_the_summary_has_a_column_for_records_where_both_are_protected() -> None:

@@ -27,9 +27,15 @@ _GRADIENTS = "privacy=distributed_records"
 _CYCLIC = "noise=cyclic noise.groups=4 noise.bands=4"
 _BUFFER = "selection=buffered"
 _TUNED = "tune.candidates=['client.epochs=1','client.epochs=2']"
+_NUMBERS = "task=csv task.data_dir=/nowhere task.label_range=[0,9]"
 _SHARES, _ALL = "privacy=distributed", "selection.sampling_rate=1"
 
 EXAMPLES: tuple[tuple[str, ...], ...] = (
+    (
+        f"{_NUMBERS} metrics.accuracy=[0,1]",
+        f"{_NUMBERS} selection=dp_utility selection.utility=accuracy",
+    ),
+    ("selection=own_budgets selection.budgets=[1,8] selection.shares=[0.5,0.5] schedule=plateau",),
     (f"{_GRADIENTS} model.shared=['1.bias']",),
     tuple(
         f"{each} model.lora_rank=2 model.lora_train=alternating"
@@ -108,7 +114,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ("task.num_records=999", "privacy=distributed task.max_records=99"),
     (
         "privacy=none metrics.private_epsilon=1",
-        f"{_SHARES} {_ALL} metrics.private_epsilon=1",
+        f"{_SHARES} selection=public metrics.private_epsilon=1",
         "privacy=dp_sgd metrics.private_epsilon=1",
     ),
     (f"{_SHARES} {_ALL} roster_may_grow=true",),

@@ -299,6 +299,24 @@ def test_a_repeated_release_fits_only_instead_of_rounds(path: Path) -> None:
         assert ledger.epsilon().best <= BUDGET.epsilon
 
 
+@pytest.mark.parametrize("declared", [1, 3])
+def test_a_declared_release_is_made_as_often_as_declared_however_much_is_left(
+    path: Path, declared: int
+) -> None:
+    budget = PrivacyBudget(epsilon=50.0, delta=1e-3)
+    plan = replace(PLAN, other_releases=((MEANS, declared),), budget=budget)
+    with PrivacyLedger.open(path, plan) as ledger:
+        for _ in range(declared):
+            ledger.commit(ledger.reserve_release("means", MEANS))
+    with PrivacyLedger.open(path, plan) as ledger:
+        before = ledger.entries
+        assert not ledger.would_exceed(MEANS)
+        with pytest.raises(PrivacyBudgetExhausted, match=f"other_releases {declared} times"):
+            ledger.reserve_release("means", MEANS)
+        assert ledger.entries == before
+        ledger.reserve(round=1)
+
+
 def test_until_the_last_round_the_whole_plan_is_promised(path: Path) -> None:
     with PrivacyLedger.open(path, PLAN) as ledger:
         for number in range(1, 6):

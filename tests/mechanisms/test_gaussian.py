@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from bucket_masses import table_masses
 from laws import ALARM, DRAWS, discrete_gaussian_pmf, law_p
 from scipy import stats
 
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
-from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian, _Buckets, discrete_gaussian
+from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian, _Proposals, discrete_gaussian
 
 
 def chi_square_p(draws: np.ndarray, scale: float) -> float:
@@ -35,27 +36,20 @@ def test_the_variance_of_the_law_is_the_published_one(scale: float, variance: fl
     assert draws.var() == pytest.approx(variance, rel=0.01)
 
 
-def table_error(buckets: _Buckets, centre: float) -> float:
+def table_error(proposals: _Proposals, centre: float) -> float:
     """Largest relative error of the tables' probability of any bucket's first value.
 
     Tables give the proposal's probability exactly and the acceptance to float64; the law's own
     density is in extended precision.
     """
-    slots = buckets._keep.size
-    mass = [0] * slots
-    for slot in range(slots):
-        kept = int(buckets._keep[slot])
-        mass[slot] += kept
-        mass[int(buckets._alias[slot])] += (1 << 54) - kept
-    assert sum(mass) == 1 << 64
-    proposed = np.array([m / 2**64 for m in mass[: buckets._cap.size]])
-    value = buckets._low
-    log_ratio = buckets._log_ratio(value, np.full(value.size, centre), buckets._envelope)
+    buckets = proposals.buckets
+    value = buckets.low
+    log_ratio = proposals.log_ratio(value, np.full(value.size, centre), proposals.envelope)
     assert log_ratio.max() <= 0.0  # no acceptance above 1, or the law is bent at its peak
-    got = (proposed * buckets._cap * np.exp(log_ratio)).astype(np.longdouble)
+    got = (table_masses(buckets) * buckets._cap * np.exp(log_ratio)).astype(np.longdouble)
     apart = value.astype(np.longdouble) - np.longdouble(centre)
-    ideal = np.exp(-(apart**2) / (2 * np.longdouble(buckets.scale) ** 2))
-    ratio = (got / ideal)[np.abs(value) < 9 * buckets.scale]
+    ideal = np.exp(-(apart**2) / (2 * np.longdouble(proposals.scale) ** 2))
+    ratio = (got / ideal)[np.abs(value) < 9 * proposals.scale]
     return float(np.max(np.abs(ratio / np.median(ratio) - 1)))
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bucket_masses import table_masses
 from laws import ALARM, DRAWS, discrete_laplace_pmf, law_p
 from scipy import stats
 
-from fl_dp.mechanisms import LaplaceMechanism, SecureRandom
+from fl_dp.mechanisms import LaplaceMechanism, SecureRandom, laplace
 from fl_dp.mechanisms.clipping import Norm
 from fl_dp.mechanisms.laplace import DiscreteLaplace
 
@@ -57,14 +58,45 @@ def test_as_many_values_come_as_were_asked_for(count: int) -> None:
 def test_what_is_proposed_times_what_is_accepted_is_the_target_out_to_60_scales(
     scale: float,
 ) -> None:
-    # With fair coins for blocks and random bits for places, block b with place i comes out with
-    # 2^-b exp(-(i / s + b excess)), which has to be exp(-(width b + i) / s) up to rounding.
+    # Inside the table a value's log-probability is its bucket's share of what was proposed, plus
+    # the log of its acceptance. Beyond an end it is the end's, plus that of the rest on 0, 1, 2, ..
     law = DiscreteLaplace(scale)
-    width = 1 << law._width_bits
-    for magnitude in {int(scale * share) for share in (0, 0.1, 0.7, 1, 3.3, 20, 60)}:
-        block, inside = divmod(magnitude, width)
-        log_ratio = -block * math.log(2.0) - (inside / scale + block * law._excess)
-        assert abs(log_ratio + magnitude / scale) <= (4 + magnitude / scale) * 2.0**-51
+    table = law._buckets
+    share = np.log(table_masses(table).astype(np.longdouble) * table._cap)
+    width = int(table.low[1] - table.low[0])
+    middle = share.size // 2
+    assert table.low[middle] == 0
+    on_its_side = -np.log(-np.expm1(np.longdouble(-1.0 / scale)))  # of all from 0 on
+
+    def log_probability(value: int) -> Any:
+        if value >= law._end or value < -law._end:  # its end, then the rest from 0 on
+            end, first = (-1, law._end) if value > 0 else (0, -law._end - 1)
+            rest = abs(value - first)
+            return share[end] + log_probability(rest) - share[middle] - on_its_side + log_width
+        (odds,) = law._odds(*(np.array([each]) for each in (value, bucket_of(value), 0)))
+        return share[bucket_of(value)] + np.log(np.longdouble(odds))
+
+    def bucket_of(value: int) -> int:
+        return value // width + int(middle)
+
+    log_width = np.log(np.longdouble(width))
+    at_zero = log_probability(0)
+    for magnitude in {int(scale * part) for part in (0.1, 0.7, 1, 3.3, 11, 20, 60)} - {0}:
+        for value in (magnitude, -magnitude):
+            error = log_probability(value) - at_zero + magnitude / np.longdouble(scale)
+            assert abs(error) <= (4 + magnitude / scale) * 2.0**-51, value
+
+
+@pytest.mark.parametrize("scale", [0.3, 5.0, 2.0**30])
+def test_the_law_goes_on_beyond_the_end_of_its_table(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(laplace, "_REACH", 2.0)  # a tenth is beyond, and a hundredth twice
+    draws = DiscreteLaplace(scale).sample(DRAWS, SecureRandom())
+    if scale > 1000.0:
+        assert stats.kstest(draws / scale, "laplace").pvalue > ALARM
+    else:
+        assert chi_square_p(draws, scale) > ALARM
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 2.0**40])

@@ -19,6 +19,7 @@ from fl_dp.mechanisms import (
     NoiseStream,
     SecureRandom,
     WhiteStream,
+    noise_stream,
 )
 
 ALARM = 1e-6
@@ -155,6 +156,182 @@ def test_no_noise_is_shown() -> None:
     noise = stream.next(MECHANISM.law, 3, SecureRandom(), index=7)
     assert repr(stream) == "BandedStream(index=7)"
     assert str(noise[0]) not in f"{stream} {stream!r}"
+
+
+# --- Drawn ahead, while replies are awaited -------------------------------------------------------
+
+
+@pytest.fixture
+def _threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_stream, "_WORTH_A_THREAD", 1)
+
+
+def drawn_ahead(stream: NoiseStream, indices: range, rng: SecureRandom) -> np.ndarray:
+    """Noise in standard deviations of the fresh one."""
+    law, rows = MECHANISM.law, []
+    for index in indices:
+        stream.draw_ahead(law, SIZE, rng, index=index)
+        rows.append(stream.next(law, SIZE, rng, index=index) / law.scale)
+    return np.array(rows)
+
+
+def at(stream: NoiseStream, index: int, size: int = SIZE) -> np.ndarray:
+    return stream.next(MECHANISM.law, size, SecureRandom(), index=index)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("stream_of", [WhiteStream, banded])
+def test_noise_drawn_ahead_has_the_same_law(stream_of: Callable[[], NoiseStream]) -> None:
+    noise = drawn_ahead(stream_of(), range(6), SecureRandom())
+    mine, other = covariance(BANDED, range(6)), np.eye(6)
+    if stream_of is WhiteStream:
+        mine, other = other, mine
+    assert covariance_p(noise, mine) > ALARM
+    assert covariance_p(noise, other) < ALARM
+    assert covariance_p(1.1 * noise, mine) < ALARM
+
+
+@pytest.mark.usefixtures("_threads")
+@each_stream
+def test_noise_drawn_ahead_comes_from_a_branch_whatever_is_drawn_meanwhile(
+    stream_of: Callable[[], NoiseStream],
+) -> None:
+    noises = []
+    for meanwhile in (0, 1000):
+        stream, rng = stream_of(), SecureRandom(insecure_seed=8)
+        stream.draw_ahead(MECHANISM.law, SIZE, rng, index=0)
+        rng.words(meanwhile)
+        noises.append(stream.next(MECHANISM.law, SIZE, rng, index=0))
+    branch = SecureRandom(insecure_seed=8).branch()
+    assert (noises[0] == MECHANISM.law.sample(SIZE, branch)).all()
+    assert (noises[1] == noises[0]).all()
+
+
+@pytest.mark.usefixtures("_threads")
+@each_stream
+def test_what_is_drawn_ahead_is_drawn_once_and_handed_out_once(
+    stream_of: Callable[[], NoiseStream],
+) -> None:
+    stream, rng = stream_of(), SecureRandom()
+    stream.draw_ahead(MECHANISM.law, SIZE, rng, index=3)
+    assert stream.index == 3  # spent before it is asked for
+    with pytest.raises(ValueError, match="release 3 was asked for after release 3"):
+        stream.draw_ahead(MECHANISM.law, SIZE, rng, index=3)
+    at(stream, 3)
+    for again in (3, 2):
+        with pytest.raises(ValueError, match="gets its noise once"):
+            at(stream, again)
+
+
+@pytest.mark.usefixtures("_threads")
+@each_stream
+def test_a_release_that_never_asks_leaves_no_noise(stream_of: Callable[[], NoiseStream]) -> None:
+    # An aborted round: its index is spent, its noise overwritten, and memory is cut.
+    stream, rng = stream_of(), SecureRandom()
+    at(stream, 0)
+    stream.draw_ahead(MECHANISM.law, SIZE, rng, index=1)
+    assert stream._ahead is not None
+    secret = stream._ahead.drawing.result()
+    assert secret.any()
+    noise = at(stream, 2)
+    assert not secret.any() and noise.any()
+    with pytest.raises(ValueError, match="gets its noise once"):
+        at(stream, 1)
+    if isinstance(stream, BandedStream):
+        assert (stream.cuts, stream.remembered) == (1, 1)
+
+
+@pytest.mark.usefixtures("_threads")
+def test_noise_is_not_carried_over_a_release_that_never_asks() -> None:
+    stream, rng = BandedStream(BANDED), SecureRandom()
+    noise = [drawn_ahead(stream, range(2), rng)]
+    stream.draw_ahead(MECHANISM.law, SIZE, rng, index=2)
+    noise.append(drawn_ahead(stream, range(3, 5), rng))
+    both = np.concatenate(noise)
+    assert covariance_p(both, covariance(BANDED, [0, 1, 3 + 9, 4 + 9])) > ALARM
+    assert covariance_p(both, covariance(BANDED, range(4))) < ALARM
+
+
+@pytest.mark.usefixtures("_threads")
+@each_stream
+def test_a_cut_waits_for_the_thread_and_overwrites_what_it_drew(
+    stream_of: Callable[[], NoiseStream],
+) -> None:
+    stream = stream_of()
+    stream.draw_ahead(MECHANISM.law, 5_000_000, SecureRandom(), index=0)
+    assert stream._ahead is not None
+    drawing = stream._ahead.drawing
+    stream.cut()
+    assert drawing.cancelled() or not drawing.result().any()
+    if isinstance(stream, BandedStream):
+        assert stream.remembered == 0
+    with pytest.raises(ValueError, match="gets its noise once"):
+        at(stream, 0)
+
+
+@pytest.mark.usefixtures("_threads")
+@each_stream
+def test_a_thread_that_fails_gives_no_noise(
+    stream_of: Callable[[], NoiseStream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*given: object) -> None:
+        raise MemoryError("of the draw")
+
+    stream = stream_of()
+    at(stream, 0)
+    monkeypatch.setattr(stream, "_draw", fails)
+    stream.draw_ahead(MECHANISM.law, SIZE, SecureRandom(), index=1)
+    with pytest.raises(MemoryError, match="of the draw"):
+        at(stream, 1)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="gets its noise once"):
+        at(stream, 1)
+    if isinstance(stream, BandedStream):
+        assert stream.remembered == 0
+
+
+@pytest.mark.usefixtures("_threads")
+def test_a_draw_that_fails_and_is_never_asked_for_is_no_matter() -> None:
+    stream = BandedStream(BANDED)
+    wrong = LaplaceMechanism(noise_multiplier=1.0, clipping_norm=1.0).law
+    stream.draw_ahead(wrong, SIZE, SecureRandom(), index=0)
+    assert at(stream, 1).any()
+
+
+@pytest.mark.usefixtures("_threads")
+@each_stream
+@pytest.mark.parametrize("asked", ["another size", "another law"])
+def test_noise_drawn_for_another_sum_is_refused(
+    stream_of: Callable[[], NoiseStream], asked: str
+) -> None:
+    stream, rng = stream_of(), SecureRandom()
+    stream.draw_ahead(MECHANISM.law, SIZE, rng, index=0)
+    less = GaussianMechanism(noise_multiplier=1.0, clipping_norm=0.7)
+    law, size = (less.law, SIZE) if asked == "another law" else (MECHANISM.law, SIZE - 1)
+    with pytest.raises(ValueError, match="drawn ahead for 20000 coordinates of scale"):
+        stream.next(law, size, rng, index=0)
+    with pytest.raises(ValueError, match="gets its noise once"):
+        at(stream, 0)
+
+
+@pytest.mark.usefixtures("_threads")
+@each_stream
+def test_a_fork_has_no_noise_that_was_drawn_ahead(stream_of: Callable[[], NoiseStream]) -> None:
+    stream = stream_of()
+    stream.draw_ahead(MECHANISM.law, 2_000_000, SecureRandom(), index=0)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            with pytest.raises(ValueError, match="gets its noise once"):
+                at(stream, 0, 2_000_000)
+            at(stream, 1)
+            stream.cut()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert at(stream, 0, 2_000_000).any()  # the parent's is its own
 
 
 # --- A release is handed its noise ----------------------------------------------------------------

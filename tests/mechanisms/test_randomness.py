@@ -28,6 +28,12 @@ def test_coins_come_up_at_the_rate_and_independently() -> None:
     assert abs(np.mean(centred[1:] * centred[:-1])) < 5 * 0.05 * 0.95 / np.sqrt(DRAWS)
 
 
+def test_millions_of_coins_are_as_many_words_of_the_stream() -> None:
+    words = SecureRandom(insecure_seed=7).words(100_001)
+    coins = SecureRandom(insecure_seed=7).bernoulli(0.3, 100_001)
+    np.testing.assert_array_equal(coins, words >> np.uint64(11) < np.uint64(int(0.3 * 2.0**53)))
+
+
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
 def test_a_coin_outside_zero_and_one_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="probability"):

@@ -69,6 +69,7 @@ class Role:
 
 TRACKERS = frozenset({"mlflow", "tensorboard", "wandb"})
 OWN_DATA = frozenset({"PIL", "pyarrow"})
+MODELS = frozenset({"transformers"})
 ROLES = {
     "a strategy and clients of one's own": Role(
         rooms=(*PROMISE, "fl_dp.strategies", *BRIDGE, "fl_dp.app.local.simulation"),
@@ -86,7 +87,7 @@ ROLES = {
             "fl_dp.tasks",
         ),
         extras=("torch",),
-        on_demand=OWN_DATA | TRACKERS | {"datasets", "sklearn"},
+        on_demand=OWN_DATA | MODELS | TRACKERS | {"datasets", "sklearn"},
     ),
     "an owner's and an auditor's commands": Role(
         rooms=(
@@ -103,12 +104,12 @@ ROLES = {
     "the app's server": Role(
         rooms=("fl_dp.server_app", "fl_dp.app", "fl_dp.commands"),
         extras=("torch", "app"),
-        on_demand=OWN_DATA | TRACKERS | {"datasets", "matplotlib"},
+        on_demand=OWN_DATA | MODELS | TRACKERS | {"datasets", "matplotlib"},
     ),
     "the lab": Role(
         rooms=("fl_dp.lab",),
         extras=("torch", "app"),
-        on_demand=OWN_DATA | TRACKERS | {"datasets", "matplotlib"},
+        on_demand=OWN_DATA | MODELS | TRACKERS | {"datasets", "matplotlib"},
     ),
     "the viewer": Role(
         rooms=("fl_dp.viewer",),

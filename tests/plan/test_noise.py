@@ -238,8 +238,19 @@ def test_no_two_objects_have_a_field_of_one_name() -> None:
 
 def test_a_draft_is_checked_at_once_and_finished_as_a_plan() -> None:
     given: Any = dict(rounds=4, num_clients=100, sampling_rate=0.5, clipping_norm=1.0)
-    draft = PrivacyPlan.draft(BUDGET, 1.0, **given)
+    draft = PrivacyPlan.draft(BUDGET, **given)
     plan = PrivacyPlan.calibrate(BUDGET, **given)
     assert replace(draft, noise=plan.noise) == plan
     with pytest.raises(IncompatibleOptions, match="nothing is amplified"):
-        PrivacyPlan.draft(BUDGET, 1.0, **given | {"client_scheme": "gaussian"})
+        PrivacyPlan.draft(BUDGET, **given | {"client_scheme": "gaussian"})
+
+
+def test_many_clients_are_refused_by_the_noise_that_is_found_not_by_a_draft_s() -> None:
+    """At multiplier 1 a sum of 20 million clients is not exact; at 4 or more it is."""
+    few = PrivacyBudget(epsilon=0.1, delta=1e-9)
+    given: Any = dict(rounds=10, num_clients=20_000_000, sampling_rate=0.1, clipping_norm=1.0)
+    plan = PrivacyPlan.calibrate(few, **given)
+    assert plan.noise_multiplier > 4.0
+    assert plan.bundle(plan.noise_multiplier).max_units >= 20_000_000
+    with pytest.raises(ValueError, match="too small to sum 20000000 clients exactly"):
+        PrivacyPlan.calibrate(PrivacyBudget(epsilon=8.0, delta=1e-9), **given)

@@ -17,7 +17,14 @@ from trainings import plan_of, record
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.app.checkpoints import save_checkpoint
-from fl_dp.mechanisms import BandedStream, NoiseStream, SecureRandom, WhiteStream
+from fl_dp.mechanisms import (
+    BandedStream,
+    NoiseStream,
+    SecureRandom,
+    WhiteStream,
+    noise_stream,
+)
+from fl_dp.mechanisms.grid import IntegerLaw
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.strategies import Checkpoint, DPFedAvg, Unit
 from fl_dp.updates import VectorLayout
@@ -28,6 +35,13 @@ N = 3
 SIZE = 10_000
 PLAN = plan_of(N, rounds=6)
 TOLD = RoundInstruction(server_round=1)
+
+
+@pytest.fixture(autouse=True, params=["at the release", "while replies are awaited"])
+def _when(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise comes out the same, whenever it is drawn."""
+    if request.param == "while replies are awaited":
+        monkeypatch.setattr(noise_stream, "_WORTH_A_THREAD", 1)
 
 
 def nobody_moves(size: int = SIZE) -> LocalGrid:
@@ -198,6 +212,59 @@ def test_noise_is_not_carried_over_an_index_that_was_not_released_here(
     assert strategy.noise_stream.index == 4
     assert covariance_p(noise, covariance(BANDED, [0, 1, 3, 4])) > ALARM
     assert covariance_p(noise, covariance(BANDED, range(4))) < ALARM
+
+
+# --- Drawn ahead ----------------------------------------------------------------------------------
+
+
+def test_noise_is_drawn_once_the_round_is_charged_and_before_anybody_is_asked(
+    open_ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noise_stream, "_WORTH_A_THREAD", 1)
+    ledger = open_ledger(PLAN)
+    charged: list[int] = []
+
+    class Watched(WhiteStream):
+        def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> np.ndarray:
+            charged.append(ledger.rounds_spent)
+            return super()._draw(law, size, rng)
+
+    strategy = DPFedAvg(plan=PLAN, ledger=ledger)
+    strategy.noise_stream = Watched()
+    messages = strategy.configure_train(1, model(), ConfigRecord(), nobody_moves())
+    assert strategy.noise_stream.index == 0
+    list(messages)
+    strategy.aggregate_train(1, [])
+    assert charged == [1]
+
+
+def test_a_round_whose_draw_fails_releases_nothing_and_stays_charged(open_ledger: Any) -> None:
+    ledger = open_ledger(PLAN)
+
+    class Fails(WhiteStream):
+        def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> np.ndarray:
+            raise MemoryError("of the draw")
+
+    with pytest.raises(MemoryError, match="of the draw"):
+        trained(ledger, Fails())
+    assert ledger.rounds_spent == 1
+    assert not ledger._state.committed
+
+
+def test_a_training_that_breaks_while_replies_are_awaited_keeps_no_noise(open_ledger: Any) -> None:
+    strategy = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN))
+    stream = strategy.noise_stream = BandedStream(BANDED)
+
+    class Breaks(LocalGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            if strategy.rounds_completed == 2:
+                raise ConnectionError("gone")
+            return super().pull_messages(message_ids)
+
+    answers = answer_with_update([{"w": np.zeros(SIZE)} for _ in range(N)])
+    with pytest.raises(ConnectionError, match="gone"):
+        strategy.start(Breaks(answers, N), model(), num_rounds=6)
+    assert stream._ahead is None and stream.remembered == 0
 
 
 # --- Memory is secret -----------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def capped_mean(plan: PrivacyPlan, cohort: list[tuple[float, np.ndarray]]) -> np
 @pytest.fixture
 def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        GaussianMechanism, "release", lambda mechanism, total, rng: total * mechanism.grid
+        GaussianMechanism, "release", lambda mechanism, total, noise, **_: total * mechanism.grid
     )
 
 

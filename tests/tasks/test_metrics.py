@@ -11,9 +11,16 @@ import sklearn.metrics as oracle
 from numpy.typing import NDArray
 
 from fl_dp.tasks import metrics
-from fl_dp.tasks.metrics import METRICS, default_metrics, public_metrics, require_metrics
+from fl_dp.tasks.metrics import (
+    METRICS,
+    Score,
+    default_metrics,
+    public_metrics,
+    require_metrics,
+)
 
-NAMES = list(METRICS)
+NAMES = [name for name, metric in METRICS.items() if not metric.of_numbers]
+OF_NUMBERS = [name for name, metric in METRICS.items() if metric.of_numbers]
 
 
 def predictions(
@@ -90,6 +97,59 @@ def test_a_model_that_diverged_has_no_metric() -> None:
     assert public_metrics(NAMES, labels=labels, probabilities=probabilities) == dict.fromkeys(NAMES)
 
 
+def test_numbers_are_measured_as_scikit_learn_does() -> None:
+    rng = np.random.default_rng(5)
+    labels = rng.normal(100.0, 20.0, size=80)
+    predictions = labels + rng.normal(0.0, 9.0, size=80)
+    found = public_metrics(OF_NUMBERS, labels=labels, probabilities=predictions)
+    assert found == {
+        "r2": pytest.approx(oracle.r2_score(labels, predictions), rel=1e-12),
+        "mae": pytest.approx(oracle.mean_absolute_error(labels, predictions), rel=1e-12),
+        "rmse": pytest.approx(oracle.root_mean_squared_error(labels, predictions), rel=1e-12),
+    }
+
+
+@pytest.mark.parametrize("labels", [[7.0, 7.0, 7.0], [7.0]], ids=["constant", "a single row"])
+def test_r2_needs_two_labels_that_differ_and_the_others_do_not(labels: list[float]) -> None:
+    target, predictions = np.array(labels), np.array(labels) + 3.0
+    found = public_metrics(OF_NUMBERS, labels=target, probabilities=predictions)
+    assert found == {"r2": None, "mae": 3.0, "rmse": 3.0}
+
+
+def test_tied_predictions_explain_nothing_and_the_mean_explains_0() -> None:
+    labels = np.array([1.0, 2.0, 3.0, 6.0])
+    found = public_metrics(["r2"], labels=labels, probabilities=np.full(4, labels.mean()))
+    assert found == {"r2": 0.0}
+    perfect = public_metrics(OF_NUMBERS, labels=labels, probabilities=labels)
+    assert perfect == {"r2": 1.0, "mae": 0.0, "rmse": 0.0}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_numbers_without_rows_or_of_a_model_that_diverged_have_no_metric(value: float) -> None:
+    nothing = public_metrics(OF_NUMBERS, labels=np.zeros(0), probabilities=np.zeros(0))
+    assert nothing == dict.fromkeys(OF_NUMBERS)
+    diverged = np.array([1.0, value])
+    found = public_metrics(OF_NUMBERS, labels=np.array([1.0, 2.0]), probabilities=diverged)
+    assert found == dict.fromkeys(OF_NUMBERS)
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value", "text", "rank"),
+    [
+        ({"test_accuracy": 0.9, "test_auc": 0.8}, "accuracy", 0.9, "0.900", 0.9),
+        ({"test_r2": -0.25, "test_mae": 3.0}, "r2", -0.25, "-0.250", -0.25),
+        ({"test_r2": None}, "r2", None, "-", -np.inf),
+        ({"test_r2": np.nan}, "r2", np.nan, "nan", -np.inf),
+        ({}, "accuracy", None, "-", -np.inf),
+    ],
+)
+def test_a_line_says_what_its_model_is_judged_by(
+    line: dict[str, float], name: str, value: float | None, text: str, rank: float
+) -> None:
+    score = Score.in_line(line)
+    assert (score.name, score.value, str(score), score.rank) == (name, value, text, rank)
+
+
 def test_calibration_error_of_known_gaps() -> None:
     """At confidence .8 three of four are right, at .6 one of two: (4 x .05 + 2 x .1) / 6."""
     confidence = np.array([0.8] * 4 + [0.6] * 2)
@@ -116,6 +176,7 @@ def test_defaults_go_by_the_kind_of_data() -> None:
     assert default_metrics(num_classes=2) == ["balanced_accuracy", "auc"]
     assert default_metrics(num_classes=10) == []
     assert default_metrics(num_classes=80, vocabulary_size=80) == ["perplexity"]
+    assert default_metrics(num_classes=1) == ["mae", "rmse"]
 
 
 def test_a_matrix_of_too_many_classes_is_refused() -> None:
@@ -129,6 +190,7 @@ def test_missing_scikit_learn_is_named_before_anything_is_measured(
 ) -> None:
     monkeypatch.setattr(metrics, "find_spec", lambda _: None)
     require_metrics([], num_classes=2)
+    require_metrics(["r2", "mae"], num_classes=1)  # which it does not compute
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'fl-dp\[app\]'"):
         require_metrics(["auc"], num_classes=2)
 

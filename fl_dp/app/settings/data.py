@@ -8,10 +8,20 @@ from dataclasses import dataclass
 from fl_dp.option_errors import OptionError
 from fl_dp.tasks.datasets import OWN_DATA
 
-from .checks import absolute, at_least, between_0_and_1, choices, distinct, positive, told
+from .checks import (
+    absolute,
+    at_least,
+    between_0_and_1,
+    choices,
+    distinct,
+    ordered_pair,
+    positive,
+    told,
+)
 
 OWN_DATA_KEYS = (
     "classes",
+    "label_range",
     "label_column",
     "client_column",
     "columns",
@@ -43,13 +53,19 @@ class TaskSettings:
             or `nodes` (no split: every SuperNode brings its own data).
         alpha: Dirichlet concentration; small values are far from iid.
         shards_per_client: Label shards that each client gets.
+        clients: Names or patterns (`*`, `?`) of the natural clients whose records are used, to
+            train on and, where it names them, of the test part; a `!` before one leaves them out:
+            `['!hamlet: *']`. Null: all.
         records_per_client: Records of every client under `iid`, dealt out again where there are too
-            few, so that clients share some; null deals out all records once.
+            few, so that clients share some; under `natural` the most of each; null deals out all
+            records once.
         validation: Measure on a fixed fifth of the training part, which is then not trained on,
             instead of the test part: for choosing settings.
         data_dir: Folder of the data set; null is where packages and `fl-dp data` put it.
         classes: Your own data: names of the classes in the order of their labels; null takes the
             integers from 0, or the folders' names, that occur.
+        label_range: Your own tables: public `[low, high]` of a label that is a number, which is
+            predicted instead of a class; one outside counts as the nearer end.
         label_column: Your own tables: column of the label.
         client_column: Your own tables: column that names each row's client, for
             `task.partition=natural`.
@@ -70,10 +86,12 @@ class TaskSettings:
     partition: str = told("iid")
     alpha: float = told(0.5)
     shards_per_client: int = told(2)
+    clients: list[str] | None = told(None)
     records_per_client: int | None = told(None)
     validation: bool = told(False)
     data_dir: str | None = None
     classes: list[str] | None = None
+    label_range: list[float] | None = told(None)
     label_column: str = "label"
     client_column: str | None = None
     columns: list[str] | None = None
@@ -89,10 +107,11 @@ class TaskSettings:
             at_least(f"task.{key}", getattr(self, key), 1)
         positive("task.alpha", self.alpha)
         at_least("task.shards_per_client", self.shards_per_client, 1)
-        if self.records_per_client is not None and self.partition != "iid":
+        distinct("task.clients", self.clients, least=1)
+        if self.records_per_client is not None and self.partition not in ("iid", "natural"):
             raise OptionError(
-                "{task.records_per_client} is for {task.partition}=iid, got {task.partition}="
-                f"{self.partition}: leave it out"
+                "{task.records_per_client} is for {task.partition}=iid or natural, got "
+                f"{{task.partition}}={self.partition}: leave it out"
             )
         if self.validation and self.partition == "nodes":
             raise OptionError(
@@ -111,6 +130,13 @@ class TaskSettings:
                     f"leave it out of task={self.name}"
                 )
         distinct("task.classes", self.classes, least=2)
+        ordered_pair("task.label_range", self.label_range)
+        of_classes = self.classes or self.name == "folder" or self.partition == "dirichlet"
+        if self.label_range is not None and of_classes:
+            raise OptionError(
+                "{task.label_range} makes the label of a table a number, which has no classes: "
+                "leave out {task.classes}, {task=folder} and {task.partition=dirichlet}"
+            )
         distinct("task.columns", self.columns, least=1)
         for key, column in (("label", self.label_column), ("client", self.client_column)):
             if column in (self.columns or ()):
@@ -148,9 +174,11 @@ class ModelSettings:
     Attributes:
         name: `logistic`, `mlp`, `cnn` or `resnet18` (GroupNorm, no max-pooling: 11.2 million
             parameters on CIFAR-10, 45 MB per message); for tokens `gru` or `lstm` (one layer; both
-            need Opacus, which comes with `fl-dp[torch]`).
+            need Opacus, which comes with `fl-dp[torch]`) or `transformer` (three layers of
+            GPT-NeoX, with `fl-dp[transformers]`, which learns every next token of a record).
         hidden: Width of the hidden layers; for `resnet18` the channels of its first stage, doubled
-            in each of the next three; of `gru` and `lstm` the hidden state.
+            in each of the next three; of `gru` and `lstm` the hidden state; of `transformer`,
+            which needs a multiple of 8, the width.
         shared: Names or patterns (`*`, `?`) of the parameters that clients share; each client
             trains the others too and keeps them on its node; null shares all.
         lora_rank: Train low-rank updates of the linear layers in place of the model (LoRA), of this

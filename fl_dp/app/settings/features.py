@@ -120,9 +120,45 @@ class CheckpointSettings(ScatteringSettings):
             )
 
 
+@dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them
+class PatchesSettings(ScatteringSettings):
+    """Comparison of an image's windows with random windows of public ones.
+
+    Attributes:
+        count: Public windows that are compared with.
+        side: Of a window, in pixels.
+        scattering: Put scattering coefficients beside the comparisons, with as much variance.
+    """
+
+    name: str = told("patches")
+    group_norm: int | None = told(None)
+    count: int = told(512)
+    side: int = told(6)
+    scattering: bool = told(False)
+
+    def __post_init__(self) -> None:
+        """Check the values, but for public records that are still to come."""
+        super().__post_init__()
+        at_least("features.count", self.count, 1)
+        at_least("features.side", self.side, 2)
+
+    def check(self) -> None:
+        """Check that there are public records to draw windows of.
+
+        Raises:
+            ValueError: If there are not.
+        """
+        if not self.public and self.statistics is None:
+            raise OptionError(
+                "{features=patches} draws windows of public records: write "
+                "{features.public=10000}, or {features.statistics} of another run"
+            )
+
+
 FEATURES: tuple[FeaturesSettings, ...] = (
     FeaturesSettings(),
     ScatteringSettings(),
+    PatchesSettings(),
     CheckpointSettings(),
 )
 """What `features=NAME` chooses among."""

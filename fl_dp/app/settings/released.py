@@ -49,13 +49,13 @@ class MetricsSettings:
         noise_std: Noise on each sum of metrics, and of the bits of adaptive clipping, both scaled
             to [-1/2, 1/2]; null is 0.05 times the expected cohort, or more, so that they add at
             most 5 % to the noise on updates.
-        public: What is measured on public rows after each round, besides loss and accuracy, at no
-            cost in privacy: of `balanced_accuracy`, `auc`, `f1`, `log_loss`, `perplexity`,
-            `calibration_error` and `confusion_matrix`; `[]` measures none, null what people report
-            for the task.
+        public: What is measured on public rows after each round, besides loss and accuracy or R2,
+            at no cost in privacy: of `balanced_accuracy`, `auc`, `f1`, `log_loss`, `perplexity`,
+            `calibration_error` and `confusion_matrix`, or of numbers `mae` and `rmse`; `[]`
+            measures none, null what people report for the task.
         private_epsilon: Epsilon, of the budget, at which the last model is measured once on a fifth
-            of each client's records, which it does not train on: accuracy, and AUC of two classes;
-            null holds none out.
+            of each client's records, which it does not train on: accuracy, AUC of two classes, mean
+            absolute error of numbers; null holds none out.
     """
 
     loss: list[float] | None = told(None)

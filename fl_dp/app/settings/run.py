@@ -221,20 +221,25 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
         got=("simulation.units_per_node",),
     ),
     Exclusion(
-        options=("metrics.private_epsilon", "privacy", "privacy.unit", "dp_sgd", "statistic.query"),
+        options=(
+            *("metrics.private_epsilon", "privacy", "privacy.unit", "dp_sgd", "statistic.query"),
+            "selection.sampling_rate",
+        ),
         when=lambda given: (
             given.metrics.private_epsilon is not None
             and (
-                given.privacy.noised_by != "server"
+                given.privacy.noised_by not in ("server", "nodes")
+                or (given.privacy.noised_by == "nodes" and given.selection.sampling_rate < 1.0)
                 or given.privacy.unit != "client"
                 or given.privacy.neighboring_relation != "zero-out"
                 or given.protects_records
                 or given.statistic.query is not None
             )
         ),
-        why="{metrics.private_epsilon} measures clients' records under noise of the server's, in a "
-        "promise to clients with zero-out neighbours alone",
-        instead="write {privacy=central} without {privacy.unit=record}, {dp_sgd=on} or "
+        why="{metrics.private_epsilon} measures records of all clients in one sum, in a promise to "
+        "clients with zero-out neighbours alone",
+        instead="write {privacy=central}, or {privacy=distributed} with "
+        "{selection.sampling_rate=1}, without {privacy.unit=record}, {dp_sgd=on} or "
         "{statistic.query}, or leave {metrics.private_epsilon} out",
     ),
 )

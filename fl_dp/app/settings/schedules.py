@@ -106,7 +106,8 @@ class PlateauSettings(ScheduleSettings):
     """Less noise when a public metric stalls, gated by a privacy filter.
 
     Attributes:
-        metric: Public metric of the model that the noise reacts to, `accuracy` or `loss`.
+        metric: Public metric of the model that the noise reacts to, `accuracy` (R2, where the
+            label is a number) or `loss`.
         patience: Rounds without an improvement before the noise is lowered.
         factor: Factor by which the noise is lowered then.
         first: Noise of the first rounds, relative to the constant noise that spends the budget.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from fl_dp.option_errors import OptionError
 
-from .checks import at_least, choices, fraction, positive, told
+from .checks import absolute, at_least, choices, fraction, positive, told
 
 if TYPE_CHECKING:
     from fl_dp.strategies import Selection
@@ -62,6 +64,10 @@ class SelectionSettings:
     @property
     def records_per_client(self) -> int | None:
         """Public lower bound on a client's records; None: there is none."""
+        return None
+
+    def epsilon_of(self) -> dict[str, float] | None:
+        """Return the epsilon of each node by its name; None: nobody wrote down names."""
         return None
 
     def cohort(self, num_clients: int) -> int:
@@ -324,6 +330,78 @@ class BufferedSettings(SelectionSettings):
         )
 
 
+@dataclass(kw_only=True)
+class OwnBudgetsSettings(SelectionSettings):
+    """Secret coins at a rate of its own for each group of clients, which has its own epsilon.
+
+    Attributes:
+        budgets: Epsilon of each group, increasing; the last one is `privacy.epsilon`.
+        shares: Share of the clients in each group; public. They are dealt to the groups.
+        owners: File with a line `name: epsilon` for each node, by its `unit-name`, in place of
+            `budgets` and `shares`; absolute and public.
+    """
+
+    in_python = ("OwnRatesSampling",)
+    name: str = told("own_budgets")
+    budgets: list[float] | None = told(None)
+    shares: list[float] | None = told(None)
+    owners: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        absolute("selection.owners", self.owners)
+
+    def epsilon_of(self) -> dict[str, float] | None:
+        """Return the epsilon of each node by its name; None: clients are dealt to the groups.
+
+        Raises:
+            OptionError: If the file can't be read, or a line is no name with an epsilon.
+        """
+        if self.owners is None:
+            return None
+        import yaml
+
+        try:
+            said = yaml.safe_load(Path(self.owners).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise OptionError(
+                f"{{selection.owners={self.owners}}} can't be read: {error}"
+            ) from error
+        named: dict[str, float] = {}
+        for name, epsilon in said.items() if isinstance(said, dict) else [(None, said)]:
+            if not isinstance(name, str) or type(epsilon) not in (int, float):
+                raise OptionError(
+                    f"{{selection.owners={self.owners}}} must have lines like 'hospital-a: 3', "
+                    f"got {name!r}: {epsilon!r}"
+                )
+            named[name] = float(epsilon)
+        return named
+
+    def make(self, num_clients: int, *, separation: int) -> Selection:
+        """Return who takes part, at rates that a plan still has to find."""
+        from fl_dp.accounting import OwnRatesSampling
+        from fl_dp.strategies import OwnRatesSelection
+
+        budgets, shares, owners = self.budgets or [], self.shares or [], self.epsilon_of()
+        if (owners is None) != bool(budgets and shares):
+            raise OptionError(
+                "{selection=own_budgets} needs {selection.budgets=[1,3,8]} and "
+                "{selection.shares=[0.5,0.3,0.2]}, or a file, {selection.owners=...}, and not both"
+            )
+        if owners is not None:
+            if len(owners) != num_clients:
+                raise OptionError(
+                    f"{{selection.owners}} names {len(owners)} nodes, and the training has "
+                    f"{{task.num_clients={num_clients}}}"
+                )
+            sizes = Counter(owners.values())
+            budgets = sorted(sizes)
+            shares = [sizes[epsilon] / num_clients for epsilon in budgets]
+        law = OwnRatesSampling.at(self.sampling_rate, budgets=budgets, shares=shares)
+        return OwnRatesSelection(law)
+
+
 SELECTIONS: tuple[SelectionSettings, ...] = (
     PoissonSettings(),
     TruncatedPoissonSettings(),
@@ -332,5 +410,6 @@ SELECTIONS: tuple[SelectionSettings, ...] = (
     ExponentialSettings(),
     DPUtilitySettings(),
     BufferedSettings(),
+    OwnBudgetsSettings(),
 )
 """What `selection=NAME` chooses among."""

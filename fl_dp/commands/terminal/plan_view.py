@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fl_dp.accounting import EpsilonBounds
+from fl_dp.accounting import EpsilonBounds, OwnRatesSampling
 from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
@@ -64,6 +64,19 @@ class PlanView:
         return self.naive_multipliers[0] / self.plan.noise_multipliers[0]
 
     @property
+    def own_budgets(self) -> list[dict[str, float]]:
+        """Budget, share, rate and epsilon of each group of clients that has its own."""
+        law = self.plan.sampling
+        if not isinstance(law, OwnRatesSampling):
+            return []
+        return [
+            {"budget": budget, "share": share, "sampling_rate": rate, "epsilon": spent.best}
+            for budget, share, rate, spent in zip(
+                law.budgets, law.shares, law.rates, self.plan.own_epsilons(), strict=True
+            )
+        ]
+
+    @property
     def promise(self) -> dict[str, str]:
         """The promise in words: to whom, and against whom."""
         return promise_in_words(self.plan)
@@ -86,6 +99,7 @@ class PlanView:
             "rule": plan.filter().rule,
             "promise": self.promise,
             "shares": dict(_share_rows(plan)) or None,
+            "own_budgets": self.own_budgets or None,
             "epsilon_over_rounds": [list(point) for point in self.curve],
             "naive_split": None
             if self.naive_epsilon is None
@@ -114,6 +128,10 @@ class PlanView:
             *bound_rows(self.bounds),
         ]
         rows += _share_rows(plan)
+        rows += [
+            (f"epsilon of the clients that allow {each['budget']:g}", f"{each['epsilon']:.4f}")
+            for each in self.own_budgets
+        ]
         if plan.noise.adaptive:
             rows.append(("least noise multiplier of a round", f"{plan.noise.least_multiplier:.5f}"))
         if self.naive_epsilon is not None:

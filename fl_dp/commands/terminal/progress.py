@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from fl_dp.commands.console import shows_live
+from fl_dp.tasks.metrics import Score
 
 from .numbers import NO_PRIVACY_FROM
 
@@ -234,7 +235,8 @@ def describe_round(
         budget: The epsilon that they may spend; infinite for none.
         seconds_left: Until all are done; None while that is unknown.
     """
-    parts = [f"round {line['round']}/{rounds}", f"accuracy {line['test_accuracy']:.3f}"]
+    score = Score.in_line(line)
+    parts = [f"round {line['round']}/{rounds}", f"{score.title} {score}"]
     if line.get("epsilon", math.inf) < NO_PRIVACY_FROM:
         of = f"/{budget:.4g}" if math.isfinite(budget) else ""
         parts.append(f"epsilon {line['epsilon']:.3g}{of}")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from fl_dp.files import write_text
-from fl_dp.tasks.metrics import NUMBERS
+from fl_dp.tasks.metrics import NUMBERS, Score
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,8 +24,8 @@ class Result:
         curve: The curve that it lies on.
         x: Its place on the axis: a number, `inf`, or a name; None where there is no axis.
         seed: Of partition, first weights and shuffling.
-        accuracy: Of the last model.
-        loss: Of the last model, mean cross-entropy in nats.
+        accuracy: Of the last model; None where the label is a number.
+        loss: Of the last model, mean cross-entropy in nats, or mean squared error.
         measured_on: The public rows that both are of: `test` or `validation`.
         epsilon: What the statement quotes of everything that was charged; infinite without privacy.
         delta: The delta that goes with it.
@@ -44,7 +44,7 @@ class Result:
     curve: str
     x: str | None
     seed: int
-    accuracy: float
+    accuracy: float | None
     loss: float
     measured_on: str
     epsilon: float
@@ -61,6 +61,11 @@ class Result:
         """Return the number in a column; None where it is empty."""
         value = self.metrics.get(column) if column in NUMBERS else getattr(self, column)
         return None if value is None else float(value)
+
+    @property
+    def score(self) -> Score:
+        """What the last model is judged by."""
+        return Score.of(self.accuracy, self.metrics)
 
     @property
     def place(self) -> float | None:

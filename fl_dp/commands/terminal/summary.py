@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from rich.table import Table
+
+from fl_dp.tasks.metrics import Score
 
 from .numbers import epsilon_text
 
@@ -21,7 +23,8 @@ class RunSummary:
         path: The run's folder.
         variant: The overrides that tell it from its siblings, without the seed.
         rounds: Rounds that were spent.
-        test_accuracy: On the public rows that `measured_on` names, of the last model.
+        test_accuracy: On the public rows that `measured_on` names, of the last model; None where
+            the label is a number.
         epsilon: The bound that the statement quotes, from the ledger's entries.
         epsilon_so_far: What the rounds had spent that were done, which the progress showed; None
             without privacy.
@@ -33,12 +36,13 @@ class RunSummary:
         bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
         bytes_up: Bytes of the arrays in its reply.
         test_metrics: Other metrics of the last model on the same rows.
+        is_measured_privately: Whether the last model was measured on clients' rows, too.
     """
 
     path: str
     variant: str
     rounds: int
-    test_accuracy: float
+    test_accuracy: float | None
     epsilon: float
     delta: float
     unit: str = "one client"
@@ -49,27 +53,34 @@ class RunSummary:
     bytes_down: int | None = None
     bytes_up: int | None = None
     test_metrics: Mapping[str, float] = field(default_factory=dict)
+    is_measured_privately: bool = False
+
+    @property
+    def score(self) -> Score:
+        """What the last model is judged by."""
+        return Score.of(self.test_accuracy, self.test_metrics)
 
 
 def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
     """Average the runs that differ in their seed only.
 
     Returns:
-        For each variant: its name, the number of runs, mean and standard deviation of the test
-        accuracy (the latter None for one run), means of other metrics, epsilon and delta (the
-        largest of the runs'), also those of one record where both are promised, and the bytes of a
-        message down and up.
+        For each variant: its name, the number of runs, mean and standard deviation of the score
+        under its name, for example `test_accuracy_mean` (the latter None for one run), means of
+        other metrics, epsilon and delta (the largest of the runs'), also those of one record where
+        both are promised, and the bytes of a message down and up.
     """
     rows = []
     for variant in dict.fromkeys(run.variant for run in runs):
         members = [run for run in runs if run.variant == variant]
-        accuracies = [run.test_accuracy for run in members]
+        name, values = members[0].score.name, [run.score.value for run in members]
+        known = [value for value in values if value is not None]
         rows.append(
             {
                 "variant": variant,
                 "runs": len(members),
-                "test_accuracy_mean": statistics.fmean(accuracies),
-                "test_accuracy_std": statistics.stdev(accuracies) if len(members) > 1 else None,
+                f"test_{name}_mean": statistics.fmean(known) if known else None,
+                f"test_{name}_std": statistics.stdev(known) if len(known) > 1 else None,
                 "test_metrics_mean": {
                     name: statistics.fmean(run.test_metrics[name] for run in members)
                     for name in members[0].test_metrics
@@ -95,24 +106,25 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
     """Return the variants as a table for the terminal."""
     units = " or ".join(dict.fromkeys(run.unit for run in runs))
     rows_measured = " or ".join(dict.fromkeys(run.measured_on for run in runs))
+    score = runs[0].score
     table = Table(
-        title=f"Public {rows_measured} accuracy under differential privacy (unit: {units})"
+        title=f"Public {rows_measured} {score.title} under differential privacy (unit: {units})"
     )
     rows = by_variant(runs)
     both = any(row["record_epsilon"] is not None for row in rows)
     of_records = ("epsilon of a record", "delta of a record") if both else ()
-    headings = ("setting", "runs", "accuracy", "epsilon", "delta", *of_records, "bytes down, up")
+    headings = ("setting", "runs", score.title, "epsilon", "delta", *of_records, "bytes down, up")
     for heading in headings:
         # Folded, not cut: it is what tells the rows apart.
         left = heading == "setting"
         table.add_column(heading, justify="left" if left else "right", overflow="fold")
     for row in rows:
-        spread = row["test_accuracy_std"]
-        accuracy = f"{row['test_accuracy_mean']:.3f}"
+        spread = row[f"test_{score.name}_std"]
+        mean = replace(score, value=row[f"test_{score.name}_mean"])
         table.add_row(
             row["variant"] or "default",
             str(row["runs"]),
-            accuracy if spread is None else f"{accuracy} ± {spread:.3f}",
+            str(mean) if spread is None else f"{mean} ± {spread:.3f}",
             *_promised(row["epsilon"], row["delta"]),
             *(_promised(row["record_epsilon"], row["record_delta"]) if both else ()),
             "-" if row["bytes_up"] is None else f"{row['bytes_down']:,}, {row['bytes_up']:,}",
@@ -125,9 +137,12 @@ def epsilon_jump(runs: Sequence[RunSummary]) -> str | None:
     for run in runs:
         spent = run.epsilon_so_far
         if spent is not None and math.isfinite(run.epsilon) and run.epsilon > 1.001 * spent:
+            why = "is an intermediate lower value"
+            if run.is_measured_privately:
+                why = "leaves out that the last model was measured on clients' rows"
             return (
                 f"Report epsilon {_rounded_up(run.epsilon):.4g}; {_rounded_up(spent):.4g}, where "
-                "the progress ended, is an intermediate lower value"
+                f"the progress ended, {why}"
             )
     return None
 

@@ -36,10 +36,15 @@ def require_public(settings: Settings, *, stated: bool, because: str, command: s
         command: The one that has the option, if it is not the one that was called.
 
     Raises:
-        ValueError: If the task reads own data and `stated` is false.
+        ValueError: If the task reads own data and `stated` is false, or its label is a number.
     """
     from fl_dp.tasks.datasets import OWN_DATA
 
+    if settings.task.label_range is not None:
+        raise ValueError(
+            "attacks, audits and prices are of classes, and task.label_range makes the label a "
+            "number: leave it out, or write task.classes"
+        )
     if settings.task.name in OWN_DATA and not stated:
         raise ValueError(
             f"{because}: task={settings.task.name} reads data of your own, "

@@ -84,7 +84,7 @@ def price(
 
         accuracies: dict[str, list[float]] = {}
         for job, run in zip(jobs.each, runs, strict=True):
-            accuracies.setdefault(job.variant, []).append(run.test_accuracy)
+            accuracies.setdefault(job.variant, []).append(run.score.rank)
         found = prices(accuracies)
         document = _document(jobs, found, epsilon=runs[-1].epsilon, delta=runs[-1].delta)
         text = json.dumps(document, indent=2) + "\n"

@@ -188,7 +188,7 @@ def _score(job: Job, console: Console) -> float:
             raise
         note("this training failed, and takes the last place; the others go on")
         return -math.inf
-    return summary.test_accuracy
+    return summary.score.rank
 
 
 def _without_choice(overrides: Sequence[str]) -> list[str]:

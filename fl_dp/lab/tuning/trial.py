@@ -29,7 +29,7 @@ from fl_dp.app.settings.optimizers import (
 )
 from fl_dp.mechanisms import clip_by_norm
 from fl_dp.tasks.models import get_arrays, set_arrays
-from fl_dp.tasks.training import train_locally
+from fl_dp.tasks.training import evaluate, train_locally
 
 
 class ServerStep:
@@ -99,7 +99,7 @@ class TrialRounds:
 def trial_score(
     settings: Settings,
     features: NDArray[Any],
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     *,
     rounds: TrialRounds,
     seed: int,
@@ -108,7 +108,8 @@ def trial_score(
     """Return how good a candidate is on records that its trial did not train on.
 
     Of records whose label another one has too, up to a third of all is kept for measuring. A label
-    that no record trained on tells nothing of a candidate, and most clients lack some.
+    that no record trained on tells nothing of a candidate, and most clients lack some. Of labels
+    that are numbers any third is kept.
 
     Args:
         settings: Of the run, with the candidate.
@@ -120,20 +121,24 @@ def trial_score(
 
     Returns:
         Share of the client's other labels that the right one is ranked above, in [0, 1]: an
-        accuracy where there are two. NaN if no record can be spared, or there is one label.
+        accuracy where there are two; of numbers their mean `closeness`. NaN if no record can be
+        spared, or there is one label.
     """
-    measured, trained = _split(labels, seed)
+    of_numbers = np.issubdtype(labels.dtype, np.floating)
+    measured, trained = _split(np.zeros_like(labels) if of_numbers else labels, seed)
     known = np.unique(labels[trained])
-    if not len(measured) or len(known) < 2:
+    if not len(measured) or (len(known) < 2 and not of_numbers):
         return math.nan
     dealt = [trained[first::_STAND_INS] for first in range(min(_STAND_INS, len(trained)))]
     stand_ins = [(features[rows], labels[rows]) for rows in dealt]
     model = build()
     _train(model, settings, stand_ins, rounds=rounds, seed=seed)
+    if of_numbers:
+        return evaluate(model, features[measured], labels[measured])[1]
     return _ranked_right(model, features[measured], labels[measured], known)
 
 
-def _split(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _split(labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows that measure, and those that train, which have every label."""
     most, left = len(labels) // _HELD_OUT, Counter(labels.tolist())
     measured: list[int] = []
@@ -150,7 +155,7 @@ def _split(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDA
 def _train(
     model: nn.Module,
     settings: Settings,
-    stand_ins: list[tuple[NDArray[Any], NDArray[np.int64]]],
+    stand_ins: list[tuple[NDArray[Any], NDArray[Any]]],
     *,
     rounds: TrialRounds,
     seed: int,

@@ -103,7 +103,7 @@ def _score(
     settings: Settings,
     dataset: Dataset,
     features: NDArray[Any],
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     rounds: TrialRounds,
     seed: int,
 ) -> float:

@@ -21,7 +21,7 @@ import numpy as np
 
 from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.forms import DataFormat, Form
-from fl_dp.tasks.datasets.held_out import with_public_part, with_validation_part
+from fl_dp.tasks.datasets.held_out import of_clients, with_public_part, with_validation_part
 from fl_dp.tasks.datasets.sources import SOURCES
 
 OWN_DATA = ("csv", "parquet", "folder")
@@ -54,6 +54,7 @@ def load_dataset(
     data_format: DataFormat | None = None,
     validation: bool = False,
     public: int = 0,
+    clients: tuple[str, ...] | None = None,
 ) -> Dataset:
     """Load a data set, once per process.
 
@@ -67,13 +68,15 @@ def load_dataset(
             are chosen by it, so that the real test part stays unseen.
         public: Training records that are public, without their labels: `Dataset.public_x` has
             them, and the training part does not.
+        clients: Patterns of the natural clients whose records there are, in both parts; see
+            `held_out.of_clients`. None: all.
 
     Returns:
         The data set; the same object for the same arguments.
 
     Raises:
-        ValueError: If the name is unknown, or a file is not the published one or does not fit the
-            format.
+        ValueError: If the name is unknown, a file is not the published one or does not fit the
+            format, or `clients` are none of the set's.
         FileNotFoundError: If the folder, or a file in it, is missing.
         ModuleNotFoundError: If a library that reads the files is not installed.
     """
@@ -83,21 +86,22 @@ def load_dataset(
         data_format = data_format or DataFormat()
     else:
         data_format, data_dir = None, None if name in EMBEDDED else data_dir
-    if not validation and not public:
+    if not validation and not public and clients is None:
         return _load_once(name, data_dir, data_format)
-    return _divided_once(name, data_dir, data_format, validation, public)
+    return _divided_once(name, data_dir, data_format, validation, public, clients)
 
 
 def form_of(name: str, data_format: DataFormat | None) -> Form | None:
     """Return the form of a task, None if it would have to be found in the files."""
     if data_format is None:
         return PUBLIC_FORMS[name]
-    if data_format.classes is None:
+    outputs = data_format.num_outputs
+    if outputs is None:
         return None
     if data_format.image_shape is not None:
-        return Form(data_format.image_shape, len(data_format.classes))
+        return Form(data_format.image_shape, outputs)
     if data_format.columns is not None:
-        return Form((len(data_format.columns),), len(data_format.classes))
+        return Form((len(data_format.columns),), outputs)
     return None
 
 
@@ -116,9 +120,16 @@ def _load_once(name: str, data_dir: str | None, data_format: DataFormat | None) 
 
 @cache
 def _divided_once(
-    name: str, data_dir: str | None, data_format: DataFormat | None, validation: bool, public: int
+    name: str,
+    data_dir: str | None,
+    data_format: DataFormat | None,
+    validation: bool,
+    public: int,
+    clients: tuple[str, ...] | None,
 ) -> Dataset:
     dataset = _load_once(name, data_dir, data_format)
+    if clients is not None:
+        dataset = of_clients(dataset, clients)
     if validation:
         dataset = with_validation_part(dataset)
     return _shared(with_public_part(dataset, public) if public else dataset)

@@ -20,10 +20,11 @@ class Dataset:
         train_x: `(n, *input_shape)`, float32 ready for a model, uint8 pixels that `features`
             scales, or uint8 tokens `(n, length)` if there is a vocabulary. Images have their
             channels first, rows of a table are `(n, columns)`.
-        train_y: `(n,)` int64 labels in `0..num_classes - 1`.
+        train_y: `(n,)` int64 labels in `0..num_classes - 1`; or float32 in [-1, 1], where the
+            label is a number and that its public range.
         test_x: Like `train_x`, for the held-out part.
         test_y: Like `train_y`, for the held-out part.
-        num_classes: Number of labels.
+        num_classes: Number of labels; 1 where the label is a number.
         mean: Mean of the pixels after division by 255, one number or one a channel; only used for
             uint8 images.
         std: Standard deviation of the pixels after division by 255, like `mean`.
@@ -31,6 +32,7 @@ class Dataset:
             are not sequences of tokens.
         train_clients: `(n,)` int64, for each training row the number of its natural client in
             `0..k - 1`, for example the person it came from; None if the set has no natural clients.
+        test_clients: Like `train_clients`, for the test part; None if nobody is named there.
         client_names: The `k` natural clients' names, in the order of their numbers; () for none.
         column_names: Names of a record's columns, for people; () where there are none.
         train_fit: `(n,)` bool, False for a training row that could not be read as a record and
@@ -41,14 +43,15 @@ class Dataset:
 
     name: str
     train_x: NDArray[np.uint8] | NDArray[np.float32]
-    train_y: NDArray[np.int64]
+    train_y: NDArray[Any]
     test_x: NDArray[np.uint8] | NDArray[np.float32]
-    test_y: NDArray[np.int64]
+    test_y: NDArray[Any]
     num_classes: int
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
     vocabulary_size: int | None = None
     train_clients: NDArray[np.int64] | None = None
+    test_clients: NDArray[np.int64] | None = None
     client_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
     train_fit: NDArray[np.bool_] | None = None
@@ -119,7 +122,7 @@ class Dataset:
             scaled -= np.float32(mean / std)
         return scaled
 
-    def labels(self, rows: NDArray[np.int64] | slice, split: str = "train") -> NDArray[np.int64]:
+    def labels(self, rows: NDArray[np.int64] | slice, split: str = "train") -> NDArray[Any]:
         """Labels of some rows, as a copy of their own.
 
         Args:
@@ -127,7 +130,7 @@ class Dataset:
             split: "train" or "test".
 
         Returns:
-            Int64 array `(k,)`.
+            Array `(k,)`, int64 or float32 as `train_y`.
 
         Raises:
             ValueError: If `split` is neither "train" nor "test".
@@ -135,7 +138,7 @@ class Dataset:
         _, labels = self._part(split)
         return labels[rows].copy()
 
-    def _part(self, split: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    def _part(self, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
         if split == "train":
             return self.train_x, self.train_y
         if split == "test":

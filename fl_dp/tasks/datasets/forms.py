@@ -8,6 +8,7 @@ holds all rows, features and classes may be left to the files.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ class DataFormat:
     Attributes:
         classes: Names of the classes, in the order of the labels 0, 1, ...; None takes integers
             from 0 for labels, or the folders' names.
+        label_range: `(low, high)` of a label that is a number; what lies outside is moved to the
+            nearer end. None: labels are classes.
         label_column: Column of a table that holds the label.
         client_column: Column of a table that names the natural client of each training row.
         columns: Columns of a table that are features; None takes all others, which must be numbers.
@@ -38,6 +41,7 @@ class DataFormat:
     """
 
     classes: tuple[str, ...] | None = None
+    label_range: tuple[float, float] | None = None
     label_column: str = "label"
     client_column: str | None = None
     columns: tuple[str, ...] | None = None
@@ -48,6 +52,27 @@ class DataFormat:
     test_fraction: float | None = None
     splits: tuple[str, ...] = ("train", "test")
     leave_out_unfit: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the range of the label.
+
+        Raises:
+            ValueError: If it is none, or there are classes, too.
+        """
+        ends = self.label_range
+        if ends is None:
+            return
+        if len(ends) != 2 or not all(map(math.isfinite, ends)) or not ends[0] < ends[1]:
+            raise ValueError(f"label_range must be two finite numbers that rise, got {[*ends]}")
+        if self.classes is not None:
+            raise ValueError("a label is one of classes or in label_range: leave one out")
+
+    @property
+    def num_outputs(self) -> int | None:
+        """What a model returns for a record: a number, or one a class; None if files tell."""
+        if self.label_range is not None:
+            return 1
+        return None if self.classes is None else len(self.classes)
 
     @property
     def everybody_s(self) -> bool:
@@ -73,10 +98,15 @@ class Form(NamedTuple):
 
     Attributes:
         input_shape: Shape of one record, as `Dataset.input_shape`.
-        num_classes: Number of labels.
+        num_classes: Number of labels; 1 where the label is a number.
         vocabulary_size: Number of tokens, None if records are not sequences of tokens.
     """
 
     input_shape: tuple[int, ...]
     num_classes: int
     vocabulary_size: int | None = None
+
+    @property
+    def is_of_numbers(self) -> bool:
+        """Whether a model predicts a number, instead of a class."""
+        return self.num_classes == 1

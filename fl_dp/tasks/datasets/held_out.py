@@ -7,6 +7,7 @@ SciPy's statistics, a second of every worker's start.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
+from fl_dp.updates.shared_part import matching
 
 # Public and fixed, so that runs with different seeds are tested on the same rows.
 _SPLIT_SEED = 0
@@ -49,12 +51,13 @@ def with_test_part(
         test_y=y[test],
         num_classes=num_classes,
         train_clients=None if clients is None else clients[train],
+        test_clients=None if clients is None else clients[test],
         client_names=client_names,
     )
 
 
 def with_validation_part(dataset: Dataset) -> Dataset:
-    """Return a set that is measured on a fixed, stratified fifth of its training part.
+    """Return a set that is measured on a fixed fifth of its training part, of classes stratified.
 
     Nobody trains on that fifth, and the real test part is left out: what is chosen by it has not
     seen what is reported. The rows are the same in every run.
@@ -63,6 +66,8 @@ def with_validation_part(dataset: Dataset) -> Dataset:
         ValueError: If a label has fewer than two training rows.
     """
     labels = dataset.train_y
+    if dataset.form.is_of_numbers:
+        labels = np.zeros(len(labels), np.int64)
     _, counts = np.unique(labels, return_counts=True)
     if not len(counts) or counts.min() < 2:
         raise ValueError(
@@ -75,7 +80,8 @@ def with_validation_part(dataset: Dataset) -> Dataset:
         dataset,
         **_training(dataset, train),
         test_x=dataset.train_x[held_out],
-        test_y=labels[held_out],
+        test_y=dataset.train_y[held_out],
+        test_clients=None if dataset.train_clients is None else dataset.train_clients[held_out],
     )
 
 
@@ -101,6 +107,50 @@ def with_public_part(dataset: Dataset, count: int) -> Dataset:
     order = np.random.Generator(np.random.PCG64(_SPLIT_SEED)).permutation(in_all)
     public, private = np.sort(order[:count]), np.sort(order[count:])
     return replace(dataset, **_training(dataset, private), public_x=dataset.train_x[public])
+
+
+def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
+    """Return a set with the records of some natural clients alone, to train on and to test with.
+
+    A test part that names nobody stays whole.
+
+    Args:
+        dataset: With natural clients.
+        patterns: Their names, with `*` and `?`. Those after a `!` leave clients out: of those that
+            the others name, or of all.
+
+    Raises:
+        ValueError: If there are no natural clients, a pattern matches none, or nobody is left.
+    """
+    if dataset.train_clients is None:
+        raise ValueError(
+            f"{dataset.name} names no clients to choose among: leave out task.clients (in a table "
+            "of your own, task.client_column names them)"
+        )
+    for each in patterns:
+        if not matching(dataset.client_names, [each.removeprefix("!")]):
+            raise ValueError(
+                f"task.clients: '{each}' matches none of the {len(dataset.client_names)} clients "
+                f"of {dataset.name}, for example '{dataset.client_names[0]}'"
+            )
+    named = [each for each in patterns if not each.startswith("!")]
+    left_out = [each[1:] for each in patterns if each.startswith("!")]
+    kept = set(matching(dataset.client_names, named or ["*"]))
+    kept -= set(matching(dataset.client_names, left_out))
+    is_kept = np.array([name in kept for name in dataset.client_names])
+    rows = np.flatnonzero(is_kept[dataset.train_clients])
+    if not len(rows):
+        raise ValueError(f"task.clients={list(patterns)} leave no record of {dataset.name}")
+    chosen = replace(dataset, **_training(dataset, rows))
+    if dataset.test_clients is None:
+        return chosen
+    tested = is_kept[dataset.test_clients]
+    return replace(
+        chosen,
+        test_x=dataset.test_x[tested],
+        test_y=dataset.test_y[tested],
+        test_clients=dataset.test_clients[tested],
+    )
 
 
 def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def splits_to_read(data_format: DataFormat, paths: dict[str, Path]) -> tuple[str
 def dataset_of_parts(
     name: str,
     x: dict[str, NDArray[Any]],
-    y: dict[str, NDArray[np.int64]],
+    y: dict[str, NDArray[Any]],
     *,
     num_classes: int,
     clients: tuple[NDArray[np.int64], tuple[str, ...]] | None,
@@ -136,7 +136,7 @@ def dataset_of_parts(
 def dataset_of_rows(
     name: str,
     x: NDArray[Any],
-    y: NDArray[np.int64],
+    y: NDArray[Any],
     fit: NDArray[np.bool_],
     *,
     num_classes: int,

@@ -12,6 +12,7 @@ which knows no way to run code from a file. Where a refusal would show what one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -68,12 +69,13 @@ class _Part(NamedTuple):
 
     Attributes:
         x: Float32 `(n, columns)`.
-        labels: The labels' texts, each once, and `(n,)` which of them each row has.
+        labels: The labels' texts, each once, and `(n,)` which of them each row has; or float32
+            `(n,)`, where they are numbers.
         clients: The same for the natural clients, or None.
     """
 
     x: NDArray[np.float32]
-    labels: _Coded
+    labels: _Coded | NDArray[np.float32]
     clients: _Coded | None
 
 
@@ -123,7 +125,7 @@ _TableFile: TypeAlias = _CsvFile | _ParquetFile
 def _load(
     task: str, kind: type[_TableFile], data_dir: str | None, data_format: DataFormat
 ) -> Dataset:
-    data_format.require(columns=data_format.columns, classes=data_format.classes)
+    data_format.require(columns=data_format.columns, classes=data_format.num_outputs)
     if data_format.image_shape is not None:
         raise ValueError(f"task.image_shape is for task=folder: leave it out of task={task}")
     folder = own_folder(task, data_dir)
@@ -145,20 +147,47 @@ def _load(
             raise ValueError(f"{paths[split]} can't be read: {said}") from error
     assert columns is not None  # some part was read
     require_scale_of(data_format, len(columns), "columns")
-    classes = data_format.classes or _integers(parts, paths)
+    num_classes, labels = _labels(parts, paths, data_format)
     clients = parts["train"].clients if "train" in parts else None
     whole = dataset_of_parts(
         task,
         {split: _scaled(part.x, data_format) for split, part in parts.items()},
-        {
-            split: class_numbers(part.labels.names, classes, source=paths[split])[part.labels.codes]
-            for split, part in parts.items()
-        },
-        num_classes=len(classes),
+        labels,
+        num_classes=num_classes,
         clients=None if clients is None else (clients.codes, tuple(clients.names)),
         data_format=data_format,
     )
     return replace(whole, column_names=columns)
+
+
+def _labels(
+    parts: dict[str, _Part], paths: dict[str, Path], data_format: DataFormat
+) -> tuple[int, dict[str, NDArray[Any]]]:
+    """Return the number of classes, 1 for numbers, and the labels of each part."""
+    coded = {split: part.labels for split, part in parts.items() if isinstance(part.labels, _Coded)}
+    if not coded:
+        numbers = {split: np.asarray(part.labels) for split, part in parts.items()}
+        return 1, {split: _in_range(each, data_format) for split, each in numbers.items()}
+    classes = data_format.classes or _integers(coded, paths)
+    return len(classes), {
+        split: class_numbers(labels.names, classes, source=paths[split])[labels.codes]
+        for split, labels in coded.items()
+    }
+
+
+def _in_range(labels: NDArray[np.float32], data_format: DataFormat) -> NDArray[np.float32]:
+    """Return numbers with their public range as [-1, 1]; each that lies outside at its end."""
+    assert data_format.label_range is not None  # or else they are classes
+    low, high = data_format.label_range
+    clipped = np.clip(labels.astype(np.float64), low, high)
+    scaled: NDArray[np.float32] = (2.0 * (clipped - low) / (high - low) - 1.0).astype(np.float32)
+    return scaled
+
+
+def in_unit_of_label(scaled: NDArray[Any], label_range: Sequence[float]) -> NDArray[np.float64]:
+    """Return labels or predictions in the unit of the label, for whom [-1, 1] is its range."""
+    low, high = label_range
+    return low + (high - low) * (scaled.astype(np.float64) + 1.0) / 2.0
 
 
 def _of_encoding(error: Exception) -> bool:
@@ -167,21 +196,25 @@ def _of_encoding(error: Exception) -> bool:
 
 def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
     """Return one node's training rows, those that do not fit left empty."""
-    columns, classes = data_format.columns, data_format.classes
+    columns, num_classes = data_format.columns, data_format.num_outputs
     require_types(data_format)
-    assert columns is not None and classes is not None  # required of one node's data
+    assert columns is not None and num_classes is not None  # required of one node's data
     require_scale_of(data_format, len(columns), "columns")
-    read: Rows = (csv_rows if task == "csv" else parquet_rows)(
-        file, columns, data_format.label_column
-    )
-    number = {name: place for place, name in enumerate(classes)}
-    y = np.array(
+    label, of_numbers = data_format.label_column, data_format.label_range is not None
+    numbers = [*columns, label] if of_numbers else columns
+    read: Rows = (csv_rows if task == "csv" else parquet_rows)(file, numbers, label)
+    number = {name: place for place, name in enumerate(data_format.classes or ())}
+    y: NDArray[Any] = np.array(
         [-1 if label is None else number.get(label, -1) for label in read.labels], dtype=np.int64
     )
-    fit = np.isfinite(read.x).all(axis=1) & (y >= 0) & of_types(read.x, data_format.types)
-    x = _scaled(np.where(fit[:, None], read.x, np.float32(0)), data_format)
+    fit = np.isfinite(read.x).all(axis=1) & of_types(read.x, data_format.types)
+    fit &= of_numbers | (y >= 0)
+    x = np.where(fit[:, None], read.x, np.float32(0))
+    if of_numbers:
+        x, y = x[:, :-1], _in_range(x[:, -1], data_format)
     y[~fit] = 0
-    return dataset_of_rows(task, x, y, fit, num_classes=len(classes), source=file)
+    x = _scaled(x, data_format)
+    return dataset_of_rows(task, x, y, fit, num_classes=num_classes, source=file)
 
 
 def _all_others(table: _TableFile, data_format: DataFormat) -> tuple[str, ...]:
@@ -197,8 +230,10 @@ def _read(
     client = data_format.client_column
     if split == "test" or not data_format.everybody_s:
         client = None
-    text = [label] if client is None else [label, client]
-    wanted = [*columns, *text]
+    of_numbers = data_format.label_range is not None
+    text = [*([] if of_numbers else [label]), *([] if client is None else [client])]
+    numbers = (*columns, label) if of_numbers else columns
+    wanted = [*numbers, *text]
     absent = [name for name in wanted if name not in table.names]
     if absent or not columns:
         raise ValueError(
@@ -210,7 +245,7 @@ def _read(
         raise ValueError(f"{file} has several columns {listed(twice)}: give each its own name")
     rows = table.read(wanted, text)
     texts = {name: _coded(rows.column(name), file, name) for name in text}
-    x = _numbers(rows, columns, file)
+    x = _numbers(rows, numbers, file)
     of_other_types = int((~of_types(x, data_format.types)).sum())
     if of_other_types:
         raise ValueError(
@@ -218,8 +253,8 @@ def _read(
             f"the schema: {listed([*(data_format.types or ())])}"
         )
     return _Part(
-        x=x,
-        labels=texts[label],
+        x=x[:, : len(columns)],
+        labels=x[:, -1] if of_numbers else texts[label],
         clients=None if client is None else texts[client],
     )
 
@@ -319,16 +354,17 @@ def _refuse_missing(file: Path, missing: dict[str, int]) -> None:
         )
 
 
-def _integers(parts: dict[str, _Part], paths: dict[str, Path]) -> tuple[str, ...]:
+def _integers(parts: dict[str, _Coded], paths: dict[str, Path]) -> tuple[str, ...]:
     """Return "0", "1", ... up to the largest label; everybody's rows have each of them."""
-    found = {name for part in parts.values() for name in part.labels.names}
+    found = {name for labels in parts.values() for name in labels.names}
     classes = tuple(str(number) for number in range(len(found)))
     if len(found) < 2 or found != set(classes):
         files = " and ".join(str(paths[split]) for split in parts)
         raise ValueError(
             f"{files}: the labels are not 0, 1, 2, ... "
             f"without a gap but {listed(sorted(found))}; write all classes, which are public, as "
-            "task.classes=[name,name]"
+            "task.classes=[name,name]; of a label that is a number, its range as "
+            "task.label_range=[low,high]"
         )
     return classes
 

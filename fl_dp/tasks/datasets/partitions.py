@@ -32,7 +32,7 @@ _MAX_ALPHA = 1e6
 
 
 def partition(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     *,
     num_clients: int,
     kind: str,
@@ -45,7 +45,7 @@ def partition(
     """Split the rows of a data set over clients.
 
     Args:
-        labels: Label of each row, integers of shape `(n,)`.
+        labels: Label of each row, integers of shape `(n,)`; but for "dirichlet" also numbers.
         num_clients: Number of clients.
         kind: "iid" deals the rows evenly; "dirichlet" draws for each class the clients' proportions
             from a symmetric Dirichlet(alpha); "shards" sorts by label, cuts into
@@ -54,9 +54,10 @@ def partition(
         seed: Seed of the partition, at least 0. The same arguments give the same partition.
         alpha: Concentration for "dirichlet"; the smaller, the fewer clients share a class.
         shards_per_client: Number of shards a client gets for "shards".
-        records_per_client: Rows of every client for "iid"; None deals out all rows. No client has a
-            row twice. Rows that are too many are left out; once they are used up, they are shuffled
-            and dealt out again, so that clients share some.
+        records_per_client: Rows of every client for "iid", and the most of each for "natural",
+            drawn from its own; None deals out all rows. No client has a row twice. Under "iid" rows
+            that are too many are left out; once they are used up, they are shuffled and dealt out
+            again, so that clients share some.
         natural_clients: Client of each row for "natural", int64 of shape `(n,)`.
 
     Returns:
@@ -72,7 +73,7 @@ def partition(
     """
     labels = np.asarray(labels)
     _check(labels, num_clients, kind, seed, alpha, shards_per_client, records_per_client)
-    if records_per_client is not None:
+    if records_per_client is not None and kind == "iid":
         return _EqualShares(len(labels), num_clients, records_per_client, seed)
     generator = np.random.Generator(np.random.PCG64(seed))
     if kind == "natural":
@@ -86,9 +87,12 @@ def partition(
     # A stable sort leaves the rows of one client in ascending order.
     rows = np.argsort(owner, kind="stable").astype(np.int64)
     ends = np.cumsum(np.bincount(owner, minlength=num_clients)[:num_clients])
-    return [
+    parts = [
         rows[start:end] for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
     ]
+    if records_per_client is None:
+        return parts
+    return [np.sort(generator.permutation(part)[:records_per_client]) for part in parts]
 
 
 def client_indices(
@@ -104,6 +108,7 @@ def client_indices(
     data_format: DataFormat | None = None,
     validation: bool = False,
     public: int = 0,
+    clients: tuple[str, ...] | None = None,
 ) -> Sequence[NDArray[np.int64]]:
     """Partition the training part of a named data set, once per process.
 
@@ -119,6 +124,7 @@ def client_indices(
         data_format: Format for `load_dataset`.
         validation: See `load_dataset`.
         public: See `load_dataset`.
+        clients: See `load_dataset`.
 
     Returns:
         One sorted, read-only int64 array of training rows a client; the same object for the same
@@ -134,6 +140,7 @@ def client_indices(
         data_format,
         validation,
         public,
+        clients,
         num_clients=num_clients,
         kind=kind,
         seed=seed,
@@ -151,6 +158,7 @@ def _partition_once(
     data_format: DataFormat | None,
     validation: bool,
     public: int,
+    clients: tuple[str, ...] | None,
     **split: Any,
 ) -> Sequence[NDArray[np.int64]]:
     loaded = load_dataset(
@@ -159,13 +167,14 @@ def _partition_once(
         data_format=data_format,
         validation=validation,
         public=public,
+        clients=clients,
     )
-    clients = partition(loaded.train_y, natural_clients=loaded.train_clients, **split)
-    if isinstance(clients, _EqualShares):
-        return clients
-    for rows in clients:
+    parts = partition(loaded.train_y, natural_clients=loaded.train_clients, **split)
+    if isinstance(parts, _EqualShares):
+        return parts
+    for rows in parts:
         rows.setflags(write=False)
-    return tuple(clients)
+    return tuple(parts)
 
 
 def _iid(num_rows: int, num_clients: int, generator: np.random.Generator) -> NDArray[np.int64]:
@@ -220,7 +229,7 @@ def _dirichlet(
 
 
 def _shards(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     num_clients: int,
     shards_per_client: int,
     generator: np.random.Generator,
@@ -254,7 +263,7 @@ def _natural(natural_clients: NDArray[np.int64] | None, num_clients: int) -> NDA
 
 
 def _check(
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
     num_clients: int,
     kind: str,
     seed: int,
@@ -264,7 +273,8 @@ def _check(
 ) -> None:
     if kind not in PARTITIONS:
         raise ValueError(f"unknown partition {kind!r}; write one of {', '.join(PARTITIONS)}")
-    if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    kinds = np.integer if kind == "dirichlet" else np.number
+    if labels.ndim != 1 or not np.issubdtype(labels.dtype, kinds):
         raise ValueError(
             f"labels are {labels.dtype} of shape {labels.shape}; give integers of shape (n,)"
         )
@@ -273,9 +283,10 @@ def _check(
     if seed < 0:
         raise ValueError(f"seed is {seed}; write at least 0")
     if records_per_client is not None:
-        if kind != "iid":
+        if kind not in ("iid", "natural"):
             raise ValueError(
-                f"records_per_client is for partition 'iid', got '{kind}': leave it out"
+                f"records_per_client is for partition 'iid' or 'natural', got '{kind}': leave it "
+                "out"
             )
         if not 1 <= records_per_client <= len(labels):
             raise ValueError(

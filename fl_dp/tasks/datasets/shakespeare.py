@@ -94,6 +94,7 @@ def windows_of(plays: Mapping[str, str]) -> Dataset:
         num_classes=len(VOCABULARY),
         vocabulary_size=len(VOCABULARY),
         train_clients=np.repeat(np.arange(len(train)), [len(rows) for rows in train]),
+        test_clients=np.repeat(np.arange(len(test)), [len(rows) for rows in test]),
         client_names=tuple(spoken),
     )
 

@@ -2,7 +2,8 @@
 
 from .checkpoint import encoder_module
 from .encoder import Encoder
+from .patches import Patches
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
 
-__all__ = ["Encoder", "PublicStatistics", "Scattering", "encoder_module"]
+__all__ = ["Encoder", "Patches", "PublicStatistics", "Scattering", "encoder_module"]

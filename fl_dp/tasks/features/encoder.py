@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fl_dp.tasks.models.weights import set_weights
+
+from .patches import Patches
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
 
@@ -50,8 +55,14 @@ class Encoder:
                 record; None leaves them.
             statistics: Of public vectors.
             device: Where it computes; None is the CPU.
+
+        Raises:
+            ValueError: If the statistics are of another network.
         """
         self._device = device or torch.device("cpu")
+        if isinstance(body, Patches) and statistics is not None:
+            body = deepcopy(body)
+            set_weights(body, statistics.body, "features.statistics")
         self._body = body.eval().requires_grad_(False).to(self._device)
         self._group_norm = group_norm
         self.statistics = statistics
@@ -59,12 +70,22 @@ class Encoder:
     def fitted(
         self, public: NDArray[Any], *, project: int | None = None, shrink: int | None = None
     ) -> Encoder:
-        """Return the same encoder with the statistics of public records; see `PublicStatistics`."""
-        with self._threads():
-            parts = [self._maps(some)[:count].cpu() for some, count in self._batches(public)]
+        """Return the encoder with the statistics of public records; see `PublicStatistics`.
+
+        Patches are drawn of the same records.
+        """
+        body: dict[str, Tensor] = {}
+        encoder = self
+        if isinstance(self._body, Patches):
+            drawn = self._body.fitted(public)
+            body = drawn.state_dict()
+            encoder = Encoder(drawn, group_norm=self._group_norm, device=self._device)
+        with encoder._threads():
+            parts = [encoder._maps(some)[:count].cpu() for some, count in self._batches(public)]
         vectors = torch.cat(parts)
         finite = vectors[vectors.isfinite().all(dim=1)]
-        return self.by(PublicStatistics.fit(finite, project=project, shrink=shrink))
+        statistics = PublicStatistics.fit(finite, project=project, shrink=shrink)
+        return encoder.by(replace(statistics, body=body))
 
     def by(self, statistics: PublicStatistics) -> Encoder:
         """Return the same encoder with these statistics."""
@@ -104,7 +125,7 @@ class Encoder:
     def _threads(self) -> Iterator[None]:
         """Compute in one thread: on small arrays several wait for each other, 10 times as long."""
         threads = torch.get_num_threads()
-        if isinstance(self._body, Scattering) and self._device.type == "cpu":
+        if isinstance(self._body, Scattering | Patches) and self._device.type == "cpu":
             torch.set_num_threads(1)
         try:
             yield

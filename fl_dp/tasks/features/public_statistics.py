@@ -1,8 +1,9 @@
-"""Statistics of public vectors, by which all vectors are centred and projected."""
+"""Statistics of public records, by which all are encoded, centred and projected."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +17,7 @@ from fl_dp.tasks.models.weights import read_weights
 _SPARE = 10  # directions beyond those that are asked for, which make these exact
 _PASSES = 4
 _SEED = 0
+_BODY = "body."
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,10 +27,13 @@ class PublicStatistics:
     Attributes:
         mean: Float32 `(d,)`, subtracted from every vector.
         directions: Float32 `(d, k)`, by which what is left is multiplied; None keeps it.
+        body: What the network itself was made of public records, by the names of its state; empty
+            for one that was not.
     """
 
     mean: Tensor
     directions: Tensor | None = None
+    body: Mapping[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def fit(cls, vectors: Tensor, *, project: int | None = None, shrink: int | None = None) -> Self:
@@ -70,6 +75,7 @@ class PublicStatistics:
     def save(self, file: Path, *, public: bool = False) -> None:
         """Write them as safetensors, for whoever encodes by them elsewhere; see `written_whole`."""
         arrays = {"mean": self.mean, "directions": self.directions}
+        arrays |= {_BODY + name: each for name, each in self.body.items()}
         stored = save({name: each for name, each in arrays.items() if each is not None})
         with written_whole(file, public=public) as unfinished:
             unfinished.write_bytes(stored)
@@ -83,6 +89,11 @@ class PublicStatistics:
             ValueError: If the file holds anything else.
         """
         arrays = read_weights(file)
+        body = {
+            name.removeprefix(_BODY): arrays.pop(name)
+            for name in list(arrays)
+            if name.startswith(_BODY)
+        }
         mean, directions = arrays.pop("mean", torch.empty(0)), arrays.pop("directions", None)
         fit = directions is None or (directions.dim() == 2 and len(directions) == len(mean))
         if arrays or mean.dim() != 1 or not len(mean) or not fit:
@@ -90,4 +101,4 @@ class PublicStatistics:
                 f"{file} holds no statistics of features: write the features.safetensors of a run "
                 "with features.public"
             )
-        return cls(mean=mean, directions=directions)
+        return cls(mean=mean, directions=directions, body=body)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fl_dp.tasks.fit import require_fit
 from fl_dp.tasks.models.resnet import ResNet18
+from fl_dp.tasks.models.transformer import Transformer
 
 _CELLS = {"gru": "DPGRUCell", "lstm": "DPLSTMCell"}
 _EMBEDDING = 8
@@ -83,29 +84,30 @@ def build_model(
     vocabulary_size: int | None = None,
     seed: int,
 ) -> nn.Module:
-    """Build a classifier, on the CPU, with initial weights that depend on the seed only.
+    """Build a model, on the CPU, with initial weights that depend on the seed only.
 
     Args:
         name: "logistic" (one linear layer, starting at zero), "mlp" (two hidden layers), "cnn"
-            (two convolutions with GroupNorm and one hidden layer), "resnet18" (`ResNet18`), "gru"
-            or "lstm" (`Recurrent`, for tokens).
+            (two convolutions with GroupNorm and one hidden layer), "resnet18" (`ResNet18`); for
+            tokens "gru" or "lstm" (`Recurrent`) or "transformer" (`Transformer`).
         input_shape: Shape of one record, channels first, e.g. `(1, 28, 28)`; for tokens
             `(length,)`.
-        num_classes: Number of outputs, at least 2.
+        num_classes: Number of outputs; 1 predicts a number.
         hidden: Width of the hidden layers of "mlp" and "cnn", channels of the first stage of
-            "resnet18", size of the hidden state of "gru" and "lstm".
+            "resnet18", size of the hidden state of "gru" and "lstm", width of "transformer".
         vocabulary_size: How many tokens there are, for records that are tokens; None for numbers.
         seed: Seed of the initial weights, at least 0. The global random state is left alone.
 
     Returns:
         A module from float32 `(n, *input_shape)`, or int64 tokens, to logits `(n, num_classes)`, in
-        training mode.
+        training mode; there "transformer" has one column more.
 
     Raises:
         ValueError: If the name is unknown, a number is out of its range, the model is for tokens
             and the records are numbers or the reverse, or "cnn" or "resnet18" gets a shape that is
             not (channels, height, width) with sides of at least 8.
-        ModuleNotFoundError: If "gru" or "lstm" is asked for without Opacus.
+        ModuleNotFoundError: If "gru" or "lstm" is asked for without Opacus, or "transformer"
+            without transformers.
     """
     require_fit(
         name,
@@ -120,6 +122,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         if vocabulary_size is not None:
+            if name == "transformer":
+                return Transformer(vocabulary_size, input_shape[0], num_classes, hidden)
             return Recurrent(name, vocabulary_size, num_classes, hidden)
         return _FOR_NUMBERS[name](input_shape, num_classes, hidden)
 

@@ -24,13 +24,16 @@ def require_labels(labels: Tensor, classes: int, *, ignored: int | None = _IGNOR
     """Check that labels are some of the classes.
 
     Args:
-        labels: Integers of any shape, on any device.
+        labels: Integers of any shape, on any device; numbers with a fraction are no classes, and
+            nothing is checked.
         classes: How many there are.
         ignored: A label that stands for none; None: there is no such label.
 
     Raises:
         IndexError: If one is not.
     """
+    if labels.is_floating_point():
+        return
     if ignored is not None and not 0 <= ignored < classes:
         labels = labels[labels != ignored]
     _require_below(classes, labels, "label", "classes")

@@ -23,22 +23,22 @@ from fl_dp.tasks.models.index_ranges import require_labels, tables_of, tokens_in
 def train_locally(
     model: nn.Module,
     features: NDArray[np.float32] | NDArray[np.int64] | Tensor,
-    labels: NDArray[np.int64] | Tensor,
+    labels: NDArray[Any] | Tensor,
     *,
     learning_rate: float,
     epochs: int,
     batch_size: int,
     seed: int,
 ) -> None:
-    """Change a model in place by SGD on the mean cross-entropy of mini-batches.
+    """Change a model in place by SGD on the mean loss of mini-batches, see `loss_of`.
 
     The data moves to the model's device. Without any rows the model is left as it is. Each epoch
     visits every row once, in an order of its own; the last, smaller batch counts like any other.
 
     Args:
-        model: The classifier to train; it comes back in the mode (train or eval) it was in.
+        model: To train; it comes back in the mode (train or eval) it was in.
         features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`; on any device.
-        labels: Int64 `(n,)`.
+        labels: Int64 `(n,)`, or float32 where they are numbers.
         learning_rate: Step size, at least 0.
         epochs: Passes over the data, at least 1.
         batch_size: Rows a step, at least 1.
@@ -66,7 +66,7 @@ def train_locally(
                 if not checked:
                     require_labels(y, logits.shape[1])
                     checked = True
-                loss = functional.cross_entropy(logits, y[rows])
+                loss = loss_of(logits, y[rows], reduction="mean")
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 with torch.no_grad():
                     for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -74,10 +74,31 @@ def train_locally(
                             parameter.add_(gradient, alpha=-learning_rate)
 
 
+def loss_of(outputs: Tensor, labels: Tensor, *, reduction: str = "none") -> Tensor:
+    """Return the cross-entropy of classes in nats, or the squared error of numbers.
+
+    Args:
+        outputs: Of a model, `(n, num_classes)`; `(n, 1)` for numbers.
+        labels: `(n,)`, integers for classes.
+        reduction: "none" returns each row's, `(n,)`; "mean" their mean.
+    """
+    if labels.is_floating_point():
+        return functional.mse_loss(outputs.squeeze(1), labels, reduction=reduction)
+    return functional.cross_entropy(outputs, labels, reduction=reduction)
+
+
+class SquaredError(nn.MSELoss):
+    """The squared error of one output a record, `(n, 1)`, and labels that are numbers, `(n,)`."""
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return it, reduced as `reduction` says."""
+        return super().forward(outputs.squeeze(1), labels)
+
+
 def evaluate(
     model: nn.Module,
     features: NDArray[np.float32] | NDArray[np.int64] | Tensor,
-    labels: NDArray[np.int64] | Tensor,
+    labels: NDArray[Any] | Tensor,
     batch_size: int = 2048,
     *,
     max_loss: float | None = None,
@@ -86,16 +107,17 @@ def evaluate(
     """Measure a model; it comes back unchanged, in the mode (train or eval) it was in.
 
     Args:
-        model: The classifier, evaluated in eval mode on its own device.
+        model: Evaluated in eval mode on its own device.
         features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`; on any device.
-        labels: Int64 `(n,)`.
+        labels: Int64 `(n,)`, or float32 in [-1, 1] where they are numbers.
         batch_size: Rows a forward pass, at least 1; the result does not depend on it.
         max_loss: Clip each row's loss to at most this, so that one row moves the mean by no more
             than that over `n`; a row whose loss is NaN counts as half of it.
-        on_logits: Gets the logits of each batch, `(k, num_classes)`, in the order of the rows.
+        on_logits: Gets the outputs of each batch, `(k, num_classes)`, in the order of the rows.
 
     Returns:
-        Mean cross-entropy in nats and accuracy in [0, 1]; both nan if there are no rows.
+        Mean loss (`loss_of`) and accuracy in [0, 1]; both nan if there are no rows. Of numbers
+        `closeness` stands in for accuracy.
 
     Raises:
         ValueError: If `batch_size` is below 1, or features and labels differ in length.
@@ -106,7 +128,7 @@ def evaluate(
     if num_rows == 0:
         return math.nan, math.nan
     x, y = _tensors(model, features, labels)
-    loss, correct = 0.0, 0
+    loss, correct = 0.0, 0.0
     with _mode(model, training=False), torch.no_grad(), tokens_in_range(tables_of(model)):
         for start in range(0, num_rows, batch_size):
             targets = y[start : start + batch_size]
@@ -114,34 +136,55 @@ def evaluate(
             require_labels(targets, logits.shape[1])
             if on_logits is not None:
                 on_logits(logits)
-            losses = functional.cross_entropy(logits, targets, reduction="none")
+            losses = loss_of(logits, targets)
             if max_loss is not None:
                 losses = losses.nan_to_num(nan=max_loss / 2.0).clamp(max=max_loss)
             loss += float(losses.sum())
-            correct += int((logits.argmax(dim=1) == targets).sum())
+            if targets.is_floating_point():
+                correct += float(closeness(logits, targets).sum())
+            else:
+                correct += int((logits.argmax(dim=1) == targets).sum())
     return loss / num_rows, correct / num_rows
+
+
+def closeness(outputs: Tensor, labels: Tensor) -> Tensor:
+    """Return 1 minus the error of each prediction, `(n,)` in [0, 1].
+
+    Errors are shares of the labels' range; a prediction outside of it counts as its nearer end, one
+    that is NaN as wrong by all of it.
+
+    Args:
+        outputs: `(n, 1)`.
+        labels: `(n,)`, in [-1, 1].
+    """
+    errors = (outputs.squeeze(1).clamp(-1.0, 1.0) - labels).abs()
+    return 1.0 - errors.nan_to_num(nan=2.0) / 2.0
 
 
 def evaluate_with_probabilities(
     model: nn.Module,
     features: NDArray[np.float32] | NDArray[np.int64],
-    labels: NDArray[np.int64],
+    labels: NDArray[Any],
 ) -> tuple[float, float, NDArray[np.float64]]:
     """Measure a model as `evaluate`, which says what is raised, and keep what it predicted.
 
     Args:
-        model: The classifier.
+        model: To measure.
         features: At least one row.
         labels: One a row.
 
     Returns:
-        Loss, accuracy, and the probabilities of the classes, float64 `(n, num_classes)`.
+        Loss, accuracy, and the probabilities of the classes, float64 `(n, num_classes)`; of numbers
+        the predictions, `(n,)`.
     """
     kept: list[Tensor] = []
     loss, accuracy = evaluate(
         model, features, labels, on_logits=lambda each: kept.append(each.cpu())
     )
-    return loss, accuracy, torch.cat(kept).double().softmax(dim=1).numpy()
+    outputs = torch.cat(kept).double()
+    if np.issubdtype(labels.dtype, np.floating):
+        return loss, accuracy, outputs.squeeze(1).numpy()
+    return loss, accuracy, outputs.softmax(dim=1).numpy()
 
 
 def check_training(learning_rate: float, epochs: int, batch_size: int) -> None:

@@ -25,15 +25,21 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
-from fl_dp.tasks.training.local import check_training, device_of, epoch_order, train_locally
+from fl_dp.tasks.training.local import (
+    check_training,
+    device_of,
+    epoch_order,
+    loss_of,
+    train_locally,
+)
 from fl_dp.tasks.training.units_as_channels import UnitsAsChannels, side_by_side
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -54,12 +60,12 @@ class UnitData:
 
     Attributes:
         features: Float32 `(n, *input_shape)`; units of integers (tokens) are left out.
-        labels: Int64 `(n,)`.
+        labels: Int64 `(n,)`, or float32 where they are numbers.
         seed: Of the order of its rows.
     """
 
     features: NDArray[np.float32] | NDArray[np.int64]
-    labels: NDArray[np.int64]
+    labels: NDArray[Any]
     seed: int
 
 
@@ -88,7 +94,7 @@ def train_together(
     not know. Neither the model nor, without random layers, the global random state is touched.
 
     Args:
-        model: The classifier that all start from, with logits `(n, classes)`, on its own device.
+        model: What all start from, with outputs `(n, classes)`, on its own device.
         units: Their data. What does not fit the model changes nothing for the others.
         learning_rate: As in `train_locally`.
         epochs: As in `train_locally`.
@@ -199,7 +205,7 @@ def _in_chunks(
         for (name, before), after in zip(model.named_buffers(), probe.buffers(), strict=True):
             if not torch.equal(before, after):
                 raise ValueError(f"{name} changes in training")
-        fitting_labels = [u for u in alike if int(u.y.min()) >= 0 and int(u.y.max()) < classes]
+        fitting_labels = [unit for unit in alike if _has_labels(unit.y, classes)]
         # Those with most steps first: the rows that are still trained stay at the top.
         waiting = sorted(fitting_labels, key=lambda u: -u.steps(training.batch_size))
         size = chunk_size or units_at_once(unit_bytes, _free_bytes(model))
@@ -226,12 +232,22 @@ def _unit_of(place: int, unit: UnitData) -> _Unit | None:
     try:
         # torch warns about read-only arrays, so these are copied; others are shared, not copied.
         x = torch.from_numpy(np.require(unit.features, np.float32, ["C", "W"]))
-        y = torch.from_numpy(np.require(unit.labels, np.int64, ["C", "W"]))
+        of_numbers = np.issubdtype(np.asarray(unit.labels).dtype, np.floating)
+        y = torch.from_numpy(
+            np.require(unit.labels, np.float32 if of_numbers else np.int64, ["C", "W"])
+        )
     except (TypeError, ValueError):
         return None
     if x.dim() < 1 or y.dim() != 1 or len(x) != len(y):
         return None
     return _Unit(place=place, x=x, y=y, seed=unit.seed)
+
+
+def _has_labels(labels: Tensor, outputs: int) -> bool:
+    """Whether labels are some of the classes, or numbers for a model that predicts one."""
+    if labels.is_floating_point() or outputs == 1:
+        return labels.is_floating_point() and outputs == 1  # put together, they would be one kind
+    return int(labels.min()) >= 0 and int(labels.max()) < outputs
 
 
 def _width(num_rows: int, batch_size: int) -> int:
@@ -280,7 +296,7 @@ def _trained_at_once(
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         logits = functional_call(model, parameters, (x,))
-        return torch.dot(functional.cross_entropy(logits, y, reduction="none"), weights)
+        return torch.dot(loss_of(logits, y), weights)
 
     losses = torch.vmap(loss, in_dims=(0, 1 if images else 0, 0, 0))
     generators = [torch.Generator().manual_seed(unit.seed) for unit in chunk]

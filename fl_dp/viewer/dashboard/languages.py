@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fl_dp.tasks.metrics import Score
+
 _FOLDER = Path(__file__).parent / "words"
 FALLBACK = "en"
 
@@ -63,6 +65,12 @@ class Words:
         if value is None or not math.isfinite(value):
             return "–"
         return self("format.percent", number=self._separated(f"{100 * value:.1f}"))
+
+    def score(self, score: Score) -> str:
+        """Return what a model is judged by, named if it is no accuracy."""
+        if score.name == "accuracy":
+            return self.percent(score.value)
+        return f"{self('run.' + score.name)} {self.number(score.value, 3)}"
 
     def moment(self, timestamp: float | None) -> str:
         """Return a date and a time of this machine's zone."""

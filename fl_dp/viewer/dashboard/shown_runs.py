@@ -16,7 +16,7 @@ PAGE = 100
 
 _SORTED = {
     "changed": lambda card: -(card.changed or 0.0),
-    "accuracy": lambda card: -_or(card.test_accuracy, -math.inf),
+    "accuracy": lambda card: -card.score.rank,
     "epsilon": lambda card: _or(card.epsilon, math.inf),
     "name": lambda card: card.name,
 }
@@ -102,7 +102,7 @@ def seconds_left(card: RunCard) -> float | None:
 
 
 def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) -> list[list[Any]]:
-    """Return rounds as rows: round, accuracy, loss, epsilon, next clipping norm, noise multiplier.
+    """Return rounds as rows: round, score, loss, epsilon, next clipping norm, noise multiplier.
 
     Args:
         rounds: At most `MOST_POINTS` of them are returned.
@@ -111,7 +111,7 @@ def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) ->
     return [
         [
             each.round,
-            each.test_accuracy,
+            each.score.value,
             each.test_loss,
             each.epsilon,
             each.next_clipping_norm,

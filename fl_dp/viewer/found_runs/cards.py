@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from fl_dp.tasks.metrics import Score
+
 from .untrusted import shown
 
 _QUIET = 600.0
@@ -46,7 +48,7 @@ class RunCard:
         changed: When anything of it was written last.
         round: Last released round; 0 is the model before training.
         rounds: Planned.
-        test_accuracy: Of the last model, on public rows.
+        score: What the last model is judged by, on public rows.
         test_loss: Of the last model, on public rows.
         epsilon: What the statement quotes once it is there, else what was spent so far; infinite
             epsilon is None.
@@ -68,7 +70,7 @@ class RunCard:
     changed: float | None = None
     round: int | None = None
     rounds: int | None = None
-    test_accuracy: float | None = None
+    score: Score = field(default_factory=Score)
     test_loss: float | None = None
     epsilon: float | None = None
     delta: float | None = None

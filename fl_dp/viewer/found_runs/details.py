@@ -67,6 +67,11 @@ class FoundRun:
         return [number(each) for each in found] if isinstance(found, list) else []
 
     @property
+    def accuracy(self) -> float | None:
+        """Accuracy of the last model on public rows; None where the label is a number."""
+        return self.rounds[-1].test_accuracy if self.rounds else None
+
+    @property
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the last model on public rows, besides accuracy and loss, by name."""
         return self.rounds[-1].metrics if self.rounds else {}

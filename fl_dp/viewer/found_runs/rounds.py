@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from fl_dp.tasks.metrics import MOST_CLASSES_OF_A_MATRIX, NUMBERS
+from fl_dp.tasks.metrics import MOST_CLASSES_OF_A_MATRIX, NUMBERS, Score
 
 from .untrusted import Unreadable, number, opened, parsed_json, shown
 
@@ -27,8 +27,8 @@ class Round:
     Attributes:
         round: Its number; 0 is the model before training.
         expected_cohort: Expected clients of a round.
-        test_loss: On public rows, mean cross-entropy in nats.
-        test_accuracy: On the same rows.
+        test_loss: On public rows, mean cross-entropy in nats, or mean squared error.
+        test_accuracy: On the same rows; None where the label is a number.
         metrics: Other metrics on the same rows that are one number, by name.
         confusion_matrix: On the same rows, counts of each true class by predicted class.
         epsilon: Spent until then.
@@ -49,6 +49,11 @@ class Round:
     clients: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     confusion_matrix: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def score(self) -> Score:
+        """What the model is judged by."""
+        return Score.of(self.test_accuracy, self.metrics)
 
 
 @dataclass(frozen=True, kw_only=True)

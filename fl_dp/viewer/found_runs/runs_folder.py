@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_dp.app.run_process import PROCESS, is_there
+from fl_dp.tasks.metrics import Score
 
 from .cards import RunCard, RunState, scalars, state_of
 from .details import FoundRun, found_run
@@ -180,7 +181,7 @@ class RunsFolder:
             changed=max(started, released, logged, stated or 0.0) or None,
             round=None if last is None else last.round,
             rounds=planned,
-            test_accuracy=None if last is None else last.test_accuracy,
+            score=_unmeasured(settings) if last is None else last.score,
             test_loss=None if last is None else last.test_loss,
             epsilon=None if last is None else last.epsilon,
             problems=(*problems, *rounds.problems),
@@ -291,6 +292,11 @@ def _kind(settings: Mapping[str, str], files: Mapping[str, _Seen]) -> str:
     if "statistic.json" in files or settings.get("statistic.query") not in (None, "null"):
         return "statistic"
     return "training" if "task.name" in settings else "unknown"
+
+
+def _unmeasured(settings: Mapping[str, str]) -> Score:
+    of_classes = settings.get("task.label_range", "null") == "null"
+    return Score() if of_classes else Score(name="r2")
 
 
 def _written(files: Mapping[str, _Seen], names: Iterable[str]) -> float:

@@ -14,12 +14,12 @@ from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.ledger import LedgerAnchor
 from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement
 from fl_dp.statement.words import ceiling, describe_event, neighbours_in_words, rounded_up
-from fl_dp.tasks.metrics import METRICS
+from fl_dp.tasks.metrics import METRICS, Score
 from fl_dp.viewer.found_runs import FoundRun, read_run
 from fl_dp.viewer.found_runs.untrusted import Unreadable, parsed_json, read_whole
 
 _FILE = "privacy.json"
-_ON_HUBS = {"auc": "roc_auc"}
+_ON_HUBS = {"auc": "roc_auc", "r2": "r_squared"}
 _MOST = 1 << 23
 
 
@@ -103,14 +103,25 @@ class Facts:
 
     @property
     def metrics(self) -> list[tuple[str, str, float]]:
-        """Metrics of the last model on public rows, besides accuracy and loss.
+        """Metrics of the last model on public rows, besides its score and loss.
 
         The name that model hubs have for each, its name in words, and its value.
         """
         return [
             (_ON_HUBS.get(name, name), METRICS[name].title, value)
             for name, value in self.run.metrics.items()
+            if name != self.score.name
         ]
+
+    @property
+    def score(self) -> Score:
+        """What the last model is judged by."""
+        return self.run.card.score
+
+    @property
+    def score_on_hubs(self) -> str:
+        """The name that model hubs have for it."""
+        return _ON_HUBS.get(self.score.name, self.score.name)
 
     version = __version__
 

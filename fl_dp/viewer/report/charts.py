@@ -111,6 +111,7 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
     charts = [
         _over_rounds("accuracy", groups, lambda each: each.test_accuracy),
         _over_epsilon("accuracy_epsilon", groups, lambda each: each.test_accuracy),
+        _over_epsilon("r2_epsilon", groups, _of_public("r2")),
         _over_rounds("loss", groups, lambda each: each.test_loss),
         _over_epsilon("loss_epsilon", groups, lambda each: each.test_loss),
         _over_rounds("epsilon", groups, lambda each: each.epsilon, line=budget),

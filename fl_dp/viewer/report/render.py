@@ -127,7 +127,7 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
                 card.name,
                 WORDS[f"state.{card.state}"],
                 f"{_number(card.round, 'd')} / {_number(card.rounds, 'd')}",
-                _number(card.test_accuracy, ".4f"),
+                _number(run.accuracy, ".4f"),
                 _number(card.test_loss, ".4f"),
                 "∞" if not card.promises else _bound(card.epsilon),
                 "–" if not card.promises else _number(card.delta, ".3g"),
@@ -154,7 +154,7 @@ def _over_seeds(groups: Sequence[Group]) -> Table:
             (
                 group.name,
                 _count(group),
-                _mean(group, lambda run: run.card.test_accuracy),
+                _mean(group, lambda run: run.accuracy),
                 _mean(group, lambda run: run.card.test_loss),
                 _bound(max(spent, default=None)) if promised else "∞",
                 *(_mean(group, partial(_metric, name=name)) for name in metrics),

@@ -41,6 +41,8 @@ from fl_dp.ledger import PrivacyLedger, SpentLedger
 from fl_dp.mechanisms.events import ExponentialEvent
 from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.statement.check import statement_differences, statement_page
+from fl_dp.tasks.metrics import Score
+from fl_dp.tasks.models import build_model
 
 SMALL = ["task.num_clients=8", "rounds=2", "client.epochs=1", "privacy.epsilon=4"]
 GRID = ["client.learning_rate=0.0001,1", "clipping.norm=0.2,0.5"]
@@ -296,7 +298,7 @@ def test_a_training_that_fails_is_counted_and_the_others_go_on(
             begun.append(self.job.path.name)
             if len(begun) <= 2:
                 raise typer.Exit(len(begun) if len(begun) == 1 else 130)
-            return [SimpleNamespace(test_accuracy=0.5)]
+            return [SimpleNamespace(score=Score(value=0.5))]
 
     monkeypatch.setattr(queue, "Queue", Failing)
     job = Job(variant="", overrides=(), settings=settings_for(tmp_path), path=tmp_path / "0")
@@ -438,3 +440,26 @@ def test_as_much_noise_adds_up_in_a_trial_as_in_the_run(rounds: int) -> None:
     assert isinstance(settings.server_optimizer, FedAvgMSettings)
     step = settings.server_optimizer.learning_rate
     assert moved == pytest.approx(step * 0.02 * 10, rel=0.03)
+
+
+def test_a_trial_of_numbers_scores_by_how_close_predictions_are() -> None:
+    rng = np.random.default_rng(2)
+    features = rng.normal(size=(90, 2)).astype(np.float32)
+    labels = np.tanh(features[:, 0] - features[:, 1]).astype(np.float32)
+    rounds = TrialRounds(most=5, multiplier=0.0, denominator=10.0)
+    scores = []
+    for rate in ("1e-9", "0.5"):
+        settings = compose_settings([f"client.learning_rate={rate}", "clipping.norm=5"])
+        score = trial.trial_score(
+            settings,
+            features,
+            labels,
+            rounds=rounds,
+            seed=1,
+            build=lambda: build_model("logistic", input_shape=(2,), num_classes=1, seed=0),
+        )
+        scores.append(score)
+    untrained, trained = scores
+    # Untrained it says 0, the middle of [-1, 1].
+    assert untrained == pytest.approx(1.0 - np.abs(labels).mean() / 2.0, abs=0.05)
+    assert untrained + 0.1 < trained <= 1.0

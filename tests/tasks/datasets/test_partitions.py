@@ -139,7 +139,7 @@ def test_dirichlet_proportions_have_the_variance_of_the_law() -> None:
         ({"kind": "dirichlet", "alpha": float("nan")}, "alpha is nan"),
         ({"kind": "dirichlet", "alpha": float("inf")}, "alpha is inf"),
         ({"seed": -1}, "seed is -1; write at least 0"),
-        ({"labels": LABELS / 2}, "labels are float64"),
+        ({"kind": "dirichlet", "labels": LABELS / 2}, "labels are float64"),
         ({"labels": LABELS.reshape(10, 100)}, r"shape \(10, 100\)"),
     ],
 )
@@ -211,12 +211,23 @@ def test_decks_are_shuffled_one_after_the_other_by_the_seed() -> None:
     np.testing.assert_array_equal(np.stack(list(clients)), np.concatenate(decks)[:300])
 
 
+def test_a_natural_client_has_at_most_so_many_of_its_own_records() -> None:
+    owner = np.repeat(np.arange(3), [900, 60, 40])
+    natural: dict[str, Any] = {"num_clients": 3, "kind": "natural", "natural_clients": owner}
+    whole = partition(LABELS, seed=3, **natural)
+    capped = partition(LABELS, seed=3, records_per_client=50, **natural)
+    assert [len(rows) for rows in capped] == [50, 50, 40]
+    for rows, of in zip(capped, whole, strict=True):
+        assert np.isin(rows, of).all() and np.all(np.diff(rows) > 0)
+    assert capped[0][-1] > 450  # not its first ones
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"records_per_client": 1001}, "write 1 to 1000"),
         ({"records_per_client": 0}, "write 1 to 1000"),
-        ({"records_per_client": 7, "kind": "dirichlet"}, "is for partition 'iid'"),
+        ({"records_per_client": 7, "kind": "dirichlet"}, "is for partition 'iid' or 'natural'"),
     ],
 )
 def test_records_that_no_client_can_have_are_refused(changed: dict[str, Any], said: str) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fl_dp.tasks.datasets import Dataset, load_dataset
+from fl_dp.tasks.datasets.held_out import of_clients, with_public_part, with_validation_part
 from fl_dp.tasks.datasets.shakespeare import (
     LENGTH,
     MIN_CHARACTERS,
@@ -122,6 +124,77 @@ def test_clients_are_the_roles_that_speak_enough() -> None:
     windows = np.bincount(dataset.train_clients)
     assert windows.tolist() == [(850 - LENGTH - 1) // STRIDE + 1, (2550 - LENGTH - 1) // STRIDE + 1]
     assert len(dataset.train_clients) == len(dataset.train_x)
+
+
+PLAYS = {
+    "hamlet": long_play(ann=3000, bob=2000),
+    "lear": long_play(ann=2500, cyd=2200),
+    "tempest": long_play(dan=2800),
+}
+
+
+def windows(dataset: Any) -> set[bytes]:
+    """Every window, with the character after it, of training and test part."""
+    return {
+        x.tobytes() + bytes([y])
+        for part in ("train", "test")
+        for x, y in zip(getattr(dataset, f"{part}_x"), getattr(dataset, f"{part}_y"), strict=True)
+    }
+
+
+def roles_of(dataset: Dataset, part: str = "train") -> set[str]:
+    return {dataset.client_names[k] for k in getattr(dataset, f"{part}_clients")}
+
+
+def test_public_plays_and_private_ones_share_no_client_and_no_window() -> None:
+    whole = windows_of(PLAYS)
+    public, private = of_clients(whole, ["hamlet: *"]), of_clients(whole, ["!hamlet: *"])
+    clients = [roles_of(each) for each in (public, private)]
+    assert clients[0] == {"hamlet: ANN", "hamlet: BOB"}
+    assert clients[1] == {"lear: ANN", "lear: CYD", "tempest: DAN"}
+    # "I am ann" is said in two plays: each has the windows that its own play alone gives.
+    assert windows(public) == windows(windows_of({"hamlet": PLAYS["hamlet"]}))
+    others = windows_of({play: text for play, text in PLAYS.items() if play != "hamlet"})
+    assert windows(private) == windows(others)
+    assert windows(private) != windows(whole)  # so it would be seen
+    for part in ("train_y", "test_y"):
+        sizes = [len(getattr(each, part)) for each in (public, private, whole)]
+        assert min(sizes) and sizes[0] + sizes[1] == sizes[2]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [
+        (["lear: *", "tempest: *"], {"lear: ANN", "lear: CYD", "tempest: DAN"}),
+        (["*: ANN", "!hamlet: *"], {"lear: ANN"}),
+        (["lear: C?D"], {"lear: CYD"}),
+    ],
+)
+def test_clients_are_chosen_by_their_names(patterns: list[str], left: set[str]) -> None:
+    dataset = of_clients(windows_of(PLAYS), patterns)
+    assert roles_of(dataset) == roles_of(dataset, "test") == left
+    divided = with_public_part(with_validation_part(dataset), 3)
+    assert roles_of(divided) | roles_of(divided, "test") == left
+    assert divided.test_clients is not None
+    assert len(divided.test_clients) == len(divided.test_y)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "said"),
+    [
+        (["Hamlet: *"], "'Hamlet: *' matches none of the 5 clients .* 'hamlet: ANN'"),
+        (["!macbeth: *"], "'!macbeth: *' matches none"),
+        (["!*"], "leave no record"),
+    ],
+)
+def test_clients_that_are_not_there_are_refused(patterns: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("*", r"\*").replace(r" .\*", " .*")):
+        of_clients(windows_of(PLAYS), patterns)
+
+
+def test_a_set_that_names_nobody_has_no_clients_to_choose() -> None:
+    with pytest.raises(ValueError, match="digits names no clients"):
+        load_dataset("digits", clients=("a",))
 
 
 def test_plays_without_a_long_role_are_refused() -> None:

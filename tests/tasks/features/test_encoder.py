@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from fl_dp.tasks.datasets import load_dataset
-from fl_dp.tasks.features import Encoder, PublicStatistics, Scattering
+from fl_dp.tasks.features import Encoder, Patches, PublicStatistics, Scattering
 
 
 @pytest.fixture(scope="module")
@@ -20,10 +20,23 @@ def images() -> NDArray[np.float32]:
     return np.asarray(load_dataset("digits").features(slice(0, 240)), np.float32)
 
 
+def plain(name: str) -> Encoder:
+    """An encoder before it has seen a public image."""
+    if name != "scattering":
+        both = name == "both"
+        return Encoder(Patches((1, 8, 8), side=3, count=12, scattering=both))
+    return Encoder(Scattering((1, 8, 8)), group_norm=27)
+
+
+@pytest.fixture(scope="module", params=["scattering", "patches", "both"])
+def name(request: pytest.FixtureRequest) -> str:
+    chosen: str = request.param
+    return chosen
+
+
 @pytest.fixture(scope="module")
-def encoder(images: NDArray[np.float32]) -> Encoder:
-    plain = Encoder(Scattering((1, 8, 8)), group_norm=27)
-    return plain.fitted(images[200:], project=20, shrink=5)
+def encoder(name: str, images: NDArray[np.float32]) -> Encoder:
+    return plain(name).fitted(images[200:], project=20, shrink=5)
 
 
 def test_vectors_have_norm_one(encoder: Encoder, images: NDArray[np.float32]) -> None:
@@ -138,12 +151,12 @@ def test_more_directions_than_there_are_is_an_error(images: NDArray[np.float32])
 
 
 def test_a_file_holds_them_for_others(
-    tmp_path: Path, encoder: Encoder, images: NDArray[np.float32]
+    tmp_path: Path, name: str, encoder: Encoder, images: NDArray[np.float32]
 ) -> None:
     assert encoder.statistics is not None
     encoder.statistics.save(tmp_path / "features.safetensors")
     read = PublicStatistics.read(tmp_path / "features.safetensors")
-    elsewhere = Encoder(Scattering((1, 8, 8)), group_norm=27, statistics=read)
+    elsewhere = plain(name).by(read)
     np.testing.assert_array_equal(elsewhere(images), encoder(images))
 
 

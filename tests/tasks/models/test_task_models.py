@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dp.tasks.fit import MODELS
+from fl_dp.tasks.fit import MODELS, ON_TOKENS
 from fl_dp.tasks.models import build_model, get_arrays, set_arrays
 
-ON_TOKENS = ("gru", "lstm")
 ON_IMAGES = tuple(name for name in MODELS if name not in ON_TOKENS)
 VOCABULARY = 11
 NAMES = pytest.mark.parametrize("name", MODELS)
@@ -67,7 +66,7 @@ def test_a_record_is_scored_alike_alone_and_in_a_batch(name: str, shape: Any) ->
 def test_no_model_has_batch_statistics(name: str) -> None:
     model = build(name)
     assert not any(isinstance(m, nn.modules.batchnorm._NormBase) for m in model.modules())
-    assert list(model.buffers()) == []
+    assert list(model.state_dict()) == [key for key, _ in model.named_parameters()]
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "logistic"])
@@ -159,14 +158,15 @@ def test_opacus_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("resnet", {}, "'resnet'; write one of logistic, mlp, cnn, resnet18, gru, lstm"),
+        ("resnet", {}, "'resnet'; write one of logistic, mlp, cnn, resnet18, gru, lstm, "),
         ("resnet18", {"input_shape": (1, 7, 8)}, "'resnet18' needs .* sides of at least 8"),
         ("mlp", {"vocabulary_size": 9}, "'mlp' takes numbers.*tokens; write one of gru, lstm"),
         ("lstm", {"vocabulary_size": None}, "'lstm' reads tokens.*write one of logistic, mlp"),
         ("cnn", {"input_shape": (1, 7, 8)}, "sides of at least 8"),
         ("cnn", {"input_shape": (64,)}, r"input_shape is \(64,\)"),
         ("mlp", {"input_shape": ()}, r"input_shape is \(\)"),
-        ("mlp", {"num_classes": 1}, "num_classes is 1; write at least 2"),
+        ("mlp", {"num_classes": 0}, "num_classes is 0; write at least 1"),
+        ("transformer", {"hidden": 12}, "hidden is 12; .*'transformer' needs a multiple of 8"),
         ("mlp", {"hidden": 0}, "hidden is 0; write at least 1"),
         ("mlp", {"seed": -1}, "seed is -1; write at least 0"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -140,6 +141,19 @@ def test_the_result_is_that_of_one_by_one(name: str, chunk_size: int | None) -> 
     rows = trained(model, UNITS, chunk_size=chunk_size)
     np.testing.assert_allclose(matrix(rows), alone(model, UNITS), rtol=0, atol=1e-5)
     assert np.abs(matrix(rows)[0] - flat(model)).max() > 1e-3
+
+
+def test_numbers_are_learned_together_as_one_by_one() -> None:
+    model = build_model("mlp", input_shape=SHAPE, num_classes=1, seed=3)
+    units = [
+        replace(each, labels=np.tanh(each.features[:, 0, 0, 0]).astype(np.float32))
+        for each in UNITS
+    ]
+    np.testing.assert_allclose(matrix(trained(model, units)), alone(model, units), atol=1e-6)
+    # Labels that are classes do not fit, and change nothing for the others.
+    rows = trained(model, [units[0], UNITS[1], units[2]])
+    assert sorted(rows) == [0, 2]
+    np.testing.assert_allclose(rows[2], alone(model, [units[2]])[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)

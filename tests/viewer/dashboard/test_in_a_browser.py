@@ -60,7 +60,7 @@ def test_a_live_run_is_followed_to_its_end(page: Any, root: Path) -> None:
         expect(page.get_by_role("log")).to_have_text("a line <b>of the log</b>", timeout=WAIT)
         write_rounds(path, range(2, 7), rounds=6)
         expect(page.locator("#round")).to_have_text("6 / 6", timeout=WAIT)
-        expect(page.locator("#accuracy")).to_have_text("90.0%", timeout=WAIT)
+        expect(page.locator("#score")).to_have_text("90.0%", timeout=WAIT)
         (path / "privacy.json").write_text(json.dumps(statement(rounds=6, done=6, epsilon=8.0)))
         expect(page.locator("#connection")).to_contain_text("has ended", timeout=WAIT)
         expect(page.locator("#state")).to_have_text("finished")

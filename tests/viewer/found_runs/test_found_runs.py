@@ -94,7 +94,8 @@ def test_cards_tell_the_last_round_and_what_is_promised(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "seed=3", "task.num_clients=77", rounds=5, epsilon=2.0)
     [card] = folder(tmp_path).listing().cards
     assert (card.name, card.kind, card.round, card.rounds) == ("a", "training", 5, 5)
-    assert card.test_accuracy == pytest.approx(0.9)
+    assert card.score.name == "accuracy"
+    assert card.score.value == pytest.approx(0.9)
     assert (card.epsilon, card.budget) == (2.0, 2.0)
     assert card.settings["seed"] == "3"
     assert card.settings["task.num_clients"] == "77"

@@ -123,7 +123,7 @@ class Recovery:
                 f"{private} private images of {len(self.dataset.train_y)} leave none for a prior: "
                 "lower recovery.images, recovery.records or recovery.cohort"
             )
-        network = self._network(0, "plain")
+        network = self._network(0, "dropout" if self.asked.resistance else "plain")
         if "analytic" in self.asked.attacks:
             first_linear(network)
 
@@ -207,15 +207,17 @@ class Recovery:
             labels=torch.from_numpy(self.dataset.labels(rows)),
         )
 
-    def _network(self, seed: int, network: str) -> nn.Sequential:
+    def _network(self, seed: int, network: str) -> nn.Module:
         model = self.settings.model
         built = build_model(
             model.name, hidden=model.hidden, seed=seed, **self.dataset.form._asdict()
         )
+        if network == "plain":
+            return built
         if not isinstance(built, nn.Sequential):
             raise ValueError(
-                f"model={model.name} is no plain sequence of layers, which these attacks and their "
-                "victims are: write model=mlp, model=cnn or model=logistic"
+                f"model={model.name} is no plain sequence of layers, which recovery.resistance "
+                "puts others between: write recovery.resistance=false"
             )
         return changed(built, network)
 

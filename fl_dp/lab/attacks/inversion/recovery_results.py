@@ -177,8 +177,12 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
         **{key: first[key] for key in (*_SETTING, "epsilon", "delta", "unit")},
         images=len(rows),
         means={key: statistics.fmean(values) for key, values in of_seeds.items()},
-        deviations={
-            key: statistics.stdev(values) if len(values) > 1 else math.nan
-            for key, values in of_seeds.items()
-        },
+        deviations={key: _deviation(values) for key, values in of_seeds.items()},
     )
+
+
+def _deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation; NaN of one value, or where a PSNR is infinite."""
+    if len(values) < 2 or not all(map(math.isfinite, values)):
+        return math.nan
+    return statistics.stdev(values)

@@ -2,13 +2,15 @@
 import { bound, number, percent, word } from "./words.js";
 
 // Columns of a point, as `points` in shown_runs.py writes them.
-export const ROUND = 0, ACCURACY = 1, LOSS = 2, EPSILON = 3, CLIPPING = 4, NOISE = 5;
+export const ROUND = 0, SCORE = 1, LOSS = 2, EPSILON = 3, CLIPPING = 4, NOISE = 5;
 
 const KINDS = {
-  accuracy: { x: ROUND, y: ACCURACY, format: percent },
+  accuracy: { x: ROUND, y: SCORE, format: percent },
+  r2: { x: ROUND, y: SCORE, format: number },
   loss: { x: ROUND, y: LOSS, format: number },
   epsilon: { x: ROUND, y: EPSILON, format: bound },
-  "accuracy-epsilon": { x: EPSILON, y: ACCURACY, format: percent },
+  "accuracy-epsilon": { x: EPSILON, y: SCORE, format: percent },
+  "r2-epsilon": { x: EPSILON, y: SCORE, format: number },
   noise: { x: ROUND, y: NOISE, format: number },
   clipping: { x: ROUND, y: CLIPPING, format: number },
 };

@@ -36,7 +36,7 @@ function state(said) {
   badge.className = `state state-${said.state}`;
   badge.textContent = word(`state.${said.state}`);
   put("round", `${number(said.round)} / ${number(said.rounds)}`);
-  put("accuracy", percent(said.accuracy));
+  put("score", (said.metric === "accuracy" ? percent : number)(said.score));
   if (said.epsilon !== null) put("epsilon", bound(said.epsilon));
   put("left", duration(said.left));
   const part = place.querySelector(".facts .gauge .part");

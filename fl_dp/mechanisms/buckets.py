@@ -1,0 +1,128 @@
+"""Integers drawn by buckets of equal width: exact proposals, of which some are accepted.
+
+The integers are cut into buckets of one power-of-two width. A bucket is drawn by exact 64-bit
+integer weights, the place inside it uniformly, and the pair is accepted with the ratio of the
+target to what was proposed. The weights' rounding is thus undone by the acceptance, and all that is
+left is the float64 error of the target's density.
+
+Nearly every draw takes one word and two looks at a table: its upper bits say the bucket, its lower
+ones the place, those in between toss the coin. What they can't decide, more bits do.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .randomness import SecureRandom
+
+BUCKETS_A_SCALE = 5
+"""A bucket is a power of two, between 2^-6 and 2^-5 of the law's scale."""
+
+Odds: TypeAlias = Callable[
+    [NDArray[np.int64], NDArray[np.intp], NDArray[np.intp]], NDArray[np.float64]
+]
+"""The density over the envelope, at most 1: given values, their buckets and the draws' numbers."""
+
+_SLOT_BITS = 14  # the two tables stay in the cache
+_REST_BITS = np.uint64(64 - _SLOT_BITS)
+
+
+class Buckets:
+    """A table of buckets, and draws from it.
+
+    Attributes:
+        low: The smallest integer of each bucket.
+    """
+
+    def __init__(
+        self,
+        mass: NDArray[np.float64],
+        least: NDArray[np.float64],
+        *,
+        first: int,
+        width_bits: int,
+    ) -> None:
+        """Build the table.
+
+        Args:
+            mass: Of the envelope in each bucket, up to a common factor; the middle one is large.
+            least: A lower bound on the density over the envelope in each bucket, 0 to ask always.
+            first: Number of the first bucket: it begins at `first << width_bits`.
+            width_bits: The buckets' width as a power of two, at most 30.
+        """
+        self.low = (np.arange(mass.size, dtype=np.int64) + first) << width_bits
+        weights, ideal = _integer_weights(mass)
+        # Undoes the rounding of the weights.
+        self._cap = ideal / np.array(weights, dtype=np.float64)
+        # Where each bucket but the last ends, of 2^64.
+        self._ends = np.array(list(itertools.accumulate(weights))[:-1], dtype=np.uint64)
+        place, slots = np.uint64(width_bits), np.arange(1 << _SLOT_BITS, dtype=np.uint64)
+        begin = slots << _REST_BITS
+        bucket = self._bucket_at(begin)
+        self._torn = bucket != self._bucket_at(begin | np.uint64((1 << int(_REST_BITS)) - 1))
+        self._bucket, self._slot_low = bucket, self.low[bucket]
+        self._place = np.uint64((1 << width_bits) - 1)
+        # The bits between the slot's and the place's; at least 20.
+        self._coin_bits = int(_REST_BITS) - width_bits
+        self._coin_shift = place
+        self._coin = np.uint64(((1 << self._coin_bits) - 1) << width_bits)
+        # A coin below the least ratio in its bucket is accepted without computing its own; the
+        # margin covers the rounding of that least ratio. Where the bucket is open, none is.
+        surely = (self._cap * least * (1 - 1e-9) * 2.0**self._coin_bits).astype(np.uint64)
+        self._surely = np.where(self._torn, np.uint64(0), surely[bucket] << place)
+
+    def propose(
+        self, count: int, rng: SecureRandom, odds: Odds
+    ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
+        """Return `count` proposals, and the numbers of those that are not accepted, ascending."""
+        words = rng.words(count)
+        slot = (words >> _REST_BITS).view(np.int64)
+        value = self._slot_low.take(slot, mode="clip")
+        value += (words & self._place).view(np.int64)
+        unsure = np.flatnonzero((words & self._coin) >= self._surely.take(slot, mode="clip"))
+        words, slot = words[unsure], slot[unsure]
+        bucket = self._bucket[slot]
+        torn = np.flatnonzero(self._torn[slot])
+        if torn.size:
+            upper = words[torn] >> _REST_BITS << _REST_BITS
+            bucket[torn] = self._bucket_at(upper | rng.words(torn.size) >> np.uint64(_SLOT_BITS))
+        found = self.low[bucket] + (words & self._place).view(np.int64)
+        value[unsure] = found
+        # The same coin with 53 more bits: it was at least `surely`, and that has to count.
+        coin = ((words & self._coin) >> self._coin_shift).astype(np.float64)
+        fine = (coin + rng.uniforms(unsure.size)) * 2.0**-self._coin_bits
+        accepted = fine < self._cap[bucket] * odds(found, bucket, unsure)
+        return value, unsure[~accepted]
+
+    def draw(self, count: int, rng: SecureRandom, odds: Odds) -> NDArray[np.int64]:
+        """Return those of `count` proposals that are accepted, in no order that tells anything."""
+        value, rejected = self.propose(count, rng, odds)
+        kept = count - rejected.size
+        # Gaps are filled from the end: where they are says nothing of the values that are left.
+        value[rejected[rejected < kept]] = np.delete(
+            value[kept:], rejected[rejected >= kept] - kept
+        )
+        return value[:kept]
+
+    def _bucket_at(self, position: NDArray[np.uint64]) -> NDArray[np.intp]:
+        """Return the bucket that holds a position of 2^64."""
+        return np.searchsorted(self._ends, position, side="right")
+
+
+def width_bits(scale: float) -> int:
+    """Return the width of the buckets of a law of that scale, as a power of two."""
+    return max(0, int(np.floor(np.log2(scale))) - BUCKETS_A_SCALE)
+
+
+def _integer_weights(mass: NDArray[np.float64]) -> tuple[list[int], NDArray[np.float64]]:
+    """Return integer weights that sum to 2^64 and the real ones, each at most its integer."""
+    ideal = mass * (2.0**64 * (1 - 2.0**-20) / float(mass.sum()))
+    # Rounded up, so that no acceptance ratio exceeds 1; the 2^-20 leaves room for it.
+    weights = [int(weight) + 1 for weight in ideal]
+    weights[len(weights) // 2] += (1 << 64) - sum(weights)
+    return weights, ideal

@@ -1,0 +1,88 @@
+"""Threads that share the work on parts of a vector; NumPy lets go of the interpreter inside.
+
+    >>> share(len(blocks), lambda index: blocks[index].fill(0.0))
+
+What is computed for a part must depend on nothing but the part: neither timing nor the number of
+threads may change a bit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import ParamSpec, TypeVar
+
+import numpy as np
+
+BLOCK = 1 << 16
+"""As many numbers as a processor's cache has room for: a NumPy call has a cost of its own."""
+
+_MAX_THREADS = 8
+
+_Given = ParamSpec("_Given")
+_Made = TypeVar("_Made")
+
+
+def share(count: int, work: Callable[[int], None], *, at_most: int | None = None) -> None:
+    """Call `work` with each number below `count`, in as many threads as there are processors.
+
+    Args:
+        count: Parts.
+        work: Done for one part; what it raises is raised here.
+        at_most: Threads that are worth their while, this one included; None: as many as parts.
+    """
+    waiting = deque(range(count))
+
+    def until_done() -> None:
+        # A thread does not inherit NumPy's error state; overflow shows in the result.
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            while True:
+                try:
+                    index = waiting.popleft()
+                except IndexError:
+                    return
+                work(index)
+
+    helpers = min(processors(), count if at_most is None else at_most) - 1
+    running = [submit(until_done) for _ in range(helpers)]
+    until_done()
+    for future in running:
+        if not future.cancel():  # one that did not start has nothing left to do
+            future.result()
+
+
+def in_blocks(size: int, work: Callable[[slice], None]) -> None:
+    """Call `work` with the place of each block of a vector, in threads if it is long."""
+    starts = range(0, size, BLOCK)
+    share(
+        len(starts),
+        lambda index: work(slice(starts[index], min(starts[index] + BLOCK, size))),
+        at_most=size // BLOCK,
+    )
+
+
+def submit(
+    work: Callable[_Given, _Made], *args: _Given.args, **kwargs: _Given.kwargs
+) -> Future[_Made]:
+    """Have one of the threads that all of this process share do the work."""
+    return _pool().submit(work, *args, **kwargs)
+
+
+@cache
+def processors() -> int:
+    """Return how many processors this process may use, within reason."""
+    if hasattr(os, "sched_getaffinity"):
+        return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+    return min(os.cpu_count() or 1, _MAX_THREADS)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(processors(), thread_name_prefix="fl-dp")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -1,0 +1,81 @@
+"""A small decoder of Hugging Face transformers, from a configuration: nothing is downloaded.
+
+In training each record teaches every character of its window, not the last alone. A criterion sees
+one label per record, so the model brings the loss S of the others in an extra column of logits,
+which is never a label: beside log-probabilities p that sum to one, `k = log(exp(S) - 1)` makes
+
+    cross_entropy([log p, k], y) = log(1 + exp(k)) - log p_y = S - log p_y.
+
+Any criterion of one record's own, and so each record's gradient and its clipping, stays as it is.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+_LAYERS = 3
+_HEADS = 4
+
+
+class Transformer(nn.Module):
+    """GPT-NeoX over tokens `(n, length)`, int64, that scores the next one.
+
+    Its layers are linear layers, LayerNorm and embeddings alone, which per-record gradients and
+    LoRA know; places are rotations without parameters.
+
+    References:
+        Black et al. 2022, "GPT-NeoX-20B: An Open-Source Autoregressive Language Model".
+    """
+
+    def __init__(self, vocabulary_size: int, length: int, num_classes: int, hidden: int) -> None:
+        """Make the layers with weights from torch's global generator.
+
+        Args:
+            vocabulary_size: Tokens are below this.
+            length: Tokens of a record.
+            num_classes: Number of logits.
+            hidden: Width, a multiple of 8.
+
+        Raises:
+            ModuleNotFoundError: If transformers is not installed.
+        """
+        super().__init__()
+        try:
+            transformers = import_module("transformers")
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(
+                "the model 'transformer' is built on transformers, which is not installed: "
+                "pip install 'fl-dp[transformers]'"
+            ) from error
+        config = transformers.GPTNeoXConfig(
+            vocab_size=vocabulary_size,
+            hidden_size=hidden,
+            num_hidden_layers=_LAYERS,
+            num_attention_heads=_HEADS,
+            intermediate_size=4 * hidden,
+            max_position_embeddings=length,
+            use_cache=False,
+        )
+        self.body = transformers.GPTNeoXModel(config)
+        self.head = nn.Linear(hidden, num_classes)
+        self._names_tokens = num_classes == vocabulary_size
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits `(n, num_classes)`; in training one more column, if classes are tokens."""
+        if not len(tokens):
+            return self.head.weight.new_zeros(0, self.head.out_features)  # which attention can't
+        states = self.body(input_ids=tokens).last_hidden_state
+        if not (self.training and self._names_tokens):
+            last: Tensor = self.head(states[:, -1])
+            return last
+        scores = self.head(states).log_softmax(dim=2)
+        others = functional.nll_loss(
+            scores[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none"
+        ).sum(dim=1)
+        # log(exp(S) - 1), where exp(S) itself would overflow.
+        extra = others + torch.log(-torch.expm1(-others))
+        return torch.cat([scores[:, -1], extra[:, None]], dim=1)

@@ -1,0 +1,299 @@
+"""Groups of clients with budgets of their own: what each spends, how often each takes part.
+
+False alarms: below 1e-6 a test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from draws import a_draw
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from laws import ALARM, counts_p
+from local_grid import FIRST_NODE, LocalGrid, introducing
+from trainings import FixedClient
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import (
+    NoiseSchedule,
+    OwnRatesSampling,
+    PlateauSchedule,
+    PoissonGaussianEvent,
+    PoissonSampling,
+    PrivacyBudgetExhausted,
+)
+from fl_dp.accounting.filters import OwnBudgetsFilter
+from fl_dp.accounting.sampling import sampling_from_dict
+from fl_dp.clients import numpy_client_app
+from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.statement import PrivacyStatement
+from fl_dp.statement.markdown import statement_markdown
+from fl_dp.statement.of_clients import privacy_statement
+from fl_dp.strategies import DPFedAvg, OwnRatesSelection
+
+BUDGETS, SHARES, RATE, ROUNDS, DELTA = (1.0, 3.0, 8.0), (0.5, 0.3, 0.2), 0.2, 30, 1e-3
+
+
+def planned(num_clients: int = 10, **other: Any) -> PrivacyPlan:
+    law = OwnRatesSampling.at(RATE, budgets=BUDGETS, shares=SHARES)
+    given: dict[str, Any] = {
+        "rounds": ROUNDS,
+        "num_clients": num_clients,
+        "sampling": law,
+        "clipping_norm": 1.0,
+    }
+    return PrivacyPlan.calibrate(PrivacyBudget(epsilon=8.0, delta=DELTA), **given | other)
+
+
+PLAN = planned()
+LAW = cast(OwnRatesSampling, PLAN.sampling)
+
+
+def truly_spent(noise_multiplier: float, rate: float) -> float:
+    """What a unit spends, by dp-accounting itself."""
+    accountant = PLDAccountant()
+    sampled = PoissonSampledDpEvent(rate, GaussianDpEvent(noise_multiplier))
+    accountant.compose(SelfComposedDpEvent(sampled, ROUNDS))
+    return float(accountant.get_epsilon(DELTA))
+
+
+# --- What is spent --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", range(3))
+def test_each_group_spends_its_own_budget_and_nothing_is_left(group: int) -> None:
+    spent = truly_spent(PLAN.noise_multiplier, LAW.rates[group])
+    assert 0.998 * BUDGETS[group] < spent <= BUDGETS[group] * (1.0 + 1e-4)
+    # The power of this test: with a tenth less noise no group would keep its promise.
+    assert truly_spent(0.9 * PLAN.noise_multiplier, LAW.rates[group]) > 1.05 * BUDGETS[group]
+
+
+def test_the_cohort_is_as_large_on_average_as_it_was_wanted() -> None:
+    assert PLAN.sampling_rate == pytest.approx(RATE, rel=1e-2)
+    assert PLAN.denominator == pytest.approx(10 * RATE, rel=1e-2)
+    assert all(low < high for low, high in pairwise(LAW.rates))
+
+
+def test_the_noise_lies_between_that_of_the_strictest_and_of_the_most_generous() -> None:
+    alone = [
+        PrivacyPlan.calibrate(
+            PrivacyBudget(epsilon=epsilon, delta=DELTA),
+            rounds=ROUNDS, num_clients=10, sampling_rate=RATE, clipping_norm=1.0,
+        ).noise_multiplier
+        for epsilon in (8.0, 1.0)
+    ]  # fmt: skip
+    assert alone[0] < PLAN.noise_multiplier < alone[1]
+
+
+def test_every_group_pays_for_other_releases() -> None:
+    other = {GaussianEvent(noise_multiplier=9.0): 1}
+    with_other = planned(other_releases=other)
+    assert with_other.noise_multiplier > 0.0
+    law = with_other.sampling
+    assert isinstance(law, OwnRatesSampling)
+    for group, bounds in enumerate(with_other.own_epsilons()):
+        assert bounds.best <= BUDGETS[group]
+        history = dict(law.history_for(group, with_other.history))
+        assert history[GaussianEvent(noise_multiplier=9.0)] == 1
+
+
+def test_a_declared_schedule_is_scaled_as_a_whole() -> None:
+    falling = planned(schedule=NoiseSchedule(name="linear"), rounds=4)
+    for group, bounds in enumerate(falling.own_epsilons()):
+        assert 0.99 * BUDGETS[group] < bounds.best <= BUDGETS[group]
+
+
+def test_no_gate_lets_a_release_through_that_is_too_much_for_any_group() -> None:
+    gate = PLAN.filter()
+    assert isinstance(gate, OwnBudgetsFilter)
+    for _ in range(ROUNDS):
+        event = PLAN.event_of(1)
+        assert not gate.would_exceed(event)
+        gate.spend(event)
+    assert gate.would_exceed(PLAN.event_of(1))
+    # Room for the last group alone is no room: the strictest group is at its end.
+    generous = replace(PLAN.budget, epsilon=80.0)
+    wide = replace(PLAN, budget=generous, sampling=replace(LAW, budgets=(1.0, 3.0, 80.0))).filter()
+    for _ in range(ROUNDS):
+        wide.spend(PLAN.event_of(1))
+    assert wide.would_exceed(PLAN.event_of(1))
+
+
+# --- Who takes part -------------------------------------------------------------------------------
+
+
+def test_a_unit_takes_part_at_the_rate_of_its_group_and_independently() -> None:
+    groups = [0, 0, 1, 2]
+    draw = replace(a_draw(4), groups=groups)
+    selection = OwnRatesSelection(LAW)
+    draws = 20_000
+    seen: Counter[frozenset[int]] = Counter()
+    for _ in range(draws):
+        seen[frozenset(draw.roster.index(unit) for unit in selection.select(draw))] += 1
+    cells = [frozenset(p for p in range(4) if code >> p & 1) for code in range(16)]
+
+    def law(rates: tuple[float, ...]) -> np.ndarray[Any, Any]:
+        chances = []
+        for cell in cells:
+            each = [rates[g] if p in cell else 1.0 - rates[g] for p, g in enumerate(groups)]
+            chances.append(float(np.prod(each)))
+        return np.array(chances)
+
+    counts = np.array([seen[cell] for cell in cells])
+    assert counts_p(counts, law(LAW.rates)) > ALARM
+    # The power of this test: one rate that is a tenth larger would show.
+    assert counts_p(counts, law((*LAW.rates[:2], 1.1 * LAW.rates[2]))) < ALARM
+
+
+def test_without_groups_nobody_is_drawn() -> None:
+    with pytest.raises(ValueError, match="needs a plan"):
+        OwnRatesSelection(LAW).select(a_draw(4))
+
+
+def test_units_are_dealt_by_the_shares_once_and_for_good(tmp_path: Path) -> None:
+    names = [f"ward-{number:02}" for number in range(10)]
+    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
+        dealt = ledger.assign(names[:7])
+    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
+        groups = ledger.assign(names)
+    assert Counter(groups.values()) == {0: 5, 1: 3, 2: 2}
+    assert dealt.items() <= groups.items()
+
+
+# --- A training -----------------------------------------------------------------------------------
+
+
+def trained(
+    place: Path, plan: PrivacyPlan, *, owners: Mapping[str, float] | None = None, nodes: int = 10
+) -> tuple[DPFedAvg, PrivacyLedger, LocalGrid]:
+    app = numpy_client_app(lambda context: FixedClient([np.full(4, 0.1)]))
+
+    def answer(message: Message, number: int) -> Message:
+        config: dict[str, Any] = {"partition-id": number, "unit-name": f"ward-{number}"}
+        return app(message, Context(1, FIRST_NODE + number, config, RecordDict(), {}))
+
+    grid = LocalGrid(introducing(answer), nodes)
+    ledger = PrivacyLedger.open(place, plan)
+    strategy = DPFedAvg(plan=plan, ledger=ledger, owners=owners)
+    strategy.start(grid, ArrayRecord({"w": Array(np.zeros(4))}), num_rounds=plan.rounds)
+    return strategy, ledger, grid
+
+
+def test_a_training_goes_by_the_groups_and_its_statement_says_each_promise(tmp_path: Path) -> None:
+    _, ledger, grid = trained(tmp_path / "ledger.db", PLAN)
+    with ledger:
+        assert ledger.rounds_committed == ROUNDS
+        groups = ledger.group_of
+        statement = privacy_statement(ledger)
+    asked = Counter(groups[f"ward-{m.metadata.dst_node_id - FIRST_NODE}"] for m in grid.sent)
+    sizes = Counter(groups.values())
+    for group in range(3):
+        trials = sizes[group] * ROUNDS
+        # Six deviations of a binomial count.
+        spread = 6.0 * (trials * LAW.rates[group] * (1.0 - LAW.rates[group])) ** 0.5
+        assert abs(asked[group] - trials * LAW.rates[group]) < spread
+    assert statement.own_budgets is not None
+    assert [each.budget for each in statement.own_budgets] == list(BUDGETS)
+    for each in statement.own_budgets:
+        assert 0.998 * each.budget < each.epsilon <= each.budget
+    assert statement.best_epsilon == statement.own_budgets[-1].epsilon
+    again = PrivacyStatement.from_dict(json.loads(json.dumps(statement.to_dict())))
+    assert again == statement
+    page = statement_markdown(statement)
+    assert "epsilon 1.0000 of 1 for 50 % of the clients" in page
+
+
+def test_another_training_on_a_spent_ledger_is_refused(tmp_path: Path) -> None:
+    _, ledger, _ = trained(tmp_path / "ledger.db", PLAN)
+    with ledger, pytest.raises(PrivacyBudgetExhausted):
+        ledger.reserve(round=1)
+
+
+def test_owners_say_their_own_epsilon_by_name_and_strangers_take_no_part(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    owners = {f"ward-{number}": BUDGETS[number % 3] for number in range(9)}
+    shares = (3 / 9, 3 / 9, 3 / 9)
+    law = OwnRatesSampling.at(RATE, budgets=BUDGETS, shares=shares)
+    plan = planned(sampling=law)
+    _, ledger, grid = trained(tmp_path / "ledger.db", plan, owners=owners)
+    with ledger:
+        assert ledger.group_of == {name: BUDGETS.index(owners[name]) for name in owners}
+    assert 109 not in {message.metadata.dst_node_id for message in grid.sent}
+    assert "1 nodes take no part" in caplog.text
+    assert "ward-9" in caplog.text
+
+
+# --- What is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"budgets": (1.0, 1.0)}, "must increase"),
+        ({"budgets": (0.0, 1.0)}, "must increase"),
+        ({"budgets": (1.0, float("inf"))}, "must increase"),
+        ({"budgets": (1.0, float("nan"))}, "must increase"),
+        ({"shares": (0.5, 0.4)}, "add up to 1"),
+        ({"shares": (1.0, 0.0)}, "add up to 1"),
+        ({"shares": (1.0,)}, "a number for each"),
+        ({"rates": (0.5, 1.0)}, "in \\(0, 1\\)"),
+        ({"rates": (0.5, 0.4)}, "in \\(0, 1\\)"),
+        ({"rates": (0.0, 0.4)}, "in \\(0, 1\\)"),
+    ],
+)
+def test_numbers_that_can_t_be_meant_are_refused(fields: dict[str, Any], match: str) -> None:
+    right = {"budgets": (1.0, 2.0), "shares": (0.5, 0.5), "rates": (0.1, 0.2)}
+    OwnRatesSampling(**right)
+    with pytest.raises(OptionError, match=match):
+        OwnRatesSampling(**right | fields)
+
+
+def test_options_that_do_not_go_with_own_budgets_are_refused() -> None:
+    with pytest.raises(IncompatibleOptions, match="fixed before"):
+        planned(plateau=PlateauSchedule(patience=1))
+    with pytest.raises(IncompatibleOptions):
+        planned(client_scheme="gaussian")
+    with pytest.raises(IncompatibleOptions):
+        planned(coins_at_nodes=True)
+    with pytest.raises(OptionError, match="largest of the budgets"):
+        PrivacyPlan.from_noise_multiplier(
+            1.0, delta=DELTA, rounds=5, num_clients=10, clipping_norm=1.0, sampling=LAW
+        )
+    sampled = PoissonGaussianEvent(noise_multiplier=9.0, sampling_rate=LAW.rates[-1])
+    with pytest.raises(OptionError, match="at the rate of the last group"):
+        replace(PLAN, other_releases=((sampled, 1),))
+
+
+def test_a_group_that_can_t_spend_its_budget_is_told() -> None:
+    law = OwnRatesSampling.at(0.9, budgets=(1.0, 100.0), shares=(0.5, 0.5))
+    with pytest.raises(OptionError, match="would take part in every round"):
+        PrivacyPlan.calibrate(
+            PrivacyBudget(epsilon=100.0, delta=DELTA),
+            rounds=2, num_clients=10, sampling=law, clipping_norm=1.0,
+        )  # fmt: skip
+
+
+def test_a_name_with_an_epsilon_that_no_group_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="epsilon of 2"):
+        trained(tmp_path / "a.db", PLAN, owners={"ward-0": 2.0})
+    other = planned(sampling=PoissonSampling(sampling_rate=RATE))
+    with pytest.raises(OptionError, match="one for all"):
+        trained(tmp_path / "b.db", other, owners={"ward-0": 1.0})
+
+
+def test_a_plan_is_read_as_it_was_written() -> None:
+    document = json.loads(json.dumps(PLAN.to_dict()))
+    assert sampling_from_dict(document["sampling"]) == LAW
+    assert PrivacyPlan.from_dict(document) == PLAN
