@@ -5,8 +5,8 @@
 
 Accuracy, unit, epsilon and delta are read from each run's folder, and kept there in `result.json`:
 a stopped table goes on where it was, and a row whose overrides have changed is trained again.
-`--list` trains nothing and prints what there is. Images have to be there: `fl-dp data
-fashion_mnist`.
+`--list` trains nothing and prints what there is; `--picture FILE` draws it against epsilon. Images
+have to be there: `fl-dp data fashion_mnist`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,18 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
+
 TABLES = Path(__file__).with_suffix(".yaml")
 METRIC = "test_accuracy"
+LATE = 5.0  # an epsilon beyond which a name stands to the left of its point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,7 @@ class Row:
         overrides: Of `fl-dp run`, but for the seed.
         public: What no promise covers.
         public_alone: What that reaches without any private record.
+        published: What others report of the same set, `[epsilon, accuracy]` by their name.
         chosen_on: Data on which the settings were chosen.
         metric: What is reported, a key of `metrics.jsonl`.
         seeds: Of its runs; None: those of the command.
@@ -47,6 +51,7 @@ class Row:
     overrides: tuple[str, ...] = ()
     public: str = "-"
     public_alone: str = "-"
+    published: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     chosen_on: str = "-"
     metric: str = METRIC
     seeds: tuple[int, ...] | None = None
@@ -126,6 +131,44 @@ def printed(title: str, rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]]) ->
         yield f"| {' | '.join(cells)} |"
 
 
+def draw(rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]], target: Path) -> None:
+    """Draw accuracy against epsilon, a panel for each label, with what others have published."""
+    measured = [(row, results) for row, results in rows if results and results[0]["epsilon"]]
+    labels = list(dict.fromkeys(row.label for row, _ in measured))
+    made = new_picture([1.0] * len(labels))
+    if made is None or not labels:
+        raise SystemExit("no picture: nothing is measured, or matplotlib is missing")
+    figure, panels = made
+    for label, axes in zip(labels, panels, strict=True):
+        ours = sorted(
+            (results[0]["epsilon"], [result["metric"] for result in results])
+            for row, results in measured
+            if row.label == label
+        )
+        epsilons = [epsilon for epsilon, _ in ours]
+        means = [statistics.fmean(numbers) for _, numbers in ours]
+        axes.plot(epsilons, means, "o-", color=COLOURS[0])
+        theirs = [row.published for row, _ in measured if row.label == label]
+        for name, (epsilon, accuracy) in {k: v for each in theirs for k, v in each.items()}.items():
+            axes.plot(epsilon, accuracy, "x", color=PALE)
+            side = "left" if epsilon < LATE else "right"
+            axes.annotate(
+                name,
+                (epsilon, accuracy),
+                (5 if side == "left" else -5, -10),
+                textcoords="offset points",
+                ha=side,
+                fontsize=7,
+                color=PALE,
+            )
+        axes.set(title=label, xlabel="epsilon of each record", xscale="log")
+        axes.set_xticks([1, 3, 8], ["1", "3", "8"])
+        axes.minorticks_off()
+        axes.margins(x=0.1, y=0.15)
+    panels[0].set_ylabel("accuracy: fl-dp (line), published (x)")
+    save_picture(figure, target)
+
+
 def _short(number: float) -> str:
     return f"{number:.4f}".removeprefix("0")
 
@@ -138,10 +181,12 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2", help="of rows that name none")
     parser.add_argument("--runs", type=Path, default=Path("runs/accuracy"), help="their folder")
     parser.add_argument("--list", action="store_true", help="print what is there, train nothing")
+    parser.add_argument("--picture", type=Path, help="PNG of accuracy against epsilon")
     asked = parser.parse_args()
     if unknown := set(asked.tables) - set(tables):
         parser.error(f"no such table: {', '.join(unknown)}; there are {', '.join(tables)}")
     runs: Path = asked.runs.resolve()
+    drawn: list[tuple[Row, list[dict[str, Any]]]] = []
     for name in asked.tables or tables:
         title, rows = tables[name]
         measured = []
@@ -153,7 +198,10 @@ def main() -> None:
                         row.trained(seed, runs)
             results = [row.result(seed, runs) for seed in seeds]
             measured.append((row, [each for each in results if each is not None]))
+        drawn += measured
         print("\n".join(printed(title, measured)) + "\n")
+    if asked.picture is not None:
+        draw(drawn, asked.picture)
 
 
 if __name__ == "__main__":

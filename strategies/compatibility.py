@@ -6,8 +6,9 @@ from flwr.app import ArrayRecord
 
 from fl_dp.accounting import freeze
 from fl_dp.accounting.shared_noise import sampler_slack
+from fl_dp.files import free_memory
 from fl_dp.ledger import SpentLedger
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.batch_norm import running_statistics
 
@@ -15,6 +16,10 @@ from .selection import Selection, selection_of
 
 LAST_DIGIT = 1e-4
 """Unit of the last digit of a quoted epsilon."""
+
+# Of a round at its peak, the model itself left out: sum, update, noise, release and the model in
+# float64, one reply. Measured (benchmarks/large_model.py).
+_BYTES_A_PARAMETER = 44
 
 
 def require_ledger_of(plan: PrivacyPlan, ledger: SpentLedger) -> None:
@@ -91,6 +96,8 @@ def require_trainable(plan: PrivacyPlan, layout: VectorLayout, units: int) -> No
             f"{units} units are connected and at most {most} can be summed exactly at noise "
             f"multiplier {plan.noise.least_multiplier:.4g}"
         )
+    if isinstance(plan.noise, DistributedNoise):  # the model may be larger than was accounted
+        plan.shared_bundle(plan.noise.least_multiplier, size=layout.size)
 
 
 def float64_error_of(plan: PrivacyPlan, layout: VectorLayout) -> str | None:
@@ -108,7 +115,22 @@ def float64_error_of(plan: PrivacyPlan, layout: VectorLayout) -> str | None:
 
 
 class UnfitModel(ValueError):
-    """A model holds arrays that noise ruins without an error."""
+    """A model holds arrays that noise ruins without an error, or is too large for the memory."""
+
+
+def require_memory(model: ArrayRecord) -> None:
+    """Check that the server has room for a round, which would end with the process in its middle.
+
+    Raises:
+        UnfitModel: If it has not.
+    """
+    needed, free = _BYTES_A_PARAMETER * VectorLayout.of(model).size, free_memory()
+    if free is not None and needed > free:
+        raise UnfitModel(
+            f"a round of this model takes {needed / 2**30:.3g} GiB at the server, and "
+            f"{free / 2**30:.3g} GiB are free; nobody was asked: train a part of the model "
+            "(adapters, for instance), or let the server have more memory"
+        )
 
 
 def require_no_running_statistics(model: ArrayRecord) -> None:

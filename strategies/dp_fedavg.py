@@ -63,6 +63,7 @@ from .compatibility import (
     float64_error_of,
     require_ledger_of,
     require_loop_of,
+    require_memory,
     require_no_running_statistics,
     require_trainable,
     selection_for,
@@ -350,7 +351,8 @@ class DPFedAvg(RoundLoop):
 
         Raises:
             ValueError: If more rounds are asked for than the plan has, its plateau has no
-                `evaluate_fn` to look at, or the model has a BatchNorm's running statistics.
+                `evaluate_fn` to look at, the model has a BatchNorm's running statistics, or the
+                server has too little memory for it.
             RosterIncomplete: If fewer clients connect than the plan declares.
             RosterTooLarge: If more do, and the roster may not grow; nothing was spent.
             RehearsalFailed: If a node will not be able to contribute; nothing was spent.
@@ -364,6 +366,7 @@ class DPFedAvg(RoundLoop):
         self.noise_stream.cut()
         try:
             require_no_running_statistics(initial_arrays)
+            require_memory(initial_arrays)
             if num_rounds > plan.rounds:
                 raise ValueError(
                     f"{num_rounds} rounds were asked for, but the plan's budget pays for "

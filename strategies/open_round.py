@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from .roster import Unit
 from .run_log import RunLog
 from .selection import Draw, Observation, Selection
 from .server_optimizer import ServerOptimizer
+
+_LARGE = 1 << 22  # parameters of a model whose replies must not pile up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +119,8 @@ class OpenRound:
                 if math.isinf(observation.update_norm):
                     log.warn_once("an update was not finite and contributes zero")
                 selection.observe(observation)
+            if self.draft.layout.size >= _LARGE:
+                gc.collect(1)  # Flower's records are cycles: replies would pile up until it runs
         if failed and not answered:
             log.warn_once(
                 "every client that replied in a round failed, and the round stays charged: look at "

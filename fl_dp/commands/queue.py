@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, ExitStack
 from queue import SimpleQueue
@@ -32,8 +32,22 @@ class Queue:
     Each place has an engine of its own, which is given its part of the machine.
     """
 
-    def __init__(self, jobs: Jobs, console: Console, *, command: str = "run") -> None:
-        """Take what is to be done, where progress is shown, and which command goes on with it."""
+    def __init__(
+        self,
+        jobs: Jobs,
+        console: Console,
+        *,
+        command: str = "run",
+        prepare: Callable[[Jobs], Jobs] | None = None,
+    ) -> None:
+        """Take what is to be done.
+
+        Args:
+            jobs: The trainings.
+            console: Where progress is shown.
+            command: Which one goes on with a training that was stopped.
+            prepare: Checks what takes time, while engines start; None: that is done.
+        """
         from fl_dp.commands.terminal.progress import CellsLeft, ProgressLines
 
         from .outcomes import results_so_far
@@ -41,6 +55,7 @@ class Queue:
         self._jobs = jobs
         self._console = console
         self._command = command
+        self._prepare, self._prepared = prepare, False
         self._places = min(jobs.side_by_side, sum(not job.finished for job in jobs.each))
         self._left: CellsLeft = CellsLeft(
             [job.variant for job in jobs.each if not job.finished], at_once=max(1, self._places)
@@ -60,10 +75,13 @@ class Queue:
         """
         from fl_dp.app.local.launch import LaunchError
 
-        self._jobs.note()
         try:
             with ExitStack() as stack:
                 self._start(stack)
+                if self._prepare is not None:
+                    self._jobs = self._prepare(self._jobs)
+                self._prepared = True
+                self._jobs.note()
                 if self._places > 1:
                     stack.enter_context(self._lines)
                 self._train_all()
@@ -72,6 +90,8 @@ class Queue:
             self._leave_valid()
             fail(str(error), status=1)
         except KeyboardInterrupt:
+            if not self._prepared:
+                raise
             if len(self._done) < len(self._jobs.each):
                 begun = self._leave_valid() or self._jobs.sweep is not None
                 goes_on = (
@@ -91,7 +111,7 @@ class Queue:
         share = Machine.here().shared_by(self._places) if self._places > 1 else None
         each = (job.settings.simulation.engine for job in self._jobs.each if not job.finished)
         names = list(dict.fromkeys(each))
-        with doing("starting Flower"):
+        with doing("starting the engine"):
             for _ in range(self._places):
                 self._free.put(
                     {name: stack.enter_context(engine(name, machine=share)) for name in names}

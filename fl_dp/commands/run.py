@@ -78,9 +78,8 @@ def run(
             refuse_statistics(job.settings)
         if any(wing.instead_of_training(jobs, as_json=as_json) for wing in wings()):
             return
-        jobs = _prepare(jobs)
         console = err if as_json else out
-        runs = Queue(jobs, console).work_off()
+        runs = Queue(jobs, console, prepare=_prepare).work_off()
         conclude(runs, jobs, console)
     if as_json:
         from fl_dp.commands.terminal.summary import summary_json
@@ -111,7 +110,7 @@ def _show_config(overrides: Sequence[str], *, multirun: bool, as_json: bool) -> 
 
 
 def _prepare(jobs: Jobs) -> Jobs:
-    """Check what takes time, before anything is started or written.
+    """Check what takes time, before any training is started or anything is written.
 
     Trainings of a sweep that differ in their seed alone spend the same, and are checked once.
     """

@@ -201,6 +201,7 @@ EVERYTHING = [
 OF_OTHER_OPTIONS = [
     "privacy=local privacy.scheme=laplace",
     "metrics.private_epsilon=0.5",
+    "task=csv task.label_range=[0,9]",
     "noise=cyclic noise.groups=9",
     "features=scattering features.statistics=/a/run/features.safetensors",
     "features=patches features.public=400 features.side=5 features.count=17 "

@@ -469,18 +469,21 @@ def test_plan_says_what_is_promised_to_whom() -> None:
 
 @pytest.fixture
 def nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    class MustNotStart:
+    class MustNotTrain:
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
 
-        def __enter__(self) -> None:
-            raise AssertionError("Flower was started")
+        def __enter__(self) -> MustNotTrain:
+            return self  # it comes up while data and plan are checked
 
         def __exit__(self, *error: Any) -> None:
             pass
 
+        def run(self, *_: Any) -> None:
+            raise AssertionError("a training was started")
+
     for engine in ENGINES:
-        monkeypatch.setattr(engine, MustNotStart)
+        monkeypatch.setattr(engine, MustNotTrain)
 
 
 CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients=20"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draws import a_draw
+from fl_dp.strategies.modes import CentralMode
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from laws import ALARM, normal_p
@@ -18,7 +20,14 @@ from trainings import plan_of, record, train
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.mechanisms import FixedClipping
-from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, RosterIncomplete, Unit
+from fl_dp.strategies import (
+    DPFedAvg,
+    Draw,
+    PoissonSelection,
+    RosterIncomplete,
+    UnfitModel,
+    Unit,
+)
 
 N = 100
 
@@ -419,3 +428,47 @@ def test_cohort_sizes_are_binomial_and_inclusions_uncorrelated() -> None:
 def test_a_sampling_rate_out_of_range_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="sampling_rate"):
         PoissonSelection(rate)
+
+
+def test_a_model_that_memory_has_no_room_for_is_refused_before_anybody_is_asked(
+    open_ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_of(4)
+    ledger, grid = open_ledger(plan), LocalGrid(answer_with_update([{"w": np.zeros(1000)}] * 4), 4)
+    for free, fits in ((43_000, False), (45_000, True), (None, True)):
+        monkeypatch.setattr("fl_dp.strategies.compatibility.free_memory", lambda free=free: free)
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        if fits:
+            strategy.start(grid, record(w=np.zeros(1000)), num_rounds=1)
+            continue
+        with pytest.raises(UnfitModel, match=r"GiB at the server, .* nobody was asked"):
+            strategy.start(grid, record(w=np.zeros(1000)), num_rounds=1)
+        assert ledger.rounds_spent == 0
+        assert not grid.sent and not grid.introductions
+    assert ledger.rounds_spent == 2
+
+
+def test_replies_of_a_large_model_do_not_pile_up(
+    open_ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_dp.strategies.open_round._LARGE", 1)
+    plan = plan_of(8)
+    answers, alive = answer_with_update([{"w": np.full(1000, 0.1)}] * 8), list[int]()
+
+    fold = CentralMode.fold
+
+    def counted(mode: Any, *given: Any, **options: Any) -> Any:
+        found = [each for each in gc.get_objects() if isinstance(each, Array)]
+        alive.append(sum(each.shape == (1000,) for each in found))
+        return fold(mode, *given, **options)
+
+    monkeypatch.setattr(CentralMode, "fold", counted)
+    gc.collect()
+    gc.disable()
+    try:
+        strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan), window=1)
+        strategy.start(LocalGrid(answers, 8), record(w=np.zeros(1000)), num_rounds=1)
+    finally:
+        gc.enable()
+    assert len(alive) == 8
+    assert alive[-1] <= alive[2]

@@ -457,3 +457,15 @@ def test_a_bogus_receipt_keeps_no_keys_of_a_run_that_is_done(tmp_path: Path) -> 
         assert store.runs() == ()
         evidence = SecureNode(Identity.generate(), store, name="owner").ended()[-1]
         assert len(evidence.missing) == 1 and evidence.ended
+
+
+def test_a_model_larger_than_was_accounted_is_refused_before_a_round_is_charged(
+    tmp_path: Path,
+) -> None:
+    nodes = SecureNodes(tmp_path, updates_of(NODES))
+    plan = plan_of(secure_sum=SecureSum(max_parameters=3))
+    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        with pytest.raises(ValueError, match="the plan accounts for 3"):
+            strategy.start(LocalGrid(nodes, NODES), model(), num_rounds=1, timeout=10.0)
+        assert ledger.rounds_spent == 0

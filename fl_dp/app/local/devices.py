@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from fl_dp.app.settings import Settings, SimulationSettings
+from fl_dp.files import free_memory
 
 WORKER_MEMORY = 500_000_000
 """Bytes that one worker takes: 270 MB with PyTorch and Flower imported, and its clients' data."""
@@ -23,7 +24,6 @@ WORKER_MEMORY = 500_000_000
 _SPARE_WORKERS = 2
 _MOST_WORKERS = 32  # Flower's engine gives work to no more, whatever the machine
 _DRIVER = Path("/proc/driver/nvidia/gpus")
-_MEMORY = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Machine:
     @classmethod
     def here(cls) -> Self:
         """Look at this machine."""
-        return cls(cpus=_usable_cpus(), free_memory=_free_memory(), gpus=visible_gpus())
+        return cls(cpus=_usable_cpus(), free_memory=free_memory(), gpus=visible_gpus())
 
     def shared_by(self, trainings: int) -> Self:
         """Return each training's share, where several run at a time."""
@@ -171,15 +171,6 @@ def _usable_cpus() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not on macOS and Windows
         return os.cpu_count() or 1
-
-
-def _free_memory(meminfo: Path = _MEMORY) -> int | None:
-    try:
-        lines = meminfo.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    (kilobytes,) = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * int(kilobytes)
 
 
 def _gpus(count: int) -> str:

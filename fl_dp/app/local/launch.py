@@ -136,10 +136,10 @@ class LocalSuperLink:
         self._more_nodes, self._machine = more_nodes, machine
 
     def __enter__(self) -> Self:
-        """Start it and wait until it answers.
+        """Start it; the first training waits until it answers.
 
         Raises:
-            LaunchError: If it does not come up, or PyTorch or Ray is not installed.
+            LaunchError: If PyTorch or Ray is not installed.
         """
         require_torch()
         if find_spec("ray") is None:
@@ -150,6 +150,7 @@ class LocalSuperLink:
         self._folder = tempfile.TemporaryDirectory(prefix="fl-dp-")
         home = Path(self._folder.name)
         port, control_port = _free_ports(2)
+        self._port = port
         self._app = home / "fl-dp-run"
         with full_disk_named(home):
             for name, text in self._runs.files.items():
@@ -211,11 +212,6 @@ class LocalSuperLink:
                 stdin=subprocess.PIPE,  # its end tells the SuperLink that we were killed
                 start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
             )
-        try:
-            self._wait_until_healthy(port)
-        except BaseException:
-            self._stop()
-            raise
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -233,8 +229,9 @@ class LocalSuperLink:
             on_progress: Called a few times a second while the run goes on.
 
         Raises:
-            LaunchError: If Flower does not accept the run.
+            LaunchError: If the SuperLink does not come up, or Flower does not accept the run.
         """
+        self.wait()
         run_config = self._app.parent / "run-config.toml"
         text = tomli_w.dumps({"hydra-overrides": shlex.join(overrides)})
         with full_disk_named(run_config.parent):
@@ -283,13 +280,18 @@ class LocalSuperLink:
         except RunUnknown as error:
             raise LaunchError(str(error)) from error
 
-    def _wait_until_healthy(self, port: int) -> None:
+    def wait(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            LaunchError: If it does not come up.
+        """
         # The guard's own answer: a SuperLink that came up without it is not used.
         path = CLOSED_PATH if users_can_be_told_apart() else "/health"
         deadline = time.monotonic() + _STARTUP_TIMEOUT
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1.0):
+                with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=1.0):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)

@@ -32,7 +32,11 @@ _PATIENCE = 10.0
 
 
 class OneProcess:
-    """An engine that plays all nodes of a training in one process, a new one for each training."""
+    """An engine that plays all nodes of a training in one process, a new one for each training.
+
+    The first process is started with the `with` block, and imports what it needs while the caller
+    still makes its plan.
+    """
 
     def __init__(self, app: App | None = None, *, more_nodes: int = 0) -> None:
         """Say what it will run.
@@ -43,18 +47,22 @@ class OneProcess:
         """
         self._app = app or App()
         self._more_nodes = more_nodes
+        self._waiting: _Player | None = None
 
     def __enter__(self) -> Self:
-        """Look whether it can train: each training starts what it needs.
+        """Start the first process.
 
         Raises:
             LaunchError: If PyTorch is not installed.
         """
         require_torch()
+        self._waiting = _Player(self._app, num_gpus=0.0)
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Do nothing: each training stops what it started."""
+        """Stop a process that no training has used: each training stops its own."""
+        if self._waiting is not None:
+            self._waiting.stop()
 
     def run(
         self, settings: Settings, overrides: Sequence[str], on_progress: Callable[[], None]
@@ -67,37 +75,57 @@ class OneProcess:
             on_progress: Called a few times a second while the run goes on.
         """
         simulation = settings.simulation
-        with tempfile.TemporaryDirectory(prefix="fl-dp-") as name:
-            folder = Path(name)
-            asked = {
-                "server": self._app.server,
-                "client": self._app.client,
-                "config": {"hydra-overrides": shlex.join(overrides), **self._app.config},
-                "nodes": simulation.num_nodes(settings.task.num_clients) + self._more_nodes,
-                "threads": simulation.num_cpus or 1,
-                "folder": str(folder),
-            }
-            log = folder / "process.log"
-            with log.open("wb") as stream:
-                process = subprocess.Popen(
-                    # -P: a module that lies where the user stands is not imported for ours.
-                    [sys.executable, "-P", "-m", __name__],
-                    env=_environment(simulation.num_gpus),
-                    stdin=subprocess.PIPE,
-                    stdout=stream,
-                    stderr=subprocess.STDOUT,
-                    cwd=folder,
-                    start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
-                )
-            try:
-                _tell(process, asked)
-                while process.poll() is None:
-                    on_progress()
-                    time.sleep(0.1)
-            finally:
-                _stop(process)
+        asked = {
+            "config": {"hydra-overrides": shlex.join(overrides), **self._app.config},
+            "nodes": simulation.num_nodes(settings.task.num_clients) + self._more_nodes,
+            "threads": simulation.num_cpus or 1,
+        }
+        player = self._player(simulation.num_gpus)
+        try:
+            _tell(player.process, asked)
+            while player.process.poll() is None:
+                on_progress()
+                time.sleep(0.1)
             on_progress()
-            return _status(folder / _ENDED, log, process.returncode)
+            return player.status()
+        finally:
+            player.stop()
+
+    def _player(self, num_gpus: float) -> _Player:
+        """Return the process that waits, or a new one where that does not see the GPUs."""
+        if self._waiting is None or num_gpus > 0:
+            return _Player(self._app, num_gpus=num_gpus)
+        player, self._waiting = self._waiting, None
+        return player
+
+
+class _Player:
+    """A process that imports the apps, and then waits to be told what to train."""
+
+    def __init__(self, app: App, *, num_gpus: float) -> None:
+        self._temporary = tempfile.TemporaryDirectory(prefix="fl-dp-")
+        self._folder = Path(self._temporary.name)
+        self._log = self._folder / "process.log"
+        with self._log.open("wb") as stream:
+            self.process = subprocess.Popen(
+                # -P: a module that lies where the user stands is not imported for ours.
+                [sys.executable, "-P", "-m", __name__, app.server, app.client, str(self._folder)],
+                env=_environment(num_gpus),
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+            )
+
+    def status(self) -> RunStatus:
+        """Return how its training ended."""
+        return _status(self._folder / _ENDED, self._log, self.process.returncode)
+
+    def stop(self) -> None:
+        """Stop it with everything that it started, and take its folder away."""
+        _stop(self.process)
+        self._temporary.cleanup()
 
 
 def _environment(num_gpus: float) -> dict[str, str]:
@@ -132,7 +160,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
             process.stdin.close()
 
 
-def _status(ended: Path, log: Path, returncode: int) -> RunStatus:
+def _status(ended: Path, log: Path, returncode: int | None) -> RunStatus:
     """Return how a training ended, in Flower's words."""
     try:
         details = json.loads(ended.read_text(encoding="utf-8"))["details"]
@@ -145,29 +173,35 @@ def _status(ended: Path, log: Path, returncode: int) -> RunStatus:
     return RunStatus(status="finished:completed", details="")
 
 
-def _play(asked: dict[str, Any]) -> None:
-    """Run a training as the server and all of its nodes."""
-    server = importlib.import_module(asked["server"]).app
-    client = importlib.import_module(asked["client"]).app
+def _play(server_module: str, client_module: str, folder: str) -> None:
+    """Import the apps; then run the training that standard input asks for, if it does."""
+    server = importlib.import_module(server_module).app
+    client = importlib.import_module(client_module).app
 
     import torch
 
     from .simulation import play
 
+    line = sys.stdin.buffer.readline()
+    if not line:  # nobody wants a training, or is there to say so
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    asked = json.loads(line)
+    end_with(sys.stdin.fileno(), lambda: shutil.rmtree(folder))
     torch.set_num_threads(asked["threads"])
     play(server, client, num_nodes=asked["nodes"], run_config=asked["config"])
 
 
 def main() -> None:
-    """Play the training that standard input asks for, and write how it ended."""
-    asked = json.loads(sys.stdin.buffer.readline())
-    end_with(sys.stdin.fileno(), lambda: shutil.rmtree(asked["folder"]))
+    """Play one training of the apps that the command line names, and write how it ended."""
+    server, client, folder = sys.argv[1:]
     details: str | None = None
     try:
-        _play(asked)
+        _play(server, client, folder)
     except Exception as error:
         details = f"{type(error).__name__}: {error}"
-    (Path(asked["folder"]) / _ENDED).write_text(json.dumps({"details": details}), encoding="utf-8")
+    if Path(folder).is_dir():
+        (Path(folder) / _ENDED).write_text(json.dumps({"details": details}), encoding="utf-8")
 
 
 if __name__ == "__main__":

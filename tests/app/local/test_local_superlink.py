@@ -248,6 +248,7 @@ def test_the_running_supernode_is_closed_to_others(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_the_running_superlink_is_closed_to_others_and_so_is_what_ray_leaves() -> None:
     with LocalSuperLink() as link:
+        link.wait()
         address = next(
             line.split('"')[1]
             for line in (Path(link._folder.name) / "config.toml").read_text().splitlines()
@@ -274,13 +275,13 @@ def environments_of_runs(monkeypatch: pytest.MonkeyPatch, number: int) -> list[d
     """Return what so many runs would give to their processes; none comes up."""
     environments = []
 
-    def not_started(link: LocalSuperLink, *_: Any, **__: Any) -> None:
-        environments.append(dict(link._environment))
-        raise urllib.error.URLError("stop")
+    def not_started(*_: Any, env: dict[str, str], **__: Any) -> None:
+        environments.append(env)
+        raise ProcessLookupError("stop")
 
-    monkeypatch.setattr(LocalSuperLink, "_wait_until_healthy", not_started)
+    monkeypatch.setattr("fl_dp.app.local.launch.subprocess.Popen", not_started)
     for _ in range(number):
-        with pytest.raises(urllib.error.URLError), LocalSuperLink():
+        with pytest.raises(ProcessLookupError), LocalSuperLink():
             pass
     return environments
 

@@ -78,22 +78,40 @@ def test_stopping_a_training_leaves_no_process(tmp_path: Path) -> None:
     assert not started & set(descendants(os.getpid()))
 
 
+def waiting_in(folder: Path) -> subprocess.Popen[bytes]:
+    folder.mkdir()
+    modules = ["fl_dp.app.local.one_process", "fl_dp.server_app", "fl_dp.app.task_client"]
+    command = [sys.executable, "-m", *modules, str(folder)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE)
+
+
+@pytest.mark.timeout(120)
+def test_a_process_that_waits_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
+    process = waiting_in(tmp_path / "temporary")
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=60) == 0
+    assert not (tmp_path / "temporary").exists()
+
+
+def test_a_process_that_no_training_has_used_is_stopped() -> None:
+    before = set(descendants(os.getpid()))
+    with OneProcess():
+        started = set(descendants(os.getpid())) - before
+        assert started
+    assert not started & set(descendants(os.getpid()))
+
+
 @pytest.mark.timeout(120)
 def test_a_training_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
-    folder.mkdir()
     overrides = f"rounds=100000 task.num_clients=6 privacy.noise_multiplier=1 output_dir={tmp_path}"
     asked = {
-        **{"server": "fl_dp.server_app", "client": "fl_dp.app.task_client", "nodes": 6},
-        **{
-            "threads": 1,
-            "folder": str(folder),
-            "config": {"hydra-overrides": overrides},
-        },
+        "nodes": 6,
+        "threads": 1,
+        "config": {"hydra-overrides": overrides},
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fl_dp.app.local.one_process"], stdin=subprocess.PIPE
-    )
+    process = waiting_in(folder)
     assert process.stdin is not None
     process.stdin.write(json.dumps(asked).encode() + b"\n")
     process.stdin.close()
