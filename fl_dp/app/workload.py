@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # torch is loaded where something is built or trained
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _HELD_OUT_EVERY = 5
+_SCALES = ("mean", "std", "label_range")  # of features and labels, which one model is for
 
 
 def dataset_of(
@@ -469,15 +470,13 @@ def _format_of_node(settings: Settings, node_config: Mapping[str, Any]) -> DataF
     if data_format is None or owner.data_path is None or owner.data_schema is None:
         return data_format
     pinned = pinned_format(Path(owner.data_schema))
-    if (pinned.mean, pinned.std) != (data_format.mean, data_format.std):
+    here, there = ([getattr(each, key) for key in _SCALES] for each in (pinned, data_format))
+    if here != there:
         logger.warning(
-            "%s scales features by mean %s and std %s, and the server measures the model on "
-            "features scaled by %s and %s: one of the two should change",
+            "%s says %s, and the server measures the model by %s: one of the two should change",
             owner.data_schema,
-            pinned.mean,
-            pinned.std,
-            data_format.mean,
-            data_format.std,
+            dict(zip(_SCALES, here, strict=True)),
+            dict(zip(_SCALES, there, strict=True)),
         )
     return replace(pinned, splits=data_format.splits)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -15,12 +16,19 @@ from hypothesis import strategies as st
 from ledger_files import fresh_path
 
 from fl_dp import PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import NoiseSchedule, PlateauSchedule, PrivacyBudget, PrivacyBudgetExhausted
+from fl_dp.accounting import (
+    NoiseSchedule,
+    PlateauSchedule,
+    PrivacyBudget,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+)
 from fl_dp.accounting.events import freeze
 from fl_dp.accounting.filters import RenyiFilter
 from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences
 from fl_dp.ledger import LedgerCorrupted
+from fl_dp.ledger.state import Reservation
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
 
 BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-3)
@@ -107,18 +115,22 @@ def test_changing_any_byte_of_any_entry_is_detected(
 def test_no_order_of_attempts_releases_and_crashes_overspends(
     actions: list[tuple[str, int]],
 ) -> None:
-    spent, committed, waiting = 0, 0, []
+    spent, committed = 0, 0
+    waiting: list[tuple[Reservation, list[PrivacyEvent]]] = []
+    declared, made = dict(PLAN.other_releases), Counter[PrivacyEvent]()
     with fresh_path() as path:
         ledger = PrivacyLedger.open(path, PLAN)
         for action, which in actions:
             event = PLAN.event_of(which) if action == "reserve" else RELEASES[which % len(RELEASES)]
             refused = ledger.would_exceed(event)
+            if action == "release":  # made as often as declared
+                refused = refused or made[event] >= declared[event]
             before = ledger.entries
             try:
                 if action == "reserve":
-                    waiting.append(ledger.reserve(round=which))
+                    waiting.append((ledger.reserve(round=which), []))
                 elif action == "release":
-                    waiting.append(ledger.reserve_release("statistics", event))
+                    waiting.append((ledger.reserve_release("statistics", event), [event]))
             except PrivacyBudgetExhausted:
                 assert refused
                 assert ledger.entries == before
@@ -127,7 +139,9 @@ def test_no_order_of_attempts_releases_and_crashes_overspends(
                     assert not refused
                     spent += 1
             if action == "commit" and waiting:
-                ledger.commit(waiting.pop())
+                reservation, others = waiting.pop()
+                ledger.commit(reservation)
+                made.update(others)
                 committed += 1
             if action == "crash":
                 waiting = []
