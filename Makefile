@@ -22,6 +22,7 @@ BENCH_compression := --json
 BENCH_correlated := --json
 BENCH_dashboard := --json
 BENCH_endurance := --json
+BENCH_large_model := --json --mib 96
 BENCH_less_to_protect := --json
 BENCH_noise := --json
 BENCH_noise_arms := --json --folder results/noise_arms

@@ -102,7 +102,9 @@ class Round:
     def release(self) -> ArrayRecord:
         """Add the noise, divide, and write the model."""
         noise = self.stream.next(MECHANISM.law, self.size, SecureRandom(), index=0)
-        mean = MECHANISM.release(self.clipped.total, noise, divided_by=self.cohort)
+        mean = MECHANISM.release(
+            self.clipped.total, noise, divided_by=self.cohort, out=noise.view(np.float64)
+        )
         return self.layout.merge(self.layout.unflatten(self.origin, mean), self.model)
 
     def wait_for_last(self) -> None:

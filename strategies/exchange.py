@@ -33,7 +33,7 @@ BATCH = 32
 SHORTEST_PAUSE = 0.02
 """Seconds before a grid is first looked at again."""
 _LONGEST_PAUSE, _BACKOFF = 0.25, 1.25
-_IN_THIS_PROCESS = ("InProcessGrid", "VirtualTime")  # fl_dp.app's own, whose nodes take turns
+_OWN_GRIDS = ("InProcessGrid", "VirtualTime", "ClusterGrid")  # of fl_dp.app
 _LONGEST_SILENCE = 300.0  # of simulated nodes: Ray starts in 4 s, and in minutes on a busy machine
 _DAY = 86_400.0
 ATTEMPTS = 3
@@ -55,14 +55,14 @@ def is_simulation(grid: Grid) -> bool:
 
 
 def _never_away(grid: Grid) -> bool:
-    """Tell whether the nodes are on this machine, and as slow as it is busy."""
-    return is_simulation(grid) or type(grid).__name__ in _IN_THIS_PROCESS
+    """Tell whether the nodes are simulated, and as slow as their machines are busy."""
+    return is_simulation(grid) or type(grid).__name__ in _OWN_GRIDS
 
 
 def patience(grid: Grid, timeout: float) -> float:
     """Return the seconds without any answer after which nodes are given up before a training.
 
-    Simulated nodes are never away, with Flower's engine or in this process.
+    Simulated nodes are never away, with Flower's engine or another one.
     """
     return max(timeout, _LONGEST_SILENCE) if _never_away(grid) else timeout
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -85,6 +86,9 @@ class InProcessGrid(Grid):
                 return [self._answer(deepcopy(self._asked.pop(message_id)))]
         return []
 
+    def require_shared(self, folders: Iterable[Path]) -> None:
+        """Check that every node finds the same in these folders, as it does in one process."""
+
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
@@ -93,10 +97,17 @@ class InProcessGrid(Grid):
         return [reply for each in ids for reply in self.pull_messages([each])]
 
     def _answer(self, message: Message) -> Message:
-        try:
-            return self._app(message, self._contexts[message.metadata.dst_node_id])
-        except Exception as error:
-            return Message(Error(code=2, reason=repr(error)), reply_to=message)
+        return answer_of(self._app, message, self._contexts[message.metadata.dst_node_id])
+
+
+def answer_of(
+    app: Callable[[Message, Context], Message], message: Message, context: Context
+) -> Message:
+    """Return an app's reply to a message; an error, as Flower would make it, if it raises."""
+    try:
+        return app(message, context)
+    except Exception as error:
+        return Message(Error(code=2, reason=repr(error)), reply_to=message)
 
 
 @contextmanager

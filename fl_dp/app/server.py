@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fl_dp.app.tracking import TrackedRun, Tracker, require_installed
-from fl_dp.files import private_folder
+from fl_dp.files import private_folder, simulations_folder
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
@@ -306,12 +306,17 @@ def _start(
         numbers = {name: value for name, value in measured.items() if isinstance(value, float)}
         return MetricRecord({"loss": loss, **of_classes, **numbers, **spent})
 
+    config = _train_config(folder, settings)
+    nodes_remember = settings.protects_records or settings.privacy.noised_by in ("clients", "nodes")
+    if isinstance(grid, InProcessGrid) and nodes_remember:
+        ledgers = Path(str(config.get(SIMULATED_LEDGERS_KEY, folder.path)))
+        grid.require_shared({simulations_folder(), ledgers})
     return strategy.start(
         grid=grid,
         initial_arrays=initial_arrays_of(settings),
         num_rounds=settings.rounds,
         timeout=settings.round_timeout,
-        train_config=_train_config(folder, settings),
+        train_config=config,
         evaluate_fn=evaluate_publicly,
     )
 

@@ -21,6 +21,7 @@ EXTRA_OF = {
     "uvicorn": "viewer",
     "PIL": "images",
     "pyarrow": "tables",
+    "ray": "simulation",
     "transformers": "transformers",
     "mlflow": "mlflow",
     "tensorboard": "tensorboard",

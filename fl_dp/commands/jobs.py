@@ -250,12 +250,13 @@ def _at_once(experiment: SweepSettings, settings: Settings) -> int:
 
     settings, _ = with_engine(settings)
     one_port = settings.tracking.metrics_port is not None
-    if one_port and (experiment.side_by_side or 1) > 1:
+    on_cluster = settings.simulation.engine == "cluster"
+    if (one_port or on_cluster) and (experiment.side_by_side or 1) > 1:
+        key = "tracking.metrics_port" if one_port else "simulation.ray_address"
         raise ValueError(
-            "one training at a time can have tracking.metrics_port: write sweep.side_by_side=1, or "
-            "leave the port out"
+            f"one training at a time can have {key}: write sweep.side_by_side=1, or leave it out"
         )
-    if one_port:
+    if one_port or on_cluster:
         return 1
     if experiment.side_by_side is not None:
         return experiment.side_by_side
@@ -273,6 +274,7 @@ def _checked(composed: Sequence[Settings], at_a_time: int = 1) -> list[Settings]
         composed: What is to be trained.
         at_a_time: Trainings that share this machine.
     """
+    from fl_dp.app.local.cluster import cluster_at
     from fl_dp.app.local.devices import Machine, check_devices
     from fl_dp.app.local.hosting import hosted
     from fl_dp.app.tracking import require_installed
@@ -280,10 +282,21 @@ def _checked(composed: Sequence[Settings], at_a_time: int = 1) -> list[Settings]
     for settings in composed:
         require_installed(settings.tracking.name)
     machine = Machine.here()
-    said = [check_devices(settings, machine) for settings in composed]
+    machines: list[Machine] = []
+    said: list[str | None] = []
+    for settings in composed:
+        address = settings.simulation.ray_address
+        cluster = None if address is None else cluster_at(address)
+        machines.append(machine if cluster is None else cluster.machine)
+        said += [check_devices(settings, machines[-1]), cluster.caution if cluster else None]
+        if cluster is not None:
+            note(cluster.told)
     for text in dict.fromkeys(filter(None, said)):
         warn(text)
-    decided = [hosted(settings, machine.shared_by(at_a_time)) for settings in composed]
+    decided = [
+        hosted(settings, each.shared_by(at_a_time))
+        for settings, each in zip(composed, machines, strict=True)
+    ]
     for text in dict.fromkeys(text for _, text in decided if text is not None):
         note(text)
     return [settings for settings, _ in decided]

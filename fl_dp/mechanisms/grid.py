@@ -159,7 +159,12 @@ class GridMechanism(ABC):
         return self.law.sample(size, rng)
 
     def release(
-        self, total: NDArray[np.float64], noise: NDArray[np.int64], *, divided_by: float = 1.0
+        self,
+        total: NDArray[np.float64],
+        noise: NDArray[np.int64],
+        *,
+        divided_by: float = 1.0,
+        out: NDArray[np.float64] | None = None,
     ) -> NDArray[np.float64]:
         """Add noise that was drawn for this sum alone.
 
@@ -171,6 +176,7 @@ class GridMechanism(ABC):
             total: Sum of `encode`d vectors, in grid steps.
             noise: Integers in grid steps, one a coordinate, shape `(total.size,)`.
             divided_by: Divides the private sum.
+            out: Memory for it, of the sum's shape: `noise.view(np.float64)` leaves no noise behind.
 
         Returns:
             The private sum in the units of the updates, float64, every entry a multiple of `grid`
@@ -186,14 +192,14 @@ class GridMechanism(ABC):
                 f"a sum of {total.size} coordinates is released with as many integers of noise, "
                 f"got {drawn.dtype} of shape {drawn.shape}: draw them with noise(total.size, rng)"
             )
-        released = np.empty(total.shape, dtype=np.float64)
-        exact, out = np.asarray(total).reshape(-1), released.reshape(-1)
+        released = np.empty(total.shape, dtype=np.float64) if out is None else out
+        exact, flat = np.asarray(total).reshape(-1), released.reshape(-1)
 
         def add(part: slice) -> None:
-            np.add(exact[part], drawn[part], out=out[part])
-            out[part] *= self.grid
+            np.add(exact[part], drawn[part], out=flat[part])
+            flat[part] *= self.grid
             if divided_by != 1.0:
-                out[part] /= divided_by
+                flat[part] /= divided_by
 
         in_blocks(total.size, add)
         return released

@@ -171,7 +171,12 @@ class CentralMode(Mode):
             steps *= 1.0 / mechanism.grid
             total = np.trunc(steps, out=steps)
         noise = self._stream.next(mechanism.law, total.size, rng, index=self._index)
-        return mechanism.release(total, noise, divided_by=1.0 if capped else plan.denominator)
+        return mechanism.release(
+            total,
+            noise,
+            divided_by=1.0 if capped else plan.denominator,
+            out=noise.view(np.float64),
+        )
 
     def _mechanism_of(self, bundle: GaussianBundle) -> GaussianMechanism:
         """Return the mechanism of the sum of updates, or of their mean by a capped denominator."""

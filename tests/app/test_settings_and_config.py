@@ -212,6 +212,7 @@ OF_OTHER_OPTIONS = [
     "server_optimizer=fedavgm server_optimizer.momentum=0.5",
     "clipping=adaptive clipping.target_quantile=0.75 clipping.learning_rate=0.1",
     "selection=poisson selection.coins=nodes",
+    "simulation.ray_address=10.0.0.1:6379",
     "selection=truncated_poisson selection.max_cohort=99",
     "selection=dp_utility selection.largest_rate=0.5 selection.smallest_rate=0.01 "
     "selection.refresh_every=7 selection.utility_noise=3 selection.sharpness=2",

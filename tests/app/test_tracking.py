@@ -207,7 +207,7 @@ def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> Non
         "task.mean",
         "task.std",
         "privacy.secure_sum.reply_after",
-        *(f"simulation.{name}" for name in ("num_cpus", "num_gpus", "workers")),
+        *(f"simulation.{name}" for name in ("num_cpus", "num_gpus", "ray_address", "workers")),
         *(f"tracking.{name}" for name in ("project", "uri", "mode", "metrics_port")),
     }
 

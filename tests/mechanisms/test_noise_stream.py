@@ -349,6 +349,15 @@ def test_a_release_is_the_sum_and_the_noise_it_was_handed(
     assert (released / mechanism.grid == total + noise.reshape(2, 3)).all()
 
 
+def test_a_release_in_the_noise_s_own_memory_is_the_same_and_leaves_no_noise() -> None:
+    total = MECHANISM.encode(np.linspace(-1.0, 1.0, 300_000))
+    noise = MECHANISM.noise(total.size, SecureRandom())
+    expected = (total + noise) * MECHANISM.grid / 7.0
+    released = MECHANISM.release(total, noise, divided_by=7.0, out=noise.view(np.float64))
+    assert (released == expected).all()
+    assert np.shares_memory(released, noise)
+
+
 @pytest.mark.parametrize(
     "noise",
     [

@@ -30,6 +30,7 @@ HOOKS = ROOT / ".pre-commit-config.yaml"
 NEEDS_MORE = {
     "gpu": "a GPU",
     "opacus_reference": "MNIST, and an hour",
+    "ray_cluster": "loopback addresses of its own, which macOS lacks, and a quiet machine",
     "pfl_units": "pfl-research; `clients.py --case units` starts it in an environment of its own",
 }
 

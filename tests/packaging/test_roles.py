@@ -104,12 +104,12 @@ ROLES = {
     "the app's server": Role(
         rooms=("fl_dp.server_app", "fl_dp.app", "fl_dp.commands"),
         extras=("torch", "app"),
-        on_demand=OWN_DATA | MODELS | TRACKERS | {"datasets", "matplotlib"},
+        on_demand=OWN_DATA | MODELS | TRACKERS | {"datasets", "matplotlib", "ray"},
     ),
     "the lab": Role(
         rooms=("fl_dp.lab",),
         extras=("torch", "app"),
-        on_demand=OWN_DATA | MODELS | TRACKERS | {"datasets", "matplotlib"},
+        on_demand=OWN_DATA | MODELS | TRACKERS | {"datasets", "matplotlib", "ray"},
     ),
     "the viewer": Role(
         rooms=("fl_dp.viewer",),

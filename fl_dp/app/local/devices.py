@@ -111,7 +111,10 @@ def busy_workers(simulation: SimulationSettings, machine: Machine) -> int:
     if simulation.engine == "in_process":
         return 1
     asked = simulation.workers or simulation.num_cpus
-    workers = _within_memory(machine.cpus, machine) if asked is None else asked
+    if simulation.engine == "cluster":
+        workers = min(asked or machine.cpus, machine.cpus)
+    else:
+        workers = _within_memory(machine.cpus, machine) if asked is None else asked
     if simulation.num_gpus > 0:
         workers = min(workers, int(machine.gpus / simulation.num_gpus))
     return max(1, workers)

@@ -23,6 +23,6 @@ def engine(
         more_nodes: Virtual nodes besides those of the settings' clients.
         machine: For its simulations; all of this machine unless given.
     """
-    if name == "in_process":
+    if name in ("in_process", "cluster"):
         return one_process.OneProcess(app, more_nodes=more_nodes)
     return launch.LocalSuperLink(app, more_nodes=more_nodes, machine=machine)

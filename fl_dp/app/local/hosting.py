@@ -45,6 +45,8 @@ def with_engine(settings: Settings) -> tuple[Settings, str | None]:
     simulation = settings.simulation
     if simulation.engine != "auto":
         return settings, None
+    if simulation.ray_address is not None:
+        return replace(settings, simulation=replace(simulation, engine="cluster")), None
     small = settings.task.name in EMBEDDED and not simulation.num_gpus
     if small and simulation.num_cpus is None and simulation.workers is None:
         chosen = "in_process"

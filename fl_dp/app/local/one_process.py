@@ -1,6 +1,7 @@
 """Simulated nodes that answer one after the other in a process of their own, without Ray.
 
 The app's own `ServerApp` and `ClientApp` run there, on a grid that hands messages over in memory.
+With `simulation.ray_address` that process is the server alone, and a Ray cluster answers for nodes.
 Flower's engine starts six processes and Ray before the first round; this starts one. It trains one
 node at a time; when `round_timeout` is over, nodes that were not asked yet are not asked any more.
 """
@@ -11,6 +12,7 @@ import contextlib
 import importlib
 import json
 import os
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -19,13 +21,17 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fl_dp.app.settings import Settings
 
+from .cluster import own_address
 from .flower_runs import RunStatus
 from .launch import SILENT, App, require_torch
 from .processes import descendants, end_with, kill_all
+
+if TYPE_CHECKING:  # Flower is loaded where a training runs
+    from flwr.serverapp import ServerApp
 
 _ENDED = "ended.json"
 _PATIENCE = 10.0
@@ -79,6 +85,7 @@ class OneProcess:
             "config": {"hydra-overrides": shlex.join(overrides), **self._app.config},
             "nodes": simulation.num_nodes(settings.task.num_clients) + self._more_nodes,
             "threads": simulation.num_cpus or 1,
+            "cluster": _cluster(settings),
         }
         player = self._player(simulation.num_gpus)
         try:
@@ -126,6 +133,19 @@ class _Player:
         """Stop it with everything that it started, and take its folder away."""
         _stop(self.process)
         self._temporary.cleanup()
+
+
+def _cluster(settings: Settings) -> dict[str, Any] | None:
+    """Return what a grid on a Ray cluster takes; None: the nodes answer in the process."""
+    simulation = settings.simulation
+    if simulation.ray_address is None:
+        return None
+    return {
+        "address": own_address(simulation.ray_address)[0],
+        "settings": settings.for_clients().to_json(),
+        "num_workers": simulation.workers or simulation.num_cpus,
+        "num_gpus": simulation.num_gpus,
+    }
 
 
 def _environment(num_gpus: float) -> dict[str, str]:
@@ -188,8 +208,25 @@ def _play(server_module: str, client_module: str, folder: str) -> None:
         return
     asked = json.loads(line)
     end_with(sys.stdin.fileno(), lambda: shutil.rmtree(folder))
+    if asked.get("cluster") is not None:
+        _play_on_a_cluster(server, client_module, asked)
+        return
     torch.set_num_threads(asked["threads"])
     play(server, client, num_nodes=asked["nodes"], run_config=asked["config"])
+
+
+def _play_on_a_cluster(server: ServerApp, client: str, asked: dict[str, Any]) -> None:
+    """Run a training as the server, whose nodes are answered for by a cluster's workers."""
+    from .cluster_grid import ClusterGrid
+    from .simulation import configs_of_nodes, serve
+
+    run = {"run_id": secrets.randbits(63), "run_config": asked["config"]}
+    nodes = configs_of_nodes(asked["nodes"])
+    grid = ClusterGrid(nodes, client=client, **asked["cluster"], **run)
+    try:
+        serve(server, grid, **run)
+    finally:
+        grid.close()
 
 
 def main() -> None:

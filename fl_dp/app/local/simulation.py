@@ -51,11 +51,19 @@ def play(
 ) -> None:
     """Run a `ServerApp` as `simulate` does, and raise what it raises."""
     run_id = secrets.randbits(63)
-    grid = InProcessGrid(
-        client,
-        [{PARTITION_ID_KEY: node, "num-partitions": num_nodes} for node in range(num_nodes)],
-        run_id=run_id,
-        run_config=run_config,
-    )
+    configs = configs_of_nodes(num_nodes)
+    grid = InProcessGrid(client, configs, run_id=run_id, run_config=run_config)
+    serve(server, grid, run_id=run_id, run_config=run_config)
+
+
+def configs_of_nodes(num_nodes: int) -> list[dict[str, Any]]:
+    """Return what Flower's engine configures for each simulated node."""
+    return [{PARTITION_ID_KEY: node, "num-partitions": num_nodes} for node in range(num_nodes)]
+
+
+def serve(
+    server: ServerApp, grid: InProcessGrid, *, run_id: int, run_config: Mapping[str, Any]
+) -> None:
+    """Run a `ServerApp` on a grid of simulated nodes."""
     with simulated_nodes():
         server(grid, Context(run_id, 0, {}, RecordDict(), dict(run_config)))

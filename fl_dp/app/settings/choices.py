@@ -25,7 +25,7 @@ CHOICES = {
     "statistic.law": ("laplace", "gaussian"),
     "compression.up": UPLINKS,
     "compression.down": DOWNLINKS,
-    "simulation.engine": ("auto", "flower", "in_process"),
+    "simulation.engine": ("auto", "flower", "in_process", "cluster"),
     "tracking.mode": ("offline", "online"),
 }
 """The values of each key that takes one of a few names."""

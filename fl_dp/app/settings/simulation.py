@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from fl_dp.option_errors import OptionError
 
 from .checks import at_least, choices, told
 
+_HOST_AND_PORT = re.compile(r"[\w.-]+:[0-9]+")
 _LARGEST_SPREAD = 10.0  # of a logarithm: beyond it times are no numbers any more
 
 
@@ -21,7 +23,10 @@ class SimulationSettings:
             `in_process` lets the nodes answer one after the other in one process of Flower's app:
             small trainings start five times as fast, large ones have one processor's speed. `auto`
             is `in_process` for digits and breast_cancer on the CPU, unless `num_cpus` or `workers`
-            is given, and otherwise `flower`. `flwr run` is always Flower's.
+            is given, `cluster` with a `ray_address`, and otherwise `flower`. `cluster` has workers
+            on all machines of a Ray cluster. `flwr run` is always Flower's.
+        ray_address: Host and port of a running Ray cluster that this machine belongs to, to train
+            on all of its machines, or `auto`: the one that you have started here.
         num_cpus: CPUs that Ray may use, one worker each; null means what suits this machine.
             Threads of PyTorch with `engine=in_process`; null is 1.
         num_gpus: Share of a GPU for each worker, or a whole number of them; 0 trains on the CPU.
@@ -37,6 +42,7 @@ class SimulationSettings:
     """
 
     engine: str = told("auto")
+    ray_address: str | None = None
     num_cpus: int | None = None
     num_gpus: float = 0.0
     workers: int | None = None
@@ -46,6 +52,7 @@ class SimulationSettings:
     def __post_init__(self) -> None:
         """Check the values."""
         choices("simulation", self)
+        self._check_ray_address()
         if self.engine == "in_process" and self.workers is not None:
             raise OptionError(
                 f"{{simulation.workers}}={self.workers} are for {{simulation.engine}}=flower: "
@@ -78,6 +85,18 @@ class SimulationSettings:
                 "{simulation.num_gpus} must be a share up to 1 or a whole number, "
                 f"got {self.num_gpus}"
             )
+
+    def _check_ray_address(self) -> None:
+        address = self.ray_address
+        if address is None and self.engine != "cluster":
+            return
+        if self.engine not in ("auto", "cluster") or address is None:
+            raise OptionError(
+                "{simulation.ray_address} and {simulation.engine}=cluster go together, got "
+                f"{address} and '{self.engine}'"
+            )
+        if address != "auto" and _HOST_AND_PORT.fullmatch(address) is None:
+            raise OptionError(f"{{simulation.ray_address}} is auto or HOST:PORT, got '{address}'")
 
     @property
     def units_at_node(self) -> int:

@@ -151,9 +151,15 @@ class Facts:
         promise = self.promise
         if promise.quoted not in promise.epsilon:
             return "no finite epsilon is known"
+        own = promise.own_budgets if isinstance(promise, PrivacyStatement) else None
+        # The last group's is the statement's own.
+        stricter = ", ".join(
+            f"{rounded_up(each.epsilon)} for {100 * each.share:.3g} % of the clients"
+            for each in (own or ())[:-1]
+        )
         return (
             f"epsilon {rounded_up(promise.best_epsilon)} at delta {ceiling(promise.delta, 3)}, by "
-            f"the accountant '{promise.quoted}'"
+            f"the accountant '{promise.quoted}'" + (f" (epsilon {stricter})" if stricter else "")
         )
 
     @property

@@ -163,7 +163,7 @@ _STATED = (
 
 
 def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of promises besides the one that is quoted: to records, of secure sums."""
+    """Return the rows of promises besides the one that is quoted: to records, groups, others."""
     rows = []
     records = statement.get("records")
     if isinstance(records, Mapping):
@@ -174,6 +174,14 @@ def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
             said = WORDS["stated.records.bound"]
             text = said.format(epsilon=rounded_up(bound), delta=f"{delta:.3g}")
             rows.append((WORDS["stated.records"], text))
+    groups = statement.get("own_budgets")
+    for group in groups if isinstance(groups, list) else ():
+        fields = group if isinstance(group, Mapping) else {}
+        budget, share, bound = (number(fields.get(each)) for each in ("budget", "share", "epsilon"))
+        if budget is not None and share is not None and bound is not None:
+            name = WORDS["stated.own_budget"].format(budget=f"{budget:g}", share=f"{share:.0%}")
+            text = WORDS["stated.of_models.bound"].format(epsilon=rounded_up(bound))
+            rows.append((name, text))
     sums = statement.get("secure_sums")
     bound = number(sums.get("epsilon_of_models")) if isinstance(sums, Mapping) else None
     if bound is not None:

@@ -36,6 +36,20 @@ def test_each_paper_has_the_promise_and_says_what_is_left_to_a_person(
     assert text.count(TO_FILL) > 5
 
 
+GROUPS = [
+    {"budget": 1.0, "share": 0.5, "sampling_rate": 0.1, "epsilon": 0.9999},
+    {"budget": 2.0, "share": 0.5, "sampling_rate": 0.2, "epsilon": 2.0},
+]
+
+
+@pytest.mark.parametrize("form", MARKDOWN)
+def test_a_paper_says_the_promise_to_each_group_with_its_own_budget(
+    tmp_path: Path, form: str
+) -> None:
+    text = paper(form, write_run(tmp_path / "a", epsilon=2.0, own_budgets=GROUPS))
+    assert "(epsilon 0.9999 for 50 % of the clients)" in text
+
+
 @pytest.mark.parametrize("form", MARKDOWN)
 def test_the_list_of_what_is_left_counts_every_point(tmp_path: Path, form: str) -> None:
     text = paper(form, write_run(tmp_path / "a"))

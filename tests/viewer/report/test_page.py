@@ -77,6 +77,18 @@ def test_a_guess_is_bounded_as_the_definition_of_privacy_says(tmp_path: Path) ->
     assert "at most 3.1 in 100 of those who did" in said
 
 
+def test_the_promise_to_each_group_with_its_own_budget_is_shown(tmp_path: Path) -> None:
+    group = {"budget": 1.0, "share": 0.5, "sampling_rate": 0.1, "epsilon": 0.99991}
+    wrong: object
+    for wrong in ([1], "x", [{"budget": "1"}], {}):
+        run = read_run(write_run(tmp_path / str(wrong), own_budgets=wrong))
+        assert "allow epsilon" not in Page(report_page([run])).text
+    run = read_run(write_run(tmp_path / "right", own_budgets=[group]))
+    text = Page(report_page([run])).text
+    assert "to the 50% of the clients that allow epsilon 1" in text
+    assert "epsilon 1.0000" in text
+
+
 def test_where_nothing_is_promised_the_page_says_so_first(tmp_path: Path) -> None:
     none = write_run(tmp_path / "none", "privacy=none")
     (none / "privacy.json").write_text('{"quoted": "none", "epsilon": {}, "delta": 0, "rounds": 4}')
