@@ -87,6 +87,15 @@ print(json.dumps(list(sys.modules)))
     assert "fl_dp.app.planning" in loaded  # it was prepared
 
 
+COMPOSED = """
+import json, sys
+
+from fl_dp.app.compose import compose_settings
+
+compose_settings([])
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
 def test_settings_are_composed_without_flower() -> None:
-    code = "import json, sys; from fl_dp.app.compose import compose_settings; compose_settings([]); "
-    assert "flwr" not in loaded_by(code + "print(json.dumps(sorted(sys.modules)))")
+    assert "flwr" not in loaded_by(COMPOSED)
