@@ -2,7 +2,7 @@
 
 python examples/private_fine_tuning/pretrain.py first.safetensors
 
-Nothing is private here: AdamW, four minutes of one processor.
+Nothing is private here: AdamW, some minutes of one processor.
 """
 
 from __future__ import annotations
