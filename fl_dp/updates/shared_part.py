@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from flwr.app import ArrayRecord
+if TYPE_CHECKING:  # data sets match names by the same patterns, and settings know data sets
+    from flwr.app import ArrayRecord
 
 Values = TypeVar("Values")
 
@@ -90,6 +91,8 @@ class SharedPart:
         missing = [name for name in self.shared if name not in arrays]
         if missing:
             raise ValueError(f"'{missing[0]}' is shared, and the model has {', '.join(arrays)}")
+        from flwr.app import ArrayRecord
+
         return ArrayRecord({name: arrays[name] for name in self.shared})
 
     def require_sent(self, names: Iterable[str]) -> None:

@@ -85,3 +85,17 @@ print(json.dumps(list(sys.modules)))
     loaded = loaded_by(code, f"output_dir={tmp_path}", "rounds=2")
     assert (OPACUS | {"ray", "sklearn", "torch"}) & loaded == set()
     assert "fl_dp.app.planning" in loaded  # it was prepared
+
+
+COMPOSED = """
+import json, sys
+
+from fl_dp.app.compose import compose_settings
+
+compose_settings([])
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def test_settings_are_composed_without_flower() -> None:
+    assert "flwr" not in loaded_by(COMPOSED)
