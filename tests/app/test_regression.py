@@ -150,7 +150,7 @@ def test_records_are_protected_while_a_number_is_learned(
     settings = settings_for(tmp_path, tables, *overrides, "task.num_clients=5")
     train(LocalGrid(nodes, 5, introduces=True), settings, run_id="1")
     lines = RunFolder(tmp_path / "run").read_metrics()
-    # Untrained it is about 0; ten tries came to LEAST to MOST.
+    # Untrained it is about 0, and the noise of epsilon 8 leaves room above this.
     assert lines[-1]["test_r2"] > 0.3 > 0.1 > lines[0]["test_r2"]
 
 
