@@ -31,6 +31,9 @@ NEEDS_MORE = {
     "gpu": "a GPU",
     "opacus_reference": "MNIST, and an hour",
     "ray_cluster": "loopback addresses of its own, which macOS lacks, and a quiet machine",
+    "pfl_cifar10": "CIFAR-10, pfl-research in an environment of its own, and an hour",
+    "scale": "an hour, and pfl-research in an environment of its own",
+    "scale_peers": "`scale.py` starts it, in the peers' environments",
     "pfl_units": "pfl-research; `clients.py --case units` starts it in an environment of its own",
 }
 
