@@ -50,6 +50,7 @@ FOLDERS = frozenset(
         "dp_sgd.ledger_dir",
         "privacy.witness_dir",
         "privacy.secure_sum.roster",
+        "selection.owners",
         "tracking.uri",
     }
 )

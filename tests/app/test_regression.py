@@ -24,7 +24,6 @@ from fl_dp.app.settings import Settings
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import dataset_of
 from fl_dp.tasks.datasets import data
-from fl_dp.viewer.found_runs import read_run
 
 CLIENTS, LOW, HIGH = 20, 100.0, 300.0
 
@@ -187,23 +186,6 @@ def test_a_plateau_is_looked_for_in_r2(tmp_path: Path, tables: Path) -> None:
     plateau = ("schedule=plateau", "schedule.patience=1")
     done = run(settings_for(tmp_path, tables, *plateau), tmp_path)
     assert done.read_statement()["rounds_committed"] >= 1
-
-
-def test_lists_pages_and_papers_are_about_r2(tmp_path: Path, tables: Path) -> None:
-    from fl_dp.viewer.papers.facts import Facts
-    from fl_dp.viewer.report.render import report_page
-    from fl_dp.viewer.runs_view import runs_json
-
-    done = run(settings_for(tmp_path, tables, *LITTLE_NOISE), tmp_path)
-    found = read_run(done.path)
-    assert (found.card.score.name, found.accuracy) == ("r2", None)
-    assert found.card.score.value == done.read_metrics()[-1]["test_r2"]
-    listed = runs_json([found.card], [])["runs"][0]
-    assert (listed["accuracy"], listed["r2"]) == (None, found.card.score.value)
-    assert "R2 over epsilon" in report_page([found])
-    facts = Facts.read(done.path)
-    assert facts.score_on_hubs == "r_squared"
-    assert [name for name, _, _ in facts.metrics] == ["mae", "rmse"]
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_a_broken_client_is_caught(broken: Any) -> None:
 
 
 def the_same_in_each_step(law: Any, size: int, rng: SecureRandom) -> Any:
-    return law.sample(size, SecureRandom(insecure_seed=1))
+    return law.sample(size, SecureRandom(insecure_seed=3))
 
 
 @pytest.mark.parametrize(
