@@ -82,7 +82,8 @@ def test_every_field_is_a_key_and_shown_once() -> None:
 
 NOT_OFFERED = (
     "output_dir resume task.data_dir dp_sgd.ledger_dir privacy.secure_sum.roster "
-    "privacy.insecure_seed features.file features.module features.statistics model.initial selection.owners "
+    "privacy.insecure_seed features.file features.module features.statistics model.initial "
+    "selection.owners "
     "simulation.num_cpus sweep.axis recovery.attacks privacy.witness_dir tracking.uri tracking.mode"
 )
 
