@@ -197,7 +197,10 @@ class SumTerms:
         """Return the canonical text: sorted keys, no spaces, floats as `float.hex()`."""
         document = {each.name: getattr(self, each.name) for each in fields(self)}
         document["segments"] = [_segment_to_list(each) for each in self.segments]
-        document["turn"] = None if self.turn is None else self.turn.to_dict()
+        if self.turn is None:
+            del document["turn"]  # as nodes of before there were any know terms
+        else:
+            document["turn"] = self.turn.to_dict()
         for name in _FLOATS:
             if document[name] is not None:
                 document[name] = float(document[name]).hex()
@@ -210,14 +213,16 @@ class SumTerms:
         Raises:
             ValueError: If the text is not, letter by letter, what `to_json` writes of valid terms.
         """
-        document = object_of(text, [each.name for each in fields(cls)], "terms")
+        names = {each.name for each in fields(cls)}
+        has_turn = '"turn":{' in text  # in a text, quotes are escaped
+        document = object_of(text, sorted(names if has_turn else names - {"turn"}), "terms")
         for name in ("cohort", "committee", "segments"):
             if not isinstance(document[name], list):
                 raise ValueError(f"{name} must be a list")
         for name in ("cohort", "committee"):
             document[name] = tuple(document[name])
         document["segments"] = tuple(map(_segment_from_list, document["segments"]))
-        if document["turn"] is not None:
+        if has_turn:
             document["turn"] = Turn.from_dict(document["turn"])
         for name in _FLOATS:
             if document[name] is not None or name == "noise_scale":
