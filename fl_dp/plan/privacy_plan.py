@@ -200,9 +200,9 @@ class PrivacyPlan:
         """Refuse a budget that is none of the groups', and what would be charged at their rates."""
         if self.budget.epsilon != law.budgets[-1]:
             raise OptionError(
-                f"{{epsilon={self.budget.epsilon:g}}} must be the largest of the {{budgets}}, "
-                f"{law.budgets[-1]:g}; noise for them is calibrated, so leave {{noise_multiplier}} "
-                "out"
+                f"{{epsilon={self.budget.epsilon:g}}} must be the largest of the {{budgets}}: "
+                f"write {{epsilon={law.budgets[-1]:g}}}, and no {{noise_multiplier}}, as noise for "
+                "groups with budgets of their own is calibrated"
             )
         if any(law.event_for(0, event) != event for event, _ in self.other_releases):
             raise OptionError(

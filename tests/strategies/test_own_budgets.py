@@ -267,7 +267,7 @@ def test_options_that_do_not_go_with_own_budgets_are_refused() -> None:
         planned(client_scheme="gaussian")
     with pytest.raises(IncompatibleOptions):
         planned(coins_at_nodes=True)
-    with pytest.raises(OptionError, match="largest of the budgets"):
+    with pytest.raises(OptionError, match="must be the largest of the budgets: write epsilon=8"):
         PrivacyPlan.from_noise_multiplier(
             1.0, delta=DELTA, rounds=5, num_clients=10, clipping_norm=1.0, sampling=LAW
         )
