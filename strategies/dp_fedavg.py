@@ -34,6 +34,7 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import (
     NeighboringRelation,
+    OwnRatesSampling,
     PrivacyBudget,
     PrivacyBudgetExhausted,
     default_delta,
@@ -485,7 +486,21 @@ class DPFedAvg(RoundLoop):
             index=reservation.index,
             rng=self._rng,
             untried=self._untried,
+            scale_of=self._scale_of(),
         )
+
+    def _scale_of(self) -> Callable[[Unit], float] | None:
+        """Return the factor on what each unit may move; None where it is 1 for everybody."""
+        law = self.plan.sampling
+        if not (isinstance(law, OwnRatesSampling) and law.scales):
+            return None
+        scales, group_of = law.scales, self._participations.group_of
+
+        def of_unit(unit: Unit) -> float:
+            group = group_of(unit)  # who has none takes no part: the least is for a mistake of ours
+            return min(scales) if group is None else scales[group]
+
+        return of_unit
 
     @property
     def _multiplier(self) -> float | None:
