@@ -262,7 +262,7 @@ def _quoted_epsilon(document: dict[str, Any]) -> float:
 
 def _budgets(trainings: Sequence[Settings]) -> tuple[float | None, ...]:
     found = [
-        each.dp_sgd.epsilon if each.protects_records_alone else each.privacy.epsilon
+        (each.privacy if each.protects_clients else each.record_training).epsilon
         for each in trainings
         if each.protects_clients or each.protects_records
     ]
