@@ -123,7 +123,7 @@ class TokenSpans(Attack):
                 [
                     # Twice: once leaves a rest of the order of what is told apart.
                     _without(_without(some, known), known)
-                    for some, known in zip(unit.split(of_each), explained, strict=True)
+                    for some, known in zip(torch.split(unit, of_each), explained, strict=True)
                 ]
             )
             outside = _without(rest, reader.span).norm(dim=1)
