@@ -523,6 +523,11 @@ class OwnRatesSampling(GroupedSampling):
         """The number of groups."""
         return len(self.budgets)
 
+    def group_within(self, epsilon: float) -> int | None:
+        """Return the group of the largest budget up to an epsilon; None if all are above."""
+        within = sum(budget <= epsilon for budget in self.budgets)
+        return within - 1 if within else None
+
     def scale_of(self, group: int) -> float:
         """Return the norm of a group over that of the last one."""
         return self.scales[group] if self.scales else 1.0
