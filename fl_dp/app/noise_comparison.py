@@ -49,6 +49,11 @@ def wanted_noise(
             "kinds of noise are compared at one budget: give privacy.epsilon, and leave "
             "privacy.noise_multiplier out"
         )
+    if settings.selection.name == "own_budgets":
+        raise ValueError(
+            "kinds of noise are compared at one budget, and selection=own_budgets has one for each "
+            "group: leave it out, or leave --compare out"
+        )
     if settings.schedule.name != "constant":
         raise ValueError(
             "correlated noise has one multiplier in all rounds: compare with schedule=constant, "

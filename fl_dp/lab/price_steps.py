@@ -21,6 +21,7 @@ from fl_dp.mechanisms.grid import least_noise_multiplier
 
 _HARDLY_ANY = 1e-4  # noise multiplier: ten thousandth of what one client adds
 _PAID_SELECTIONS = ("exponential", "dp_utility")  # a training without a promise has none of them
+_OWN_BUDGETS = "own_budgets"  # rates that only a promise gives: before it, all have their mean
 _OF_A_PROMISE = ("selection.participation_cap=null", "selection.coins=server")
 
 _ONE_COURSE = ("schedule=constant", "noise=independent")
@@ -99,6 +100,7 @@ def steps_to(settings: Settings) -> tuple[Step, ...]:
                 "privacy.epsilon=null",
                 f"privacy.noise_multiplier={noise:.3g}",
                 "privacy.witness_dir=null",
+                *(["selection=poisson"] if settings.selection.name == _OWN_BUDGETS else []),
                 *_ONE_COURSE,
             ),
         ),
@@ -109,7 +111,7 @@ def steps_to(settings: Settings) -> tuple[Step, ...]:
 def _without_promise(settings: Settings) -> tuple[str, ...]:
     """Return how the same cohorts are drawn where nothing is promised."""
     chosen = settings.selection.name
-    if chosen in _PAID_SELECTIONS:
+    if chosen in (*_PAID_SELECTIONS, _OWN_BUDGETS):
         return ("selection=poisson",)
     keys = all_keys()
     return tuple(each for each in _OF_A_PROMISE if chosen in keys[each.partition("=")[0]].options)
@@ -118,6 +120,8 @@ def _without_promise(settings: Settings) -> tuple[str, ...]:
 def _noise_of(settings: Settings) -> str:
     """Name what the last step adds; who rests or takes turns comes with noise that remembers."""
     kind, text = settings.noise.name, f"noise of privacy={settings.privacy.mode}"
+    if settings.selection.name == _OWN_BUDGETS:
+        return f"{text}, at each group's own budget"
     return text if kind == "independent" else f"{text}, noise={kind} and its cohorts"
 
 

@@ -217,6 +217,17 @@ _OWN_BUDGETS: tuple[Exclusion[Asked], ...] = (
         why="each group's rate is found for its own budget, under noise that is fixed before",
         instead="leave {sampling=?} out without privacy, and {plateau} with it",
     ),
+    Exclusion(
+        options=("method", "capped_denominator"),
+        when=lambda asked: (
+            isinstance(asked.sampling, OwnRatesSampling)
+            and asked.sampling.method == "scale"
+            and asked.release.capped_denominator
+        ),
+        why="{method=scale} bounds what a unit moves the sum by, and a capped denominator is "
+        "rounded as a whole",
+        instead="use the fixed denominator, or write {method=sample}",
+    ),
 )
 
 _UNITS: tuple[Exclusion[Asked], ...] = (

@@ -95,7 +95,7 @@ _FAR_APART = 8.0  # places further apart than that go on a logarithmic axis
 _MARKERS = "osD^vPX*"
 # Grey is for comparison alone; eight ways of choosing clients need as many colours.
 _COLOURS = (*COLOURS[:-1], "#7f5539", "#5fa8d3", "#8c2f39")
-_PANEL, _LONE_PANEL, _HEIGHT = 5.2, 7.5, 3.8  # inches
+_PANEL, _LONE_PANEL, _HEIGHT, _NAME = 5.2, 7.5, 3.8, 0.22  # inches
 
 
 def plot_against_axis(
@@ -141,17 +141,20 @@ def plot_over_rounds(
     Returns:
         Whether it was drawn: False when matplotlib is not installed.
     """
-    made = new_picture((3.0, 2.0), size=(2 * _PANEL, _HEIGHT))
+    made = new_picture((3.0, 2.0), size=(2 * _PANEL, max(_HEIGHT, _NAME * len(curves))))
     if made is None:
         return False
     figure, (over_rounds, last) = made
+    # A legend of more curves than colours hides them; the other panel names each curve as well.
+    named = len(curves) <= len(_COLOURS)
     means: list[list[float]] = []
     for place, (curve, runs) in enumerate(curves.items()):
         colour = _COLOURS[place % len(_COLOURS)]
         shortest = min(map(len, runs))
         mean = [statistics.fmean(run[t] for run in runs) for t in range(shortest)]
         means.append(mean)
-        over_rounds.plot(range(shortest), mean, color=colour, label=curve, linewidth=1.5)
+        label = curve if named else None
+        over_rounds.plot(range(shortest), mean, color=colour, label=label, linewidth=1.5)
         of_curve = [each.score.value for each in results if each.curve == curve]
         finals = [value for value in of_curve if value is not None]
         last.plot(finals, [place] * len(finals), "o", color=colour, alpha=0.6, markersize=4)

@@ -47,6 +47,7 @@ def test_the_same_as_json() -> None:
         ("privacy.neighboring_relation=replace-one", "compared for zero-out neighbours"),
         ("privacy.noise_multiplier=2", "compared at one budget"),
         ("schedule=cosine", "compare with schedule=constant"),
+        ("selection=own_budgets", "has one for each group"),
     ],
 )
 def test_what_correlated_noise_does_not_go_with_is_refused(override: str, why: str) -> None:

@@ -52,6 +52,7 @@ def test_nothing_else_differs_between_the_steps() -> None:
         ["noise=spaced", "selection=public", "noise.separation=3", "rounds=6"],
         ["noise=cyclic", "noise.groups=2", "noise.bands=2", "rounds=6"],
         ["noise=auto", "rounds=6", "privacy.witness_dir=/elsewhere"],
+        ["selection=own_budgets", "selection.budgets=[1,8]", "selection.shares=[0.5,0.5]"],
     ],
     ids=" ".join,
 )

@@ -111,6 +111,18 @@ def test_accuracy_over_the_rounds_is_a_mean_with_every_last_model_beside_it(
     assert [t.get_text() for t in last.get_yticklabels()] == [RESULT.curve]
 
 
+@pytest.mark.parametrize(("count", "legend"), [(8, True), (9, False)])
+def test_more_curves_than_colours_are_named_beside_their_last_models_alone(
+    saved: list[Figure], count: int, legend: bool
+) -> None:
+    curves = {f"curve {nth}": [[0.1, 0.5]] for nth in range(count)}
+    results = [replace(RESULT, curve=name, x=None, accuracy=0.5) for name in curves]
+    plot_over_rounds(results, curves, Path("x.png"))
+    over_rounds, last = saved[0].axes
+    assert (over_rounds.get_legend() is not None) is legend
+    assert [t.get_text() for t in last.get_yticklabels()] == list(curves)
+
+
 def test_one_seed_is_said_to_be_one() -> None:
     assert seeds_in_words([RESULT]) == "one seed"
 
