@@ -233,7 +233,9 @@ def _clipped(model: Floats, rows: Floats, labels: NDArray[np.int64]) -> Floats:
 
 def chosen_rates(table: str, arm: str, seeds: Sequence[int], kept: Path) -> dict[str, float]:
     """Return the accuracy on MNIST by server learning rate, mean over seeds."""
-    file = kept / f"rates-{table}-{arm.replace(' ', '-').replace(',', '').replace(chr(39), '')}.json"
+    file = (
+        kept / f"rates-{table}-{arm.replace(' ', '-').replace(',', '').replace(chr(39), '')}.json"
+    )
     if not file.is_file():
         tried = {
             f"{rate:g}": statistics.fmean(
