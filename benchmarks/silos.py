@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +115,7 @@ TABLES = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Data:
-    """Rows with a one for the constant, and labels, of the part that is trained on and the other."""
+    """Rows, each with a one for the constant, and labels: to train on, and to measure on."""
 
     rows: Floats
     labels: NDArray[np.int64]
@@ -128,17 +130,18 @@ def data_of(table: str, task: str) -> Data:
     shrunken = setting.shrunken and task == "mnist"
     named = () if setting.shrunken and task != "mnist" else (f"task={task}",)
     dataset = dataset_of(setting.settings("all records", *named))
-    parts = []
-    for part, most in (("train", 1_437), ("test", 10_000)):
-        count = len(dataset.labels(slice(None), part))
-        rows = slice(0, min(count, most) if shrunken else count)
-        features = np.asarray(dataset.features(rows, part), dtype=np.float64)
-        if shrunken:
-            features = _as_digits(features)
+
+    def part(name: str, most: int) -> tuple[Floats, NDArray[np.int64]]:
+        rows = slice(0, most) if shrunken else slice(None)
+        features = np.asarray(dataset.features(rows, name), dtype=np.float64)
+        features = _as_digits(features) if shrunken else features
         features = features.reshape(len(features), -1)
-        parts += [np.hstack([features, np.ones((len(features), 1))])]
-        parts += [np.asarray(dataset.labels(rows, part))]
-    return Data(rows=parts[0], labels=parts[1], test_rows=parts[2], test_labels=parts[3])
+        labels = np.asarray(dataset.labels(rows, name), dtype=np.int64)
+        return np.hstack([features, np.ones((len(features), 1))]), labels
+
+    rows, labels = part("train", 1_437)
+    test_rows, test_labels = part("test", 10_000)
+    return Data(rows=rows, labels=labels, test_rows=test_rows, test_labels=test_labels)
 
 
 def _as_digits(images: Floats) -> Floats:
@@ -153,6 +156,7 @@ class Nodes:
     """Ten nodes that answer with noise by the code that nodes run."""
 
     def __init__(self, share: NoiseShare, *, memory: bool) -> None:
+        """Make them; without memory their noise is as wide as costs the same."""
         self._share, self._rng = share, SecureRandom()
         self._memories: list[CarriedNoise] | None = None
         if isinstance(share, BandedShare):
@@ -161,9 +165,8 @@ class Nodes:
                 self._memories = [
                     CarriedNoise.empty(bands=share.bands, size=size) for _ in range(SILOS)
                 ]
-            else:  # as wide as one participation is charged for, without C's norm
-                plain = replace_by_plain(share)
-                self._share = plain
+            else:
+                self._share = _without_memory(share)
 
     def opened(self, sums: Sequence[Floats], index: int) -> Floats:
         """Return the sum of all answers, in the units of gradients."""
@@ -179,8 +182,8 @@ class Nodes:
         return self._share.decode(total)[0]
 
 
-def replace_by_plain(share: BandedShare) -> NoiseShare:
-    """Return independent noise that one participation is charged the same for."""
+def _without_memory(share: BandedShare) -> NoiseShare:
+    """Return independent noise that costs a participation the same."""
     plain = NoiseShare(segments=share.segments, noise_scale=share.noise_scale)
     return replace(plain, noise_scale=share.noise_scale * plain.sensitivity / share.sensitivity)
 
@@ -190,12 +193,12 @@ def played(table: str, arm: str, rate: float, seed: int, *, task: str | None = N
     settings = TABLES[table].settings(arm)
     data = data_of(table, task or settings.task.name)
     plan = make_plan(settings)
-    count, width = data.rows.shape
+    records, width = data.rows.shape
     classes = int(data.labels.max()) + 1
     bundle = plan.shared_bundle(plan.noise_multiplier, size=width * classes)
     nodes = Nodes(bundle.share, memory=arm != WITHOUT_MEMORY)
     random = np.random.default_rng(seed)
-    dealt = np.array_split(random.permutation(count), SILOS)
+    dealt = np.array_split(random.permutation(records), SILOS)
     places = [silo * TURNS // SILOS + np.arange(len(rows)) for silo, rows in enumerate(dealt)]
     cyclic = arm in ("cyclic, with memory", WITHOUT_MEMORY)
     share_of_records = settings.selection.sampling_rate
@@ -210,7 +213,7 @@ def played(table: str, arm: str, rate: float, seed: int, *, task: str | None = N
             elif share_of_records < 1.0:
                 inside = random.random(len(rows)) < share_of_records
             sums.append(_clipped(model, data.rows[rows[inside]], data.labels[rows[inside]]))
-        step = nodes.opened(sums, index).reshape(classes, width) / (count * share_of_records)
+        step = nodes.opened(sums, index).reshape(classes, width) / (records * share_of_records)
         speed = optimizer.momentum * speed + step
         left = 1.0 - index / settings.rounds if optimizer.linear_decay else 1.0
         model -= rate * left * speed
@@ -233,9 +236,8 @@ def _clipped(model: Floats, rows: Floats, labels: NDArray[np.int64]) -> Floats:
 
 def chosen_rates(table: str, arm: str, seeds: Sequence[int], kept: Path) -> dict[str, float]:
     """Return the accuracy on MNIST by server learning rate, mean over seeds."""
-    file = (
-        kept / f"rates-{table}-{arm.replace(' ', '-').replace(',', '').replace(chr(39), '')}.json"
-    )
+    name = "-".join(re.findall("[a-z]+", arm))
+    file = kept / f"rates-{table}-{name}.json"
     if not file.is_file():
         tried = {
             f"{rate:g}": statistics.fmean(
@@ -252,7 +254,7 @@ def printed(table: str, asked: argparse.Namespace) -> Iterator[str]:
     """Choose, train and yield the lines of a table in Markdown."""
     seeds = [int(seed) for seed in asked.seeds.split(",")]
     yield f"**{table}**\n"
-    yield "| who takes part, whose noise | rate | accuracy, whole runs | each | s a round | played |"
+    yield "| who takes part, whose noise | rate | whole runs | each | s a round | played |"
     yield "|---|---|---|---|---|---|"
     for arm in (*ARMS, WITHOUT_MEMORY):
         if asked.arms and arm not in asked.arms:
@@ -295,34 +297,39 @@ def _short(number: float) -> str:
 def cost(repeats: int) -> None:
     """Print what a node's answer takes with memory and without, and how large its file is."""
     updates = Segment("updates", SIZE, 1.0, 100_000.0, 1.0)
+    plain = NoiseShare(segments=(updates,), noise_scale=580.0)
     values, rng = np.zeros(SIZE), SecureRandom()
     for bands in (2, 8, TURNS):
         coefficients = optimal_coefficients(200, bands, momentum=0.9)
         share = BandedShare(segments=(updates,), noise_scale=580.0, coefficients=coefficients)
-        plain = NoiseShare(segments=(updates,), noise_scale=580.0)
         with tempfile.TemporaryDirectory() as folder:
-            index = iter(range(10**6))
-
-            def ours(
-                share: BandedShare = share, index: Iterator[int] = index, at: str = folder
-            ) -> None:
-                with carried_noise(Path(at), share, run=1) as memory:
-                    share.encode([values], rng, memory, next(index))
-
+            answer = partial(_answer, share, count(), rng, Path(folder))
             case = Case(
                 name=f"{bands} bands, {SIZE:,} coordinates, file included",
                 peer="independent noise",
-                ours=ours,
-                theirs=lambda plain=plain: plain.encode([values], rng),  # type: ignore[misc]
-                before=lambda: [ours() for _ in range(bands)][0],  # memory is full
+                ours=answer,
+                theirs=partial(plain.encode, [values], rng),
+                before=partial(_filled, answer, bands),
             )
-            for name, found in compare([case], repeats).items():
-                size = (Path(folder) / MEMORY_FILE).stat().st_size
-                print(
-                    f"{name}: {1e3 * found['ours_s']:.0f} ms, independent "
-                    f"{1e3 * found['peer_s']:.0f} ms, {found['ratio']:.2f} times; "
-                    f"file {size:,} bytes"
-                )
+            ((name, found),) = compare([case], repeats).items()
+            size = (Path(folder) / MEMORY_FILE).stat().st_size
+        print(
+            f"{name}: {1e3 * found['ours_s']:.0f} ms, independent {1e3 * found['peer_s']:.0f} ms, "
+            f"{found['ratio']:.2f} times; file {size:,} bytes",
+            flush=True,
+        )
+
+
+def _answer(share: BandedShare, index: Iterator[int], rng: SecureRandom, folder: Path) -> None:
+    """Answer once, with the memory in its file."""
+    with carried_noise(folder, share, run=1) as memory:
+        share.encode([np.zeros(SIZE)], rng, memory, next(index))
+
+
+def _filled(answer: Callable[[], None], bands: int) -> None:
+    """Answer until nothing more is remembered."""
+    for _ in range(bands):
+        answer()
 
 
 def main() -> None:

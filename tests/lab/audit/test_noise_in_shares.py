@@ -79,7 +79,9 @@ class Federation:
             ]
             late = int(self.random.integers(1, self.count)) if self.late else self.count
             self.opened[index] = frozenset(range(self.count)) - {late}
-            self.sums.append(sum(sent[node] for node in self.opened[index]).astype(np.float64))
+            self.sums.append(
+                np.sum([sent[node] for node in self.opened[index]], axis=0, dtype=float)
+            )
             if self.late and self.random.random() < 0.8:
                 self.nodes[late].memory.forget([index])
             if self.lies and self.random.random() < 0.2:
@@ -96,7 +98,8 @@ def seen_mu(
     def values(index: int, sums: list[Floats]) -> Floats:
         if adaptive and sums:
             signs[index] = np.where(sums[-1] > 0.0, 1.0, -1.0)
-        return signs[index] * there * (norm if index in visits else 0.0)
+        given: Floats = signs[index] * there * (norm if index in visits else 0.0)
+        return given
 
     federation = Federation(size=TRIALS, **given)
     federation.run(values)
@@ -109,7 +112,7 @@ def seen_mu(
         weights = matrix.T @ matrix
     shift = np.zeros((ROUNDS, TRIALS))
     shift[list(visits)] = signs[list(visits)]
-    score = np.einsum("rt,rt->t", shift, weights @ seen)
+    score: Floats = (shift * (weights @ seen)).sum(axis=0)
     return apart(score[there], score[~there])
 
 
@@ -129,7 +132,7 @@ CHARGED = math.sqrt(len(TURN)) / Z
 
 
 # No more nodes than the charge counts, and none late: then it is all that there is.
-TIGHT = {"count": HONEST, "late": False}
+TIGHT: dict[str, Any] = {"count": HONEST, "late": False}
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
