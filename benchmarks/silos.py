@@ -6,13 +6,14 @@
 
 Each row is a whole `fl-dp run privacy=distributed_records`, and differs in two things alone. All
 records take part in every round, or those of one position in turn, or those whose coins come up.
-And the noise is enough with 8 of 10 shares (nobody is trusted), with 10 (as a trusted server would
-add it: nobody can collude), or with one (each silo's own). What has ended is kept, and read again.
+And the noise is enough with 8 of 10 shares (nobody is trusted), or with all (as a trusted server
+would add it). What has ended is kept, and read again.
 
 The server's learning rate of each row is chosen on MNIST, which is public here, by the same steps
 in this process: gradients of a linear model, and noise by the code that nodes run. For digits MNIST
-is made as digits were: black or white, counted in blocks of pixels. `--played N` reports on
-the private sets in this way, too, over N seeds: no masks and no messages, which change no number.
+is made as digits were: black or white, counted in blocks of pixels. `--played N` trains on the
+private sets in this way, too, over N seeds: without masks and messages, which change no number. Two
+rows are played alone: turns with independent noise, and silos that each hide their own records.
 Fashion-MNIST and MNIST have to be there: `fl-dp data fashion_mnist`.
 """
 
@@ -44,16 +45,13 @@ from fl_dp.app.workload import dataset_of
 from fl_dp.clients.noise_memory import MEMORY_FILE, carried_noise
 from fl_dp.mechanisms import NoiseShare, SecureRandom, Segment
 from fl_dp.mechanisms.banded_share import BandedShare, CarriedNoise
+from fl_dp.plan import PrivacyPlan
+from fl_dp.plan.distributed_noise import DistributedNoise
 
 Floats = NDArray[np.float64]
 
 SILOS, TURNS = 10, 20
 TRUSTED = ("privacy.secure_sum.least=10", "privacy.secure_sum.colluding=0")
-OWN = (
-    "privacy.secure_sum.least=10",
-    "privacy.secure_sum.colluding=9",
-    "privacy.secure_sum.cross_check=true",
-)
 EVERYBODY = ("selection.sampling_rate=1", "privacy.secure_sum.reply_after=null")
 CYCLIC = (
     f"selection.sampling_rate={1 / TURNS:g}",
@@ -67,9 +65,10 @@ ARMS = {
     "coins at the nodes": COINS,
     "central, all records": (*EVERYBODY, *TRUSTED),
     "central, coins": (*COINS, *TRUSTED),
-    "each silo's own noise, all records": (*EVERYBODY, *OWN),
 }
-WITHOUT_MEMORY = "cyclic, independent"  # played alone: no setting asks for it
+# Played alone: no setting asks for them.
+WITHOUT_MEMORY, OWN = "cyclic, independent", "each silo's own noise, all records"
+PLAYED = {WITHOUT_MEMORY: "cyclic, with memory", OWN: "all records"}  # with the settings of
 SIZE = 1_000_000  # of `cost`
 
 
@@ -89,8 +88,7 @@ class Setting:
 
     def settings(self, arm: str, *more: str) -> Settings:
         """Return the settings of a row."""
-        arm = "cyclic, with memory" if arm == WITHOUT_MEMORY else arm
-        return compose_settings([*self.overrides, *ARMS[arm], *more])
+        return compose_settings([*self.overrides, *ARMS[PLAYED.get(arm, arm)], *more])
 
 
 def _digits(epsilon: int) -> Setting:
@@ -155,18 +153,15 @@ def _as_digits(images: Floats) -> Floats:
 class Nodes:
     """Ten nodes that answer with noise by the code that nodes run."""
 
-    def __init__(self, share: NoiseShare, *, memory: bool) -> None:
-        """Make them; without memory their noise is as wide as costs the same."""
+    def __init__(self, share: NoiseShare) -> None:
+        """Make them, with nothing to remember yet."""
         self._share, self._rng = share, SecureRandom()
         self._memories: list[CarriedNoise] | None = None
         if isinstance(share, BandedShare):
-            if memory:
-                size = share.segments[0].size
-                self._memories = [
-                    CarriedNoise.empty(bands=share.bands, size=size) for _ in range(SILOS)
-                ]
-            else:
-                self._share = _without_memory(share)
+            size = share.segments[0].size
+            self._memories = [
+                CarriedNoise.empty(bands=share.bands, size=size) for _ in range(SILOS)
+            ]
 
     def opened(self, sums: Sequence[Floats], index: int) -> Floats:
         """Return the sum of all answers, in the units of gradients."""
@@ -182,10 +177,17 @@ class Nodes:
         return self._share.decode(total)[0]
 
 
-def _without_memory(share: BandedShare) -> NoiseShare:
-    """Return independent noise that costs a participation the same."""
-    plain = NoiseShare(segments=share.segments, noise_scale=share.noise_scale)
-    return replace(plain, noise_scale=share.noise_scale * plain.sensitivity / share.sensitivity)
+def _share_of(arm: str, plan: PrivacyPlan, size: int) -> NoiseShare:
+    """Return a node's noise: that of the plan, or what costs a participation the same."""
+    assert isinstance(plan.noise, DistributedNoise)
+    share = plan.shared_bundle(plan.noise_multiplier, size=size).share
+    if arm == OWN:
+        return replace(share, noise_scale=share.noise_scale * plan.noise.honest_shares**0.5)
+    if arm == WITHOUT_MEMORY:
+        plain = NoiseShare(segments=share.segments, noise_scale=share.noise_scale)
+        scale = share.noise_scale * plain.sensitivity / share.sensitivity
+        return replace(plain, noise_scale=scale)
+    return share
 
 
 def played(table: str, arm: str, rate: float, seed: int, *, task: str | None = None) -> float:
@@ -195,12 +197,11 @@ def played(table: str, arm: str, rate: float, seed: int, *, task: str | None = N
     plan = make_plan(settings)
     records, width = data.rows.shape
     classes = int(data.labels.max()) + 1
-    bundle = plan.shared_bundle(plan.noise_multiplier, size=width * classes)
-    nodes = Nodes(bundle.share, memory=arm != WITHOUT_MEMORY)
+    nodes = Nodes(_share_of(arm, plan, width * classes))
     random = np.random.default_rng(seed)
     dealt = np.array_split(random.permutation(records), SILOS)
     places = [silo * TURNS // SILOS + np.arange(len(rows)) for silo, rows in enumerate(dealt)]
-    cyclic = arm in ("cyclic, with memory", WITHOUT_MEMORY)
+    cyclic = settings.noise.name == "cyclic"
     share_of_records = settings.selection.sampling_rate
     model, speed = np.zeros((classes, width)), np.zeros((classes, width))
     optimizer = settings.server_optimizer
@@ -256,7 +257,7 @@ def printed(table: str, asked: argparse.Namespace) -> Iterator[str]:
     yield f"**{table}**\n"
     yield "| who takes part, whose noise | rate | whole runs | each | s a round | played |"
     yield "|---|---|---|---|---|---|"
-    for arm in (*ARMS, WITHOUT_MEMORY):
+    for arm in (*ARMS, *PLAYED):
         if asked.arms and arm not in asked.arms:
             continue
         scores = chosen_rates(table, arm, range(100, 100 + asked.tried), asked.runs)
@@ -337,7 +338,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tables", nargs="+", choices=[*TABLES, "cost"])
     parser.add_argument("--seeds", default="0,1,2", help="of whole runs")
-    parser.add_argument("--arms", nargs="*", choices=[*ARMS, WITHOUT_MEMORY], help="some alone")
+    parser.add_argument("--arms", nargs="*", choices=[*ARMS, *PLAYED], help="some alone")
     parser.add_argument("--tried", type=int, default=3, help="seeds that a rate is tried with")
     parser.add_argument("--played", type=int, default=0, help="seeds of trainings in this process")
     parser.add_argument("--only-played", action="store_true", help="no whole runs")

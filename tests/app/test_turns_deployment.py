@@ -26,7 +26,7 @@ pytestmark = [
 
 NODES = ("north", "south", "east")
 KILLED = "east"
-ROUNDS, TURNS = 8, 4
+ROUNDS, TURNS = 4, 2
 CYCLIC = (
     f"rounds={ROUNDS}",
     "task.num_clients=3",
@@ -145,8 +145,8 @@ def test_a_node_that_is_killed_in_any_phase_ends_no_training(
         "memory": lambda: marks(place, "turn") > 1 and memory(place).exists(),
         "open": lambda: marks(place, "open") > 1,
     }[phase]
-    killer = once(happens, lambda: deployment.kill(KILLED))
-    assert deployment.run(ROOT, overrides(place)) == "finished:completed"
+    killer = once(happens, lambda: deployment.leave(KILLED))
+    assert deployment.run(ROOT, overrides(place), timeout=None) == "finished:completed"
     killer.join(timeout=1.0)
     assert not killer.is_alive()
     require_complete(place)
@@ -157,11 +157,11 @@ def test_a_killed_node_that_comes_back_takes_part_again(
     deployment: Deployment, place: Path
 ) -> None:
     def again() -> None:
-        deployment.kill(KILLED)
+        deployment.leave(KILLED)
         join(deployment, place, KILLED)
 
     killer = once(lambda: marks(place, "turn") > 1, again)
-    assert deployment.run(ROOT, overrides(place)) == "finished:completed"
+    assert deployment.run(ROOT, overrides(place), timeout=None) == "finished:completed"
     assert not killer.is_alive()
     require_complete(place)
 
@@ -170,7 +170,7 @@ def test_a_server_that_is_killed_goes_on_and_no_index_is_used_twice(
     deployment: Deployment, place: Path
 ) -> None:
     run = deployment.begin(ROOT, overrides(place))
-    while marks(place, "turn") < 3:
+    while marks(place, "turn") < 2:
         time.sleep(0.01)
     deployment.kill_server_app()
     assert deployment.status(run) == 1
@@ -187,8 +187,8 @@ def test_a_memory_that_is_gone_ends_in_no_refusal(deployment: Deployment, place:
         lost.append(memory(place).stat().st_size)
         memory(place).unlink()
 
-    thief = once(lambda: marks(place, "turn") > 2 and memory(place).exists(), lose)
-    assert deployment.run(ROOT, overrides(place)) == "finished:completed"
+    thief = once(lambda: marks(place, "turn") > 1 and memory(place).exists(), lose)
+    assert deployment.run(ROOT, overrides(place), timeout=None) == "finished:completed"
     assert not thief.is_alive() and lost and lost[0] > 0
     require_complete(place)
     assert "Refused" not in deployment.log(KILLED)
