@@ -34,10 +34,12 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import (
     NeighboringRelation,
+    OwnRatesSampling,
     PrivacyBudget,
     PrivacyBudgetExhausted,
     default_delta,
 )
+from fl_dp.accounting.events import event_to_dict
 from fl_dp.accounting.schedules import PlateauController
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import (
@@ -53,7 +55,8 @@ from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan, RecordPlan,
 from fl_dp.plan.argument_checks import keywords_of, require_known, require_types
 from fl_dp.plan.noise import ClientNoise
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.keys import INSTRUCTION_KEY, OFFERS_KEY, PRICE_KEY
+from fl_dp.protocol.own_price import TrainingPrice, offers_to_json
 from fl_dp.secagg import Roster as SecureRoster
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.updates import Compression, VectorLayout
@@ -73,6 +76,7 @@ from .exchange import asking, is_simulation, patience
 from .modes import (
     CentralMode,
     ClientNoiseMode,
+    Cohort,
     Mode,
     Released,
     RoundFailed,
@@ -91,6 +95,9 @@ from .server_optimizer import refuse_unfit
 from .together import check_together
 
 logger = logging.getLogger("flwr.fl_dp")
+
+
+_OPENED = 2  # entries of a ledger after which its training has a name of its own
 
 
 class DPFedAvg(RoundLoop):
@@ -425,7 +432,7 @@ class DPFedAvg(RoundLoop):
         )
         require_trainable(plan, draft.layout, len(draft.roster))  # or a round is charged in vain
         multiplier = self._multiplier
-        if plan.sampling.visible:
+        if plan.sampling.visible and not plan.hosting.coins_at_nodes:
             self._participations.require_some_left(draft.roster)
             cohort = self.selection.select(draft.draw)
             self._reservation = self.ledger.reserve(
@@ -470,7 +477,8 @@ class DPFedAvg(RoundLoop):
                 instruction,
                 clipping_norms=self._clipping_norms,
                 sums=self._secure_sums,
-                number=reservation.sequence,
+                reservation=reservation,
+                training=self.ledger.training,
             )
         if isinstance(self.plan.noise, ClientNoise):
             return ClientNoiseMode(self.plan, multiplier, layout, origin, instruction)
@@ -485,7 +493,21 @@ class DPFedAvg(RoundLoop):
             index=reservation.index,
             rng=self._rng,
             untried=self._untried,
+            scale_of=self._scale_of(),
         )
+
+    def _scale_of(self) -> Callable[[Unit], float] | None:
+        """Return the factor on what each unit may move; None where it is 1 for everybody."""
+        law = self.plan.sampling
+        if not (isinstance(law, OwnRatesSampling) and law.scales):
+            return None
+        scales, group_of = law.scales, self._participations.group_of
+
+        def of_unit(unit: Unit) -> float:
+            group = group_of(unit)  # who has none takes no part: the least is for a mistake of ours
+            return min(scales) if group is None else scales[group]
+
+        return of_unit
 
     @property
     def _multiplier(self) -> float | None:
@@ -569,12 +591,48 @@ class DPFedAvg(RoundLoop):
         return [unit for unit in roster if unit.node in allowed]
 
     def _told_at_rehearsal(self) -> dict[str, str]:
-        """Return the noise that nodes are to add: an owner may not allow it."""
+        """Return the noise that nodes are to add, or the prices: an owner may not allow them."""
+        if prices := self._prices():
+            return {OFFERS_KEY: offers_to_json(prices)}
         if not isinstance(self.plan.noise, ClientNoise):
             return {}
         compression = None if self._compression.up == "none" else self._compression
         noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], compression)
         return {INSTRUCTION_KEY: RoundInstruction(server_round=1, client_noise=noise).to_json()}
+
+    def _prices(self) -> tuple[TrainingPrice, ...]:
+        """Return what the training costs a client of each group; none where nodes can't count it.
+
+        A node's ledger takes one kind of release at its full budget, and one client a node.
+        """
+        plan, law = self.plan, self.plan.sampling
+        if not isinstance(law, OwnRatesSampling) or plan.hosting.sums_at_nodes:
+            return ()
+        if len(plan.history) != 1:
+            return ()
+        ((event, rounds),) = plan.history
+        return tuple(
+            TrainingPrice(
+                training=self.ledger.as_of(_OPENED).anchor.hash,
+                epsilon=budget,
+                event=event_to_dict(law.event_for(group, event)),
+                rounds=rounds,
+                neighboring_relation=str(plan.neighboring_relation),
+            )
+            for group, budget in enumerate(law.budgets)
+        )
+
+    def _told_to(self, cohort: Cohort) -> Mapping[int, Mapping[str, str]]:
+        """Return the price of each node whose owner asks for it. See `RoundLoop._told_to`."""
+        groups = {
+            node: group
+            for node, (unit, *_) in cohort.items()
+            if (group := self._participations.priced_group(unit)) is not None
+        }
+        prices = self._prices() if groups else ()
+        if not prices:  # a node that speaks of joining was offered nothing
+            return {}
+        return {node: {PRICE_KEY: prices[group].to_json()} for node, group in groups.items()}
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check, before the first model is evaluated or saved, that it can be trained at all.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.protocol.instruction import RoundInstruction
@@ -62,11 +62,13 @@ class OpenRound:
         draft: What it sends.
         mode: What becomes of the replies.
         cohort: Who is asked.
+        told: What a node's config says besides, by node.
     """
 
     draft: RoundDraft
     mode: Mode
     cohort: Cohort
+    told: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def expected(self) -> int:
@@ -85,7 +87,9 @@ class OpenRound:
     def message_for(self, node: int, lifetime: float) -> Message:
         """Write the message of one node, which works on it for a limited number of seconds."""
         return Message(
-            content=self.mode.content_for(node, self._content),
+            content=_with_config(
+                self.mode.content_for(node, self._content), self.told.get(node, {})
+            ),
             message_type=MessageType.TRAIN,
             dst_node_id=node,
             ttl=lifetime,
@@ -151,3 +155,12 @@ class OpenRound:
         private = draft.layout.unflatten(draft.flat_model, mean)
         updated = optimizer.step(draft.draw.server_round, private, draft.content)
         return with_sound_variances(draft.layout.merge(updated, draft.draw.model))
+
+
+def _with_config(content: RecordDict, told: Mapping[str, str]) -> RecordDict:
+    """Return the content with more in its config; itself where there is nothing more to say."""
+    if not told:
+        return content
+    key = next(iter(content.config_records), "config")
+    config = ConfigRecord(dict(content.config_records.get(key, {})) | dict(told))
+    return RecordDict(dict(content) | {key: config})

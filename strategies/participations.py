@@ -49,7 +49,7 @@ class Participations:
         self._cap: int | None = None
         self._separation, self._units_per_node, self._most = 1, 1, 0
         self._grouped = self._buffered = False
-        if ledger is not None:
+        if ledger is not None and not ledger.plan.asked().turns_at_nodes:  # which nodes count
             plan, hosting = ledger.plan, ledger.plan.hosting
             self._cap = plan.participation_cap
             self._separation = plan.sampling.least_separation
@@ -64,6 +64,7 @@ class Participations:
         )
         self._ledger = ledger if self._counts else None
         self._names: dict[int, str] | None = None
+        self._joined: dict[int, float] = {}
 
     def require_countable(self) -> None:
         """Check, before anybody is asked, that earlier participations can be counted on.
@@ -95,12 +96,42 @@ class Participations:
         if self._grouped and self._ledger is not None:
             numbers = range(self._units_per_node)
             units = [Unit(node, number) for node in self._names for number in numbers]
-            chosen = None
+            self._joined = {
+                node: each.joins_at
+                for node, each in answers.identities.items()
+                if each.joins_at is not None
+            }
+            self._assign(units, self._ledger)
+
+    def _assign(self, units: Sequence[Unit], ledger: PrivacyLedger) -> None:
+        """Give each new unit its group: that of its owners' word, or else a dealt one."""
+        law, names = ledger.plan.sampling, self._names or {}
+        said: dict[str, int] = {}
+        dealt: list[str] = []
+        for unit in units:
+            name, groups = self._name(unit), []
             if self._chosen is not None:
-                told = [(self._name(unit), self._names[unit.node]) for unit in units]
-                chosen = {name: self._chosen[node] for name, node in told if node in self._chosen}
-                self._warn_of_strangers(node for _, node in told)
-            self._ledger.assign(map(self._name, units), most=self._most, chosen=chosen)
+                groups.append(self._chosen.get(names[unit.node]))
+            if unit.node in self._joined and isinstance(law, OwnRatesSampling):
+                groups.append(law.group_within(self._joined[unit.node]))
+            # The stricter word holds, and who says no takes no part.
+            known = [group for group in groups if group is not None]
+            if len(known) == len(groups):
+                said |= {name: min(known)} if known else {}
+                dealt += [] if known else [name]
+        if self._chosen is not None:
+            self._warn_of_strangers(names[unit.node] for unit in units)
+        if outside := sum(each <= 0.0 for each in self._joined.values()):
+            logger.warning(
+                "%d nodes take no part: no group's epsilon is within what their owners allow",
+                outside,
+            )
+        ledger.assign(said, most=self._most, chosen=said)
+        ledger.assign(dealt, most=self._most)
+
+    def priced_group(self, unit: Unit) -> int | None:
+        """Return the group of a unit whose owner asks for its price; None for all others."""
+        return self.group_of(unit) if unit.node in self._joined else None
 
     def _warn_of_strangers(self, nodes: Iterable[str]) -> None:
         strangers = sorted(set(nodes) - (self._chosen or {}).keys())

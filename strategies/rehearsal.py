@@ -306,6 +306,7 @@ def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = Fa
             "more",
             _listed(answers, exhausted),
         )
+    _propose_groups(answers)
     _compare_versions(answers)
 
 
@@ -336,6 +337,21 @@ def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> Non
             f"{node} will answer with {len(foreign)} arrays that the model does not have: "
             f"{_SAME_MODEL}"
         )
+
+
+def _propose_groups(answers: Answers) -> None:
+    """Say what owners allow who let their nodes tell it, and the groups that it makes."""
+    told = Counter(each.budget for each in answers.identities.values() if each.budget is not None)
+    if not told:
+        return
+    budgets = sorted(told)
+    logger.info(
+        "Owners tell what they allow: %s. Groups of these: selection=own_budgets "
+        "selection.budgets=[%s] selection.shares=[%s]",
+        ", ".join(f"epsilon {each:g} ({told[each]} nodes)" for each in budgets),
+        ",".join(f"{each:g}" for each in budgets),
+        ",".join(f"{told[each] / told.total():.4g}" for each in budgets),
+    )
 
 
 def _compare_versions(answers: Answers) -> None:

@@ -32,7 +32,7 @@ from fl_dp.updates.narrow import widen
 from .checkpoint import Checkpoint
 from .contributions import ContributionCheck
 from .exchange import asking, exchange
-from .modes import Mode, Released, RoundFailed
+from .modes import Cohort, Mode, Released, RoundFailed
 from .open_round import OpenRound, RoundDraft
 from .participations import Participations
 from .progress import Progress
@@ -300,6 +300,10 @@ class RoundLoop(Strategy):
         """Return what a node has to know to say whether it will take part, besides the model."""
         return {}
 
+    def _told_to(self, cohort: Cohort) -> Mapping[int, Mapping[str, str]]:
+        """Return what nodes of a cohort are told besides, each by itself."""
+        return {}
+
     def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
         """Return the units that may be drawn: all that are there, by default.
 
@@ -376,7 +380,7 @@ class RoundLoop(Strategy):
         asked = by_node(cohort)
         self._progress.asked(asked)
         mode.open(asked, draft.ask)
-        self._open = OpenRound(draft=draft, mode=mode, cohort=asked)
+        self._open = OpenRound(draft=draft, mode=mode, cohort=asked, told=self._told_to(asked))
         self.bytes_down = array_bytes(draft.sent)
         self.bytes_up = mode.reply_bytes(draft.draw.model)
         return self._open.messages(self._timeout)

@@ -66,6 +66,10 @@ class Sampling(Checked, ABC):
     def expected_cohort(self, num_units: int) -> float:
         """Return the public constant that stands for the size of a cohort."""
 
+    def expected_weight(self, num_units: int) -> float:
+        """Return what such a cohort adds to a count of it; less where some units count less."""
+        return self.expected_cohort(num_units)
+
     @abstractmethod
     def describe(self, unit: str = "client") -> str:
         """Return one phrase for people.
@@ -422,43 +426,57 @@ class CyclicSampling(GroupedSampling):
         return {"kind": self.kind, "groups": self.groups, "inside": self.inside.to_dict()}
 
 
+OWN_METHODS = ("sample", "scale")
+
+
 @dataclass(frozen=True, kw_only=True)
 class OwnRatesSampling(GroupedSampling):
-    """Secret coins, at a rate of its own for each public group of units with a budget of its own.
+    """Secret coins, and a rate or a norm for each public group of units with a budget of its own.
 
-    Noise and clipping norm are everybody's; who allows less takes part less often. A unit is
-    charged at its own group's rate: neighbours differ in that unit, whose group is public.
+    Noise is everybody's. Who allows less takes part less often (`sample`), or is clipped to a
+    smaller norm (`scale`). A unit is charged at its own group's rate, and at the noise over its own
+    norm: neighbours differ in that unit, whose group is public.
 
     Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for
-    DP-SGD", the variant by sampling.
+    DP-SGD", both of its methods.
 
     Attributes:
         budgets: Epsilon of each group, increasing.
         shares: Share of the declared units in each group; public.
         rates: Probability of each unit of a group in each round, below 1.
+        method: `sample` or `scale`: what differs between the groups.
+        scales: Norm of each group over that of the last one, which is the plan's; empty: all 1.
     """
 
     kind: ClassVar[str] = "own-rates"
     budgets: tuple[float, ...]
     shares: tuple[float, ...]
     rates: tuple[float, ...]
+    method: str = "sample"
+    scales: tuple[float, ...] = ()
 
     @classmethod
     def at(
-        cls, sampling_rate: float, *, budgets: Sequence[float], shares: Sequence[float]
+        cls,
+        sampling_rate: float,
+        *,
+        budgets: Sequence[float],
+        shares: Sequence[float],
+        method: str = "sample",
     ) -> OwnRatesSampling:
-        """Return the law before its rates are found: a plan to budgets changes them.
+        """Return the law before its rates or norms are found: a plan to budgets changes them.
 
         Args:
             sampling_rate: Mean rate over all units.
             budgets: Epsilon of each group, increasing.
             shares: Share of the declared units in each group.
+            method: `sample`, by rates, or `scale`, by norms.
 
         Raises:
             ValueError: If an argument is out of range.
         """
         rates = (sampling_rate,) * len(budgets)
-        return cls(budgets=tuple(budgets), shares=tuple(shares), rates=rates)
+        return cls(budgets=tuple(budgets), shares=tuple(shares), rates=rates, method=method)
 
     def __post_init__(self) -> None:
         """Validate.
@@ -486,11 +504,33 @@ class OwnRatesSampling(GroupedSampling):
                 "with {budgets} of their own clients take part at a {sampling_rate} in (0, 1), the "
                 f"last group at the largest, got {list(self.rates)}"
             )
+        if self.method not in OWN_METHODS:
+            raise OptionError(
+                f"{{method}} must be one of {', '.join(OWN_METHODS)}, got '{self.method}'"
+            )
+        if self.scales and not (
+            len(self.scales) == len(self.budgets)
+            and all(0.0 < scale <= 1.0 for scale in self.scales)
+            and self.scales[-1] == 1.0
+        ):
+            raise OptionError(
+                "the norm of each group over the last one's lies in (0, 1], and the last one's is "
+                f"1, got {list(self.scales)}"
+            )
 
     @property
     def num_groups(self) -> int:
         """The number of groups."""
         return len(self.budgets)
+
+    def group_within(self, epsilon: float) -> int | None:
+        """Return the group of the largest budget up to an epsilon; None if all are above."""
+        within = sum(budget <= epsilon for budget in self.budgets)
+        return within - 1 if within else None
+
+    def scale_of(self, group: int) -> float:
+        """Return the norm of a group over that of the last one."""
+        return self.scales[group] if self.scales else 1.0
 
     def next_group(self, sizes: Mapping[int, int]) -> int:
         """Return the group that most lacks units of its share."""
@@ -499,13 +539,15 @@ class OwnRatesSampling(GroupedSampling):
         return max(range(len(lacks)), key=lambda group: (lacks[group], -group))
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return the event of the group that takes part most often."""
+        """Return the event of the last group, which pays most."""
         return PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=self.rates[-1])
 
     def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
         """Return what a release costs a unit of a group, from what it costs those of the last."""
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == self.rates[-1]:
-            return replace(event, sampling_rate=self.rates[group])
+            # The noise is the same, and a multiplier is the noise over the unit's own norm.
+            multiplier = event.noise_multiplier / self.scale_of(group)
+            return replace(event, sampling_rate=self.rates[group], noise_multiplier=multiplier)
         return event  # not of a cohort: everybody's
 
     def history_for(self, group: int, history: FrozenHistory) -> FrozenHistory:
@@ -518,13 +560,21 @@ class OwnRatesSampling(GroupedSampling):
             share * rate for share, rate in zip(self.shares, self.rates, strict=True)
         )
 
+    def expected_weight(self, num_units: int) -> float:
+        """Return what such a cohort weighs, where a unit weighs as much as its norm allows."""
+        if not self.scales:
+            return self.expected_cohort(num_units)
+        each = zip(self.shares, self.rates, self.scales, strict=True)
+        return num_units * math.fsum(share * rate * scale for share, rate, scale in each)
+
     def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
-        rates = ", ".join(
-            f"{rate:.4g} for epsilon {budget:g}"
-            for budget, rate in zip(self.budgets, self.rates, strict=True)
-        )
-        return f"Poisson: a secret coin for each {unit} in each round, at its group's rate: {rates}"
+        each = zip(self.budgets, self.scales or self.rates, strict=True)
+        said = ", ".join(f"{number:.4g} for epsilon {budget:g}" for budget, number in each)
+        coins = f"Poisson: a secret coin for each {unit} in each round"
+        if self.scales:
+            return f"{coins}, at rate {self.rates[-1]:g}, and its group's share of the norm: {said}"
+        return f"{coins}, at its group's rate: {said}"
 
 
 _KINDS: dict[str, type[Sampling]] = {

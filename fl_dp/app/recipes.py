@@ -53,8 +53,8 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
         return Recipe(overrides=(), told=())
     experiment = written.get("experiment")
     if experiment is not None:
-        written = dict(_entries(f"experiment/{experiment}")) | written
-    chosen = dict(_entries("config")) | written
+        written = dict(entries(f"experiment/{experiment}")) | written
+    chosen = dict(entries("config")) | written
     # By options of groups alone: a candidate that changes `model.name` is another model, not
     # another training.
     task, model, privacy = (chosen[group] for group in ("task", "model", "privacy"))
@@ -120,7 +120,7 @@ def _read(name: str) -> Any:
     return OmegaConf.to_container(OmegaConf.load(config_folder() / f"{name}.yaml"), resolve=False)
 
 
-def _entries(name: str) -> Iterator[tuple[str, Any]]:
+def entries(name: str) -> Iterator[tuple[str, Any]]:
     """Yield what a file of `conf/` chooses: options of groups, and values of keys."""
     read = dict(_read(name))
     for each in read.pop("defaults", ()):

@@ -26,6 +26,7 @@ from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
 
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy
+from .own_price import joins_at
 from .records import Config, config_of
 
 if TYPE_CHECKING:
@@ -77,6 +78,8 @@ def identity_handler(
             failed=failed,
             exhausted=owner.tell_exhausted and _is_exhausted(context, config),
             sums_records=sums_records,
+            joins_at=joins_at(context, config),
+            budget=owner.max_epsilon if owner.tell_budget else None,
         )
         return Message(RecordDict({"identity": identity.to_config()}), reply_to=message)
 

@@ -20,12 +20,19 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
-from fl_dp.protocol.keys import ENCODER_KEY, IDENTITY_ACTION, RECORD_PLAN_KEY, UTILITY_ACTION
+from fl_dp.protocol.keys import (
+    ENCODER_KEY,
+    IDENTITY_ACTION,
+    PRICE_KEY,
+    RECORD_PLAN_KEY,
+    UTILITY_ACTION,
+)
 from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, SUM_KEY, terms_in, without_terms
 
 from .app_verification import apps_are_verified
 from .node_config import (
     APPS_KEY,
+    CENTRAL,
     DISTRIBUTED,
     EVALUATION_KEY,
     EXPIRES_KEY,
@@ -68,7 +75,8 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     that lies; a secure sum's does if the node has a roster. `record`: only training by
     DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the client noises
     itself. `distributed`: only what takes part in a secure sum, and the messages that such a sum
-    needs. Evaluations, statistics and utilities are refused under each unless they are in a secure
+    needs. `central`: only training by a server that says its price and is trusted with noise and
+    coins. Evaluations, statistics and utilities are refused under each unless they are in a secure
     sum, the node's name is told. `distributed-records`: also secure sums that hide a record, and
     not the client as a whole, or count against the cap of records alone.
     `numpy_client_app` has it built in, outside everything else.
@@ -231,6 +239,7 @@ def _offered(message: Message) -> frozenset[str]:
         LOCAL: any(each is not None and each.client_noise for each in instructions),
         DISTRIBUTED: summed and not of_records,
         RECORD_SUMS: summed and of_records,
+        CENTRAL: any(PRICE_KEY in config for config in configs),
     }
     return frozenset(kind for kind, is_offered in offered.items() if is_offered)
 

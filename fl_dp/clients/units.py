@@ -35,6 +35,7 @@ from .cut_off import Apart
 from .records import Config
 from .slots import Slots, present_slots
 from .trained_unit import TrainedRows, TrainedUnit, UnitReport, numpy_client_of, train_unit
+from .turns import present_turn
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -163,6 +164,8 @@ class _NodeSums:
         self.sums = BundleSum(bundle, layout, layout.flatten(model))
         self.utilities: dict[int, float] = {}
         self.left: list[int] = []
+        scales = instruction.scales or ()
+        self._scales = dict(zip(instruction.units or (), scales, strict=bool(scales)))
 
     def add(self, unit: int, trained: TrainedUnit) -> None:
         """Add one unit; if that raises, it contributes zero."""
@@ -170,7 +173,8 @@ class _NodeSums:
         # A report does not depend on how training went: one record could spoil that alone.
         self.utilities[unit] = self._utility(trained)
         arrays = trained.weighted_arrays(self.model, self.instruction.weight_cap)
-        norm = self.sums.add(arrays, measured)  # last of what may fail
+        scale = self._scales.get(unit, 1.0)
+        norm = self.sums.add(arrays, measured, scale=scale)  # last of what may fail
         self._log_unless_finite(unit, norm)
 
     def add_in(self, slots: Slots, train: Callable[[int], TrainedUnit]) -> None:
@@ -229,7 +233,9 @@ class _NodeSums:
         places = [row for row, _, _ in accepted]
         vectors = rows.vectors if len(places) == len(rows.units) else rows.vectors[places]
         norms = self.sums.add_rows(
-            self._weighted(vectors, np.array(weights)), [measured for _, _, measured in accepted]
+            self._weighted(vectors, np.array(weights)),
+            [measured for _, _, measured in accepted],
+            [self._scales.get(unit, 1.0) for _, unit, _ in accepted] if self._scales else None,
         )
         self.utilities |= utilities
         self.left = [unit for unit in self.left if unit not in set(rows.units)]
@@ -279,6 +285,8 @@ def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
             raise ValueError("either the server names the units or the node draws them, not both")
         if len(set(instruction.units)) != len(instruction.units):
             raise ValueError("a unit takes part once: twice would double what it can move")
+        if instruction.scales is not None and len(instruction.scales) != len(instruction.units):
+            raise ValueError("each unit that takes part has one scale, where any has")
     elif instruction.utility is not None:
         raise ValueError(
             "utilities would tell how many units the node has drawn: ask without a sampling_rate"
@@ -292,9 +300,11 @@ def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
 
 
 def _chosen(instruction: RoundInstruction, hosted: int) -> tuple[int, ...]:
-    """Return the units that take part: the named ones, or those whose secret coin came up."""
+    """Return the units that take part: named, in turn, or those whose secret coin came up."""
     if instruction.units is not None:
         return instruction.units
+    if (turn := present_turn()) is not None:
+        return tuple(turn.of(max(hosted, 0)))
     assert instruction.sampling_rate is not None  # it asks for a sum
     coins = SecureRandom().bernoulli(instruction.sampling_rate, max(hosted, 0))
     return tuple(int(unit) for unit in np.flatnonzero(coins))

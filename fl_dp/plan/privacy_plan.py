@@ -60,6 +60,7 @@ from .shared_bundle import SharedBundle
 _UNITS = ("client", "record")
 _ONE_A_NODE = Hosting()
 _ANY_ORDER = 1e9  # of a draft's filter: at a large order every budget leaves something
+_BELOW = 1.0 - 1e-9  # of a norm: its group fits on another machine, too
 _UNITS_AT_ONE = 2.0**22  # that a sum holds exactly at noise multiplier 1, whatever the norm
 _MOST_ROUNDS = 10_000_000  # a plan that somebody else wrote must not fill the reader's memory
 
@@ -178,8 +179,8 @@ class PrivacyPlan:
         self.sampling.check(self.num_clients)
         self.release.check(self.num_clients)
         self.hosting.check(self.num_clients)
-        if isinstance(self.noise, CentralNoise) and self.noise.correlation is not None:
-            self.noise.correlation.check(self.sampling)
+        if (correlation := self.asked().correlation) is not None:
+            correlation.check(self.sampling)
         if isinstance(self.sampling, OwnRatesSampling):
             self._check_own_budgets(self.sampling)
         cap = self.participation_cap
@@ -333,7 +334,9 @@ class PrivacyPlan:
         return replace(self, noise=noise, release=release, **found)
 
     def _own_rates(self, law: OwnRatesSampling) -> dict[str, Any]:
-        """Return noise and rates with which each group spends its own budget."""
+        """Return noise, and rates or norms, with which each group spends its own budget."""
+        if law.method == "scale":
+            return self._own_norms(law)
 
         def rounds(noise_multiplier: float, rate: float) -> FrozenHistory:
             everybody = replace(law, rates=(rate,) * law.num_groups)
@@ -352,6 +355,16 @@ class PrivacyPlan:
             "noise": replace(self.noise, multiplier=noise_multiplier),
             "sampling": replace(law, rates=rates),
         }
+
+    def _own_norms(self, law: OwnRatesSampling) -> dict[str, Any]:
+        """Return the last group's noise, and the norm at which each other needs no more of it."""
+        noise, planned = calibrated_noise(self.noise, self.planned_releases), self.planned_releases
+        scales = []
+        for budget in law.budgets[:-1]:
+            alone = replace(planned, budget=replace(planned.budget, epsilon=budget))
+            needed = calibrated_noise(self.noise, alone).multiplier
+            scales.append(noise.multiplier / needed * _BELOW)
+        return {"noise": noise, "sampling": replace(law, scales=(*scales, 1.0))}
 
     def _needed_budget(self, max_epsilon: float | None) -> PrivacyBudget:
         """Return the budget that the plan's own noise needs, or `max_epsilon` if that is enough.
@@ -399,9 +412,14 @@ class PrivacyPlan:
         return self.sampling.expected_cohort(self.num_clients)
 
     @property
+    def expected_weight(self) -> float:
+        """What such a cohort adds to a count; see `Sampling.expected_weight`."""
+        return self.sampling.expected_weight(self.num_clients)
+
+    @property
     def denominator(self) -> float:
         """The public constant that a round's sum is divided by; see `Release.denominator`."""
-        return self.release.denominator(self.expected_cohort, self.num_clients)
+        return self.release.denominator(self.expected_weight, self.num_clients)
 
     @property
     def clipping_norm(self) -> float:
@@ -505,7 +523,7 @@ class PrivacyPlan:
         """
         return self.release.bundle(
             noise_multiplier,
-            expected_cohort=self.expected_cohort,
+            expected_cohort=self.expected_weight,
             rounds=self.rounds,
             counted=self.noise.of_sums,  # else the server sees each message, and counts them
             clipping_norms=clipping_norms,

@@ -8,6 +8,7 @@ app leaves out is not compared.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -57,6 +58,9 @@ class NodeIdentity:
         exhausted: Whether its own budget pays for no further round; only where its owner lets it
             tell.
         sums_records: Whether its app can add up gradients of its records.
+        joins_at: Epsilon of the offered price at which it joins, 0 if at none; None: its owner asks
+            for no price.
+        budget: Epsilon that its owner allows over all runs; only where the owner lets it tell.
     """
 
     name: str = ""
@@ -67,6 +71,8 @@ class NodeIdentity:
     failed: str = ""
     exhausted: bool = False
     sums_records: bool = False
+    joins_at: float | None = None
+    budget: float | None = None
 
     def to_config(self) -> ConfigRecord:
         """Return the answer as the one ConfigRecord of a reply."""
@@ -92,6 +98,8 @@ class NodeIdentity:
                 failed=_text(about.get("failed")),
                 exhausted=about.get("exhausted") is True,
                 sums_records=about.get("sums_records") is True,
+                joins_at=_epsilon(about.get("joins_at")),
+                budget=_epsilon(about.get("budget")),
             )
         except Exception:  # whatever a hostile text makes Python raise
             return cls(name=name)
@@ -104,6 +112,13 @@ def _forms(fields: Any) -> dict[str, Form]:
         str(name): (tuple(int(length) for length in shape), str(dtype))
         for name, (shape, dtype) in fields.items()
     }
+
+
+def _epsilon(value: object) -> float | None:
+    """Return a number from 0 on, else nothing."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if 0.0 <= value < math.inf else None
 
 
 def _text(value: object) -> str:

@@ -93,6 +93,7 @@ class RoundInstruction:
         server_round: The round's number.
         units: Indexes of the node's units that take part; None: the node is one unit, and answers
             with its model as any Flower client does.
+        scales: Factor on the norms of each of these units and on its scalars; None: 1.
         sampling_rate: The node hosts many units and flips the coins itself, at this rate for each;
             it never says how many came up. Excludes `units`.
         max_units: Largest number of units that a node hosts.
@@ -112,6 +113,7 @@ class RoundInstruction:
 
     server_round: int
     units: tuple[int, ...] | None = None
+    scales: tuple[float, ...] | None = None
     sampling_rate: float | None = None
     max_units: int = 1
     of_records: bool = False
@@ -157,6 +159,7 @@ class RoundInstruction:
 # How each field that is more than a number or a text comes out of JSON.
 _READ: Mapping[str, Callable[[Any], object]] = {
     "units": tuple,
+    "scales": tuple,
     "bundle": GaussianBundle.from_dict,
     "client_noise": lambda fields: NoiseInstruction(**fields),
     "compression": lambda fields: Compression(**fields),

@@ -121,10 +121,15 @@ def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
     law = ledger.plan.sampling
     if not isinstance(law, OwnRatesSampling):
         return None
-    groups = zip(law.budgets, law.shares, law.rates, ledger.own_promises(), strict=True)
     return tuple(
-        OwnPromise(budget=budget, share=share, sampling_rate=rate, epsilon=promised.best)
-        for budget, share, rate, promised in groups
+        OwnPromise(
+            budget=law.budgets[group],
+            share=law.shares[group],
+            sampling_rate=law.rates[group],
+            epsilon=promised.best,
+            norm_scale=law.scale_of(group),
+        )
+        for group, promised in enumerate(ledger.own_promises())
     )
 
 

@@ -165,12 +165,14 @@ class OwnPromise:
         share: Of the declared clients.
         sampling_rate: Their chance to take part in a round.
         epsilon: The smallest known bound, at the statement's delta.
+        norm_scale: The norm that they are clipped to over that of the last group.
     """
 
     budget: float
     share: float
     sampling_rate: float
     epsilon: float
+    norm_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -53,6 +53,7 @@ class CentralMode(Mode):
         index: int = 0,
         rng: SecureRandom | None = None,
         untried: bool = False,
+        scale_of: Callable[[Unit], float] | None = None,
     ) -> None:
         """Prepare a round.
 
@@ -71,6 +72,7 @@ class CentralMode(Mode):
                 is drawn at the release.
             untried: Whether the nodes' app could not be rehearsed, and this round shows whether it
                 works: its count is released with less noise, and its updates with more.
+            scale_of: Public factor on what each unit may move; None: 1.
         """
         bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms, size=layout.size)
         bundle = bundle.counting_closely() if untried else bundle
@@ -94,6 +96,7 @@ class CentralMode(Mode):
         self._mechanism = self._mechanism_of(bundle)
         self._cohort: Cohort = {}
         self._weight = 0.0
+        self._scale_of = scale_of
 
     @property
     def sums(self) -> BundleSum:
@@ -125,8 +128,10 @@ class CentralMode(Mode):
         """Name the units that take part, where the node sums them. See `Mode.content_for`."""
         if not self._plan.hosting.sums_at_nodes or self._plan.hosting.coins_at_nodes:
             return super().content_for(node, content)
-        numbers = tuple(unit.number for unit in self._cohort[node])
-        return self.told(content, replace(self.instruction, units=numbers))
+        units, scale_of = self._cohort[node], self._scale_of
+        numbers = tuple(unit.number for unit in units)
+        scales = None if scale_of is None else tuple(map(scale_of, units))
+        return self.told(content, replace(self.instruction, units=numbers, scales=scales))
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
@@ -148,7 +153,10 @@ class CentralMode(Mode):
             weight = _on_weight_grid(one_of(measured, WEIGHT_METRIC, missing=0.0))
         unit = update_in(content, self.instruction.compression, self.layout.size)
         norm = self._sums.add(
-            unit, {name: one_of(measured, name) for name in measured}, weight=weight
+            unit,
+            {name: one_of(measured, name) for name in measured},
+            weight=weight,
+            scale=1.0 if self._scale_of is None else self._scale_of(units[0]),
         )
         if math.isfinite(norm):
             self._weight += weight

@@ -35,11 +35,11 @@ def released_by(
         next_norm = clipping.next_norm(
             bundle.clipping_norms[0],
             noisy_bit_sum=sums.pop(0),
-            denominator=plan.expected_cohort,
+            denominator=plan.expected_weight,
         )
         norms = (next_norm,)
     metrics = {
-        metric.name: metric.mean(total, plan.expected_cohort)
+        metric.name: metric.mean(total, plan.expected_weight)
         for metric, total in zip(bundle.metrics, sums, strict=True)
     }
     return Released(

@@ -164,7 +164,7 @@ def test_without_a_cap_nothing_is_required() -> None:
     assert NodeConfig.of({"require-privacy": "none"}).required == ()
 
 
-@pytest.mark.parametrize("asked", ["records", "Example", "central", "", True, "record,local"])
+@pytest.mark.parametrize("asked", ["records", "Example", "trusted", "", True, "record,local"])
 def test_an_unknown_requirement_is_refused(asked: Any) -> None:
     with pytest.raises(NodeConfigError, match="require-privacy must be"):
         NodeConfig.of(CAPPED | {"require-privacy": asked})

@@ -25,6 +25,7 @@ Place = tuple[str, int]
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
 _GRADIENTS = "privacy=distributed_records"
 _CYCLIC = "noise=cyclic noise.groups=4 noise.bands=4"
+_OWN = "selection=own_budgets selection.budgets=[1,8] selection.shares=[0.5,0.5]"
 _BUFFER = "selection=buffered"
 _TUNED = "tune.candidates=['client.epochs=1','client.epochs=2']"
 _NUMBERS = "task=csv task.data_dir=/nowhere task.label_range=[0,9]"
@@ -35,7 +36,11 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         f"{_NUMBERS} metrics.accuracy=[0,1]",
         f"{_NUMBERS} selection=dp_utility selection.utility=accuracy",
     ),
-    ("selection=own_budgets selection.budgets=[1,8] selection.shares=[0.5,0.5] schedule=plateau",),
+    (f"{_OWN} schedule=plateau",),
+    (
+        f"{_OWN} selection.method=scale weights.cap=9 weights.total=99 "
+        "weights.capped_denominator=true simulation.units_per_node=1",
+    ),
     (f"{_GRADIENTS} model.shared=['1.bias']",),
     tuple(
         f"{each} model.lora_rank=2 model.lora_train=alternating"
@@ -145,7 +150,8 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (f"{_BUFFER} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
     ("privacy=none selection=buffered", "privacy=dp_sgd selection=buffered"),
     ("noise=auto privacy.noise_multiplier=2",),
-    (f"{_SHARES} noise=cyclic", "privacy=local noise=cyclic"),
+    (f"{_SHARES} noise=spaced selection=public", "privacy=local noise=cyclic"),
+    (f"{_SHARES} noise=cyclic",),
     ("privacy=none noise=cyclic", "privacy=dp_sgd noise=auto"),
     ("schedule=plateau privacy.noise_multiplier=2",),
     ("task=csv task.partition=nodes simulation.units_per_node=2",),
@@ -196,6 +202,8 @@ OF_PYTHON = {
     "correlated noise is charged at one multiplier, and what a round costs would depend on the "
     "noise of later ones",
     "the noise can follow the plateau or the schedule, not both",
+    "nodes that remember their shares of the noise answer every sum, and each lets its own units "
+    "take turns, all of whose turn it is",
     "groups that take turns leave most nodes out of a round, and a secure sum is planned for all "
     "of them",
 }

@@ -93,3 +93,46 @@ def test_a_node_whose_updates_can_not_be_is_in_no_sum() -> None:
     with pytest.raises(RefusedUpdate, match="its norm is more"):
         sums.add_node(record(np.full(SIZE, 2.0**40)), [1.0, 1.0, 1.0], max_units=1)
     assert not any(state(sums))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, 0.03])
+def test_a_unit_of_a_smaller_norm_moves_all_sums_together_by_that_much_less(scale: float) -> None:
+    sums = empty()
+    sums.add(record(np.full(SIZE, 100.0)), {"loss": 4.0}, scale=scale)
+    updates, scalars = sums.bundle.updates, sums.bundle.scalar_mechanisms
+    moved = [
+        float(np.linalg.norm(sums.updates.total)) * updates.grid / updates.noise_std,
+        *(
+            abs(float(steps)) * each.grid / each.noise_std
+            for steps, each in zip(sums.scalars, scalars, strict=True)
+        ),
+    ]
+    # In units of the noise, over all sums: what the round is charged as, times the scale.
+    assert math.hypot(*moved) <= scale / BUNDLE.noise_multiplier
+    # The power of this test: it is nearly all of that, but for the count, which has steps of 1/64.
+    assert moved[0] > 0.999 * scale * (updates.clipping_norm / updates.noise_std)
+    assert math.hypot(*moved) > 0.97 * scale / BUNDLE.noise_multiplier
+
+
+def test_rows_of_several_norms_are_those_added_one_by_one() -> None:
+    scales, rows, single = [1.0, 0.5, 0.25, 1.0, 0.1, 0.7], empty(), empty()
+    rows.add_rows(UNITS, LOSSES, scales)
+    for unit, measured, scale in zip(UNITS, LOSSES, scales, strict=True):
+        single.add(record(unit), measured, scale=scale)
+    assert state(rows) == state(single) != state(one_by_one())
+
+
+def test_an_update_below_its_smaller_norm_is_not_shortened() -> None:
+    sums, unit = empty(), np.full(SIZE, 0.01)
+    sums.add(record(unit), {}, scale=0.5)
+    assert np.allclose(sums.updates.total * sums.updates.grid, unit, atol=sums.updates.grid)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1.5, math.nan])
+def test_a_scale_that_would_lengthen_or_silence_is_refused(scale: float) -> None:
+    with pytest.raises(ValueError, match=r"scale must lie in \(0, 1\]"):
+        empty().add(record(UNITS[0]), {}, scale=scale)
+    with pytest.raises(ValueError, match=r"scale must lie in \(0, 1\]"):
+        empty().add_rows(UNITS, LOSSES, [scale] * len(UNITS))
+    with pytest.raises(ValueError, match="as many scales"):
+        empty().add_rows(UNITS, LOSSES, [1.0])

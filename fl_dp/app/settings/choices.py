@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fl_dp.accounting.sampling import OWN_METHODS
 from fl_dp.mechanisms.schemes import SCHEMES
 from fl_dp.tasks.datasets import DATASETS, PARTITIONS
 from fl_dp.tasks.fit import MODELS, TRAINED_FACTORS
@@ -18,6 +19,7 @@ CHOICES = {
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
     "dp_sgd.grad_sample_mode": ("hooks", "functorch", "ghost"),
     "selection.coins": ("server", "nodes"),
+    "selection.method": OWN_METHODS,
     "selection.utility": ("loss", "accuracy", "records", "update_norm", "staleness"),
     "schedule.spend": ("early", "late"),
     "schedule.metric": ("accuracy", "loss"),

@@ -332,9 +332,11 @@ class BufferedSettings(SelectionSettings):
 
 @dataclass(kw_only=True)
 class OwnBudgetsSettings(SelectionSettings):
-    """Secret coins at a rate of its own for each group of clients, which has its own epsilon.
+    """Secret coins, at a rate or a norm of its own for each group, which has its own epsilon.
 
     Attributes:
+        method: What differs between groups: `sample`, how often clients take part, or `scale`, the
+            norm that they are clipped to; `clipping.norm` is then that of the last group.
         budgets: Epsilon of each group, increasing; the last one is `privacy.epsilon`.
         shares: Share of the clients in each group; public. They are dealt to the groups.
         owners: File with a line `name: epsilon` for each node, by its `unit-name`, in place of
@@ -343,6 +345,7 @@ class OwnBudgetsSettings(SelectionSettings):
 
     in_python = ("OwnRatesSampling",)
     name: str = told("own_budgets")
+    method: str = "sample"
     budgets: list[float] | None = told(None)
     shares: list[float] | None = told(None)
     owners: str | None = None
@@ -398,7 +401,9 @@ class OwnBudgetsSettings(SelectionSettings):
             sizes = Counter(owners.values())
             budgets = sorted(sizes)
             shares = [sizes[epsilon] / num_clients for epsilon in budgets]
-        law = OwnRatesSampling.at(self.sampling_rate, budgets=budgets, shares=shares)
+        law = OwnRatesSampling.at(
+            self.sampling_rate, budgets=budgets, shares=shares, method=self.method
+        )
         return OwnRatesSelection(law)
 
 

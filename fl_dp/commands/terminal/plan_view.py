@@ -65,15 +65,19 @@ class PlanView:
 
     @property
     def own_budgets(self) -> list[dict[str, float]]:
-        """Budget, share, rate and epsilon of each group of clients that has its own."""
+        """Budget, share, rate, norm and epsilon of each group of clients that has its own."""
         law = self.plan.sampling
         if not isinstance(law, OwnRatesSampling):
             return []
         return [
-            {"budget": budget, "share": share, "sampling_rate": rate, "epsilon": spent.best}
-            for budget, share, rate, spent in zip(
-                law.budgets, law.shares, law.rates, self.plan.own_epsilons(), strict=True
-            )
+            {
+                "budget": law.budgets[group],
+                "share": law.shares[group],
+                "sampling_rate": law.rates[group],
+                "clipping_norm": law.scale_of(group) * self.plan.clipping_norm,
+                "epsilon": spent.best,
+            }
+            for group, spent in enumerate(self.plan.own_epsilons())
         ]
 
     @property
@@ -129,7 +133,11 @@ class PlanView:
         ]
         rows += _share_rows(plan)
         rows += [
-            (f"epsilon of the clients that allow {each['budget']:g}", f"{each['epsilon']:.4f}")
+            (
+                f"epsilon of the clients that allow {each['budget']:g}",
+                f"{each['epsilon']:.4f}, at rate {each['sampling_rate']:.4g} and norm "
+                f"{each['clipping_norm']:.4g}",
+            )
             for each in self.own_budgets
         ]
         if plan.noise.adaptive:

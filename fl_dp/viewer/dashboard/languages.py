@@ -41,6 +41,19 @@ class Words:
         """
         return self.texts[key].format(**values)
 
+    def label(self, name: str) -> str:
+        """Return what a key, or a group of keys, is called in words; its own name if in none."""
+        plain = name.rpartition(".")[2].replace("_", " ").capitalize()
+        return self.texts.get(f"label.{name}", plain)
+
+    def question(self, experiment: str) -> str:
+        """Return what an experiment answers; its name if no language says it."""
+        return self.texts.get(f"question.{experiment}", experiment)
+
+    def value(self, written: str) -> str:
+        """Return a value of a setting in words where YAML has a sign for it."""
+        return self.texts.get(f"value.{written}", written)
+
     def number(self, value: float | None, digits: int = 4) -> str:
         """Return a number with `digits` significant digits; a dash where there is none."""
         if value is None or math.isnan(value):

@@ -53,11 +53,19 @@ from .shown_runs import (
 )
 from .start_form import (
     DATA,
-    FIRST,
+    EXPERIMENT,
+    RECOVERY,
     RUN_NAME,
+    STATISTIC,
+    SWEEP,
+    TRAINING,
+    Kind,
     WrongField,
+    experiments,
     field_of,
     folded,
+    group_defaults,
+    kinds,
     offered,
     options,
     read_form,
@@ -77,6 +85,8 @@ _LANGUAGE_COOKIE = "fl-dp-language"
 _YEAR = 365 * 24 * 3600
 _MOST_ROWS = 20  # of a chart's table
 _MOST_FIELDS = 500
+_MOST_CELLS = 500
+_ENDED = (RunState.FINISHED, RunState.STOPPED, RunState.BROKEN)
 
 
 async def _form(request: Request) -> dict[str, str]:
@@ -168,6 +178,7 @@ class Dashboard:
         app.get("/points/{name:path}")(self._points)
         app.get("/events/{name:path}")(self._events)
         app.get("/image/{name:path}")(self._image)
+        app.get("/sweep/{name:path}")(self._sweep)
         app.get("/compare")(self._compare)
         app.get("/budgets")(self._budgets)
         if self.started is not None:
@@ -282,6 +293,28 @@ class Dashboard:
             rows=points(thinned(run.rounds, _MOST_ROWS), run.noise_multipliers),
         )
 
+    def _sweep(self, request: Request, name: str) -> Response:
+        with _found_or_404():
+            cells = self.runs.sweep(name)
+        started = None if self.started is None else self.started.get(name)
+        images = images_of(self.runs.root, name)
+        root = self.runs.root
+        return self._page(
+            request,
+            "sweep.html",
+            name=name,
+            cells=cells[:_MOST_CELLS],
+            all=len(cells),
+            done=sum(each.card is not None and each.card.state in _ENDED for each in cells),
+            live=any(
+                each.card is not None and each.card.state is RunState.RUNNING for each in cells
+            )
+            or (started is not None and started.runs),
+            started=started,
+            images=images,
+            resume=shlex.join(["fl-dp", "run", f"resume={root / name}"]),
+        )
+
     def _points(self, name: str) -> Response:
         with _found_or_404():
             run = self.runs.read(name)
@@ -330,14 +363,15 @@ class Dashboard:
         return self._form_page(request, {})
 
     def _price(self, request: Request, form: Form) -> Response:
+        kind = _kind(request)
         try:
-            wanted = read_form(form, self.data)
+            wanted = read_form(form, self.data, kind)
         except WrongField as error:
             return self._form_page(request, form, wrong=error)
         try:
             price = self._starter.price(wanted)
         except NotPriced as error:
-            place = field_of(error.keys, form, own_data=bool(self.data))
+            place = field_of(error.keys, form, kind, own_data=bool(self.data))
             said = WrongField(field=place, text=str(error))
             return self._form_page(request, form, wrong=said)
         return self._form_page(request, form, price=price)
@@ -353,12 +387,17 @@ class Dashboard:
         started = self._starter.get(name)
         if started is None:
             raise HTTPException(404)
+        shows = "run" if started.request.kind is not SWEEP else "sweep"
         try:
-            self.runs.card(name)
+            self.runs.sweep(name) if shows == "sweep" else self.runs.card(name)
+            # These have no rounds to follow: their output tells how far they are.
+            waits = started.runs and started.request.kind in (RECOVERY, STATISTIC)
         except (OSError, ValueError):
-            age = time.time() - started.begun
-            return self._page(request, "started.html", started=started, age=age)
-        return RedirectResponse(f"/run/{quote(name)}", status_code=303)
+            waits = True
+        if not waits:
+            return RedirectResponse(f"/{shows}/{quote(name)}", status_code=303)
+        age = time.time() - started.begun
+        return self._page(request, "started.html", started=started, age=age)
 
     def _stop(self, request: Request, name: str) -> Response:
         if not self._starter.stop(name):
@@ -373,22 +412,28 @@ class Dashboard:
         wrong: WrongField | None = None,
         price: Any = None,
     ) -> Response:
-        own = bool(self.data)
+        own, kind = bool(self.data), _kind(request)
+        fields = offered(kind, own_data=own)
         return self._page(
             request,
             "start.html",
+            kind=kind,
+            kinds=list(kinds()),
+            experiment=EXPERIMENT,
+            experiments=experiments(kind),
+            group_defaults=group_defaults(),
             status=200 if wrong is None else 422,
             place="start",
             form=form,
             wrong=wrong,
             price=price,
-            command="" if price is None else shlex.join(["fl-dp", "run", *price.request.overrides]),
-            options=options(own_data=own),
+            command="" if price is None else shlex.join(["fl-dp", *price.request.command]),
+            options=options(kind, own_data=own),
             by_recipe=brought_keys(),
-            first=[offered(own_data=own)[name] for name in FIRST],
-            folded=folded(own_data=own),
+            first=[fields[name] for name in kind.first],
+            folded=folded(kind, own_data=own),
             run_name=RUN_NAME,
-            data=sorted(self.data),
+            data=sorted(self.data) if "task" in kind.groups else [],
             data_field=all_keys()[DATA],
         )
 
@@ -396,7 +441,7 @@ class Dashboard:
         """Return the simulations that were started here and have no folder (yet)."""
         if self.started is None:
             return []
-        seen = {card.name for card in cards}
+        seen = {card.name for card in cards} | {card.sweep for card in cards}
         return [each for each in self.started.each() if each.name not in seen]
 
     # What every page has.
@@ -451,6 +496,11 @@ class Dashboard:
         if request.query_params.get("lang") in languages():
             answer.set_cookie(_LANGUAGE_COOKIE, words.code, max_age=_YEAR, **self._strict)
         return answer
+
+
+def _kind(request: Request) -> Kind:
+    """Return the form that an address names; that of a training if it names none."""
+    return kinds().get(request.query_params.get("kind", ""), TRAINING)
 
 
 def _words(request: Request) -> Words:

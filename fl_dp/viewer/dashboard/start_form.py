@@ -1,17 +1,22 @@
-"""Form that starts a simulation: fields, help and checks come from the settings themselves."""
+"""Forms that start something: fields, help and checks come from the settings themselves.
+
+There is one form for each kind of work: a training, an experiment of many trainings, an attack, a
+statistic, and a training whose hyper-parameters are chosen first.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from fl_dp.app.compose import ConfigError, compose_settings
+from fl_dp.app.compose import ConfigError, compose_settings, expand_sweep
 from fl_dp.app.keys import FOLDERS, Key, all_keys
 from fl_dp.app.option_keys import keys_of
 from fl_dp.app.overrides import group_options, quoted
+from fl_dp.app.recipes import entries
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.data import OWN_DATA_KEYS
 from fl_dp.tasks.datasets import OWN_DATA
@@ -47,8 +52,7 @@ DATA = "task.data_dir"
 """Field that chooses among the folders of own data that the operator named."""
 
 # A form chooses neither folders of this machine, noise that can be predicted, nor who else is told
-# of the run; sweeps, attacks, choices among settings and statistics are other commands. Own data
-# are offered where the operator named their folders.
+# of the run. Own data are offered where the operator named their folders.
 _OF_OWN_DATA = frozenset(f"task.{key}" for key in OWN_DATA_KEYS)
 _NOT_OFFERED = FOLDERS | {
     "privacy.insecure_seed",
@@ -57,12 +61,118 @@ _NOT_OFFERED = FOLDERS | {
     "model.initial_digest",
     "features.digest",
     "features.module",
+    # Form fields write them: an experiment, and keys with several values.
+    "recovery.attacks",
+    "tune.candidates",
+    "tune.chosen",
+    # How many trainings a random stopping makes is a secret, which a page of its progress shows.
+    "tune.mean_runs",
+    "tune.shape",
 }
+_CHOICES = {"tune.by": ("vote", "public")}  # and so it is not offered here
 _OF_OPERATOR = "checkpoint"  # features of a file and a module of the operator's
-_GROUPS_NOT_OFFERED = ("sweep", "recovery", "statistic", "tune", "simulation", "tracking")
+_OF_TRAINING = (
+    *("", "task", "features", "model", "privacy", "noise", "dp_sgd", "clipping", "weights"),
+    *("metrics", "selection", "schedule", "server_optimizer", "client", "compression"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One form: what it starts, and which settings it has fields for.
+
+    Attributes:
+        name: In addresses and in the keys of its words.
+        groups: Groups of which it offers each option.
+        keys: Groups whose keys it offers, and single keys.
+        first: Keys that are shown at once; the others are folded away by group.
+        marked: Key that marks its experiments in their files; empty: those without such a mark.
+        command: Of the command line.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    groups: tuple[str, ...] = GROUPS
+    keys: tuple[str, ...] = _OF_TRAINING
+    first: tuple[str, ...] = FIRST
+    marked: str | None = None
+
+    @property
+    def needs_experiment(self) -> bool:
+        """Whether an experiment has to be chosen."""
+        return bool(self.marked)
+
+
+TRAINING = Kind(name="training", command=("run",), marked="")
+SWEEP = Kind(
+    name="sweep",
+    command=("run", "-m"),
+    groups=("task", "model"),
+    keys=("", "task", "client", "sweep.seeds", "sweep.side_by_side"),
+    first=("rounds", "task.num_clients", "sweep.seeds", "sweep.side_by_side"),
+    marked="sweep.curves",
+)
+RECOVERY = Kind(
+    name="recovery",
+    command=("run",),
+    groups=("task", "model"),
+    keys=("seed", "task", "model", "client", "clipping.norm", "recovery"),
+    first=("recovery.threats", "recovery.images", "recovery.seeds", "recovery.steps"),
+    marked="recovery.attacks",
+)
+STATISTIC = Kind(
+    name="statistic",
+    command=("stats",),
+    groups=("task", "privacy"),
+    keys=("seed", "task", "statistic", "privacy.epsilon", "privacy.delta"),
+    first=(
+        *("statistic.query", "statistic.values", "statistic.low", "statistic.high"),
+        *("task.num_clients", "privacy.epsilon", "privacy.delta"),
+    ),
+)
+TUNING = Kind(
+    name="tuning",
+    command=("tune",),
+    keys=(*_OF_TRAINING, "tune"),
+    first=(*FIRST, "tune.by", "tune.share", "tune.rounds"),
+)
+_KINDS = (TRAINING, SWEEP, RECOVERY, STATISTIC, TUNING)
+EXPERIMENT = "experiment"
+"""Field that chooses among the experiments of a kind."""
+QUERY = "statistic.query"
+
+
+@cache
+def kinds() -> dict[str, Kind]:
+    """Return the forms by name; without the wing that has its keys, one is left out."""
+    known = {key.group for key in all_keys().values()}
+    needed = {RECOVERY.name: "recovery", TUNING.name: "tune"}
+    return {each.name: each for each in _KINDS if needed.get(each.name, "") in known}
+
+
+@cache
+def experiments(kind: Kind) -> tuple[str, ...]:
+    """Return the names of the experiments that a form offers."""
+    if kind.marked is None:
+        return ()
+    marks = {each.marked for each in _KINDS} - {None, ""}
+    found = []
+    for name in group_options()[EXPERIMENT]:
+        marked = marks & {key for key, _ in entries(f"{EXPERIMENT}/{name}")}
+        if marked == ({kind.marked} if kind.marked else set()):
+            found.append(name)
+    return tuple(found)
+
+
+@cache
+def group_defaults() -> dict[str, str]:
+    """Return the option of each group that holds where nobody chooses one."""
+    return {group: str(option) for group, option in entries("config") if group in GROUPS}
+
 
 RUN_NAME = "run_name"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_SEVERAL = re.compile(r"[\w.]+=[^\[\]\"',]+(,[^\[\]\"',]+)+")  # values of a number or a choice
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,3})?|[+-]?inf")
 
 
@@ -82,112 +192,175 @@ class WrongField(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Wanted simulation, checked.
+    """Wanted work, checked.
 
     Attributes:
+        kind: The form that asks for it.
         overrides: As for the command line.
         run_name: Name of its folder; empty leaves it to us.
-        settings: What the overrides come to.
+        settings: What the overrides come to; of an experiment of many trainings, what it starts
+            from.
+        title: What it is about, for the name of its folder.
+        trainings: Of an experiment of many: the settings of each.
     """
 
+    kind: Kind = TRAINING
     overrides: tuple[str, ...]
     run_name: str
     settings: Settings
+    title: str
+    trainings: tuple[Settings, ...] = ()
 
     @property
     def promises(self) -> bool:
         """Whether it is private at all."""
-        return self.settings.protects_clients or self.settings.protects_records
+        return any(
+            each.protects_clients or each.protects_records
+            for each in self.trainings or [self.settings]
+        )
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """What starts it, after `fl-dp`."""
+        if self.kind is STATISTIC:
+            query = str(self.settings.statistic.query)
+            asked = (each for each in self.overrides if not each.startswith(f"{QUERY}="))
+            return (*self.kind.command, query, *asked)
+        return (*self.kind.command, *self.overrides)
+
+    @property
+    def price(self) -> tuple[str, ...]:
+        """What tells its price, after `fl-dp`; empty where that is no single number."""
+        if self.kind is STATISTIC:
+            return (*self.command, "--price", "--json")
+        if self.kind in (SWEEP, RECOVERY) or not self.promises:
+            return ()
+        return ("plan", "--json", *_with_candidates(self.overrides))
 
 
 @cache
-def offered(*, own_data: bool = False) -> dict[str, Key]:
-    """Return the keys that the form has a field for.
+def offered(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, Key]:
+    """Return the keys that a form has a field for.
 
     Args:
+        kind: The form.
         own_data: Whether there are own data, and so their settings.
     """
     return {
-        name: key
+        name: replace(key, choices=_CHOICES.get(name, key.choices))
         for name, key in all_keys().items()
         if name not in _NOT_OFFERED
         and (own_data or name not in _OF_OWN_DATA)
-        and key.group not in _GROUPS_NOT_OFFERED
+        and (key.group in kind.keys or name in kind.keys)
         and key.kind != "curves by name"
     }
 
 
 @cache
-def folded(*, own_data: bool = False) -> dict[str, tuple[Key, ...]]:
+def folded(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[Key, ...]]:
     """Return the keys that are folded away, by group."""
     found: dict[str, tuple[Key, ...]] = {}
-    for name, key in offered(own_data=own_data).items():
-        if name not in FIRST:
+    for name, key in offered(kind, own_data=own_data).items():
+        if name not in kind.first:
             found[key.group] = (*found.get(key.group, ()), key)
     return found
 
 
 @cache
-def options(*, own_data: bool = False) -> dict[str, tuple[str, ...]]:
+def options(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[str, ...]]:
     """Return what each group's field offers."""
     left_out = {_OF_OPERATOR, *(() if own_data else OWN_DATA)}
     return {
         group: tuple(name for name in group_options()[group] if name not in left_out)
-        for group in GROUPS
+        for group in kind.groups
     }
 
 
-def read_form(form: Mapping[str, str], data: Mapping[str, Path] | None = None) -> Request:
+def read_form(
+    form: Mapping[str, str], data: Mapping[str, Path] | None = None, kind: Kind = TRAINING
+) -> Request:
     """Return what a filled form asks for; an empty field leaves its default.
 
     Args:
-        form: Values by field: a group, a key, `run_name`, or `DATA`.
+        form: Values by field: a group, a key, `run_name`, `EXPERIMENT` or `DATA`.
         data: Folders of own data by the names that the form may choose; None: there are none.
+        kind: The form.
 
     Raises:
         WrongField: With the field that is wrong.
     """
     overrides = []
     data = data or {}
-    known = options(own_data=bool(data))
-    for group in GROUPS:
-        option = form.get(group, "").strip()
-        if option and option not in known[group]:
-            raise WrongField(field=group, text=f"{group} is one of {', '.join(known[group])}")
+    choices = {EXPERIMENT: experiments(kind), **options(kind, own_data=bool(data))}
+    for field, known in choices.items():
+        option = form.get(field, "").strip()
+        if (option or (field == EXPERIMENT and kind.needs_experiment)) and option not in known:
+            raise WrongField(field=field, text=f"{field} is one of {', '.join(known)}")
         if option:
-            overrides.append(f"{group}={option}")
+            overrides.append(f"{field}={option}")
     chosen = form.get(DATA, "").strip()
     if data and chosen:
         if chosen not in data:
             raise WrongField(field=DATA, text=f"{DATA} is one of {', '.join(sorted(data))}")
         overrides.append(f"{DATA}={quoted(str(data[chosen]))}")
-    for name, key in offered(own_data=bool(data)).items():
+    for name, key in offered(kind, own_data=bool(data)).items():
         written = form.get(name, "").strip()
         if written:
-            overrides.append(override_of(key, written))
+            several = kind is TUNING and key.tunable
+            overrides.append(override_of(key, written, several=several))
+    if kind is STATISTIC and not form.get(QUERY, "").strip():
+        raise WrongField(field=QUERY, text=f"{QUERY} must be {all_keys()[QUERY].allowed}")
     run_name = form.get(RUN_NAME, "").strip()
     if run_name and _RUN_NAME.fullmatch(run_name) is None:
         raise WrongField(
             field=RUN_NAME,
             text="run_name takes up to 64 letters, digits, dots, dashes and underscores",
         )
+    trainings: tuple[Settings, ...] = ()
     try:
-        settings = compose_settings(overrides)
+        settings = compose_settings(_with_candidates(overrides))
+        if kind is SWEEP:
+            from fl_dp.app.cells import expand  # with the accounting, which takes a second to load
+
+            trainings = tuple(cell.settings for cell in expand(overrides)[1])
     except ConfigError as error:
-        place = field_of(keys_of(error), form, own_data=bool(data))
+        place = field_of(keys_of(error), form, kind, own_data=bool(data))
         raise WrongField(field=place, text=str(error)) from error
-    return Request(overrides=tuple(overrides), run_name=run_name, settings=settings)
+    return Request(
+        kind=kind,
+        overrides=tuple(overrides),
+        run_name=run_name,
+        settings=settings,
+        title=form.get(EXPERIMENT, "").strip() or settings.task.name,
+        trainings=trainings,
+    )
 
 
-def field_of(keys: Sequence[str], form: Mapping[str, str], *, own_data: bool = False) -> str:
+def _with_candidates(overrides: Sequence[str]) -> list[str]:
+    """Return overrides in which keys of several values have become candidates, as `fl-dp tune`."""
+    swept = [each for each in overrides if _SEVERAL.fullmatch(each)]
+    if not swept:
+        return list(overrides)
+    listed = ",".join(quoted(" ".join(each)) for each in expand_sweep(swept))
+    return [*(each for each in overrides if each not in swept), f"tune.candidates=[{listed}]"]
+
+
+def field_of(
+    keys: Sequence[str],
+    form: Mapping[str, str],
+    kind: Kind = TRAINING,
+    *,
+    own_data: bool = False,
+) -> str:
     """Return the field that an error is about: the first of its keys that was filled, or the first.
 
     Args:
         keys: Those that the error is about.
         form: Values by field.
+        kind: The form.
         own_data: Whether there are own data, and so their settings.
     """
-    fields = {*offered(own_data=own_data), *GROUPS, *([DATA] if own_data else [])}
+    fields = {*offered(kind, own_data=own_data), *kind.groups, *([DATA] if own_data else [])}
     # `privacy.mode` may have been chosen in the field of its group.
     named = [*keys, *(key.partition(".")[0] for key in keys if "." in key)]
     known = [name for name in named if name in fields]
@@ -195,8 +368,13 @@ def field_of(keys: Sequence[str], form: Mapping[str, str], *, own_data: bool = F
     return next(iter([*filled, *known]), "")
 
 
-def override_of(key: Key, written: str) -> str:
+def override_of(key: Key, written: str, *, several: bool = False) -> str:
     """Return an override that Hydra reads as this value and as nothing else.
+
+    Args:
+        key: The setting.
+        written: Its value.
+        several: Whether there may be several values with commas between them.
 
     Raises:
         WrongField: If it is not a value of the key's kind.
@@ -208,6 +386,8 @@ def override_of(key: Key, written: str) -> str:
     if key.kind.startswith("a list"):
         items = [item.strip() for item in written.strip("[]").split(",")]
         return f"{key.name}=[{','.join(_value(key, item) for item in items if item)}]"
+    if several:
+        return f"{key.name}={','.join(_value(key, each.strip()) for each in written.split(','))}"
     return f"{key.name}={_value(key, written)}"
 
 

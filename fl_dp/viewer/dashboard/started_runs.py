@@ -1,4 +1,4 @@
-"""Simulations that the dashboard starts: priced first, one at a time, and stopped as by Ctrl-C."""
+"""What the dashboard starts: priced first, one at a time, and stopped as by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fl_dp.app.overrides import quoted
+from fl_dp.app.settings import Settings
 
 from .start_form import Request
 
@@ -50,7 +51,7 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PricedRequest:
-    """What a simulation would spend, as `fl-dp plan` computes it.
+    """What would be spent, as `fl-dp plan` or `fl-dp stats --price` computes it.
 
     Attributes:
         key: Names the priced settings to `start`.
@@ -60,6 +61,8 @@ class PricedRequest:
         records: Epsilon and delta of a client's records, where they are protected besides.
         promise: Sentences of the promise by name.
         warnings: What the command line warns of.
+        budgets: Of an experiment of many trainings: the epsilon that each private one may spend,
+            smallest first; None where its noise is given and epsilon follows from it.
     """
 
     key: str
@@ -69,6 +72,7 @@ class PricedRequest:
     records: tuple[float, float] | None = None
     promise: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    budgets: tuple[float | None, ...] = ()
 
 
 @dataclass(kw_only=True)
@@ -78,7 +82,7 @@ class Started:
     Attributes:
         name: Of its folder.
         request: What was asked for.
-        process: `fl-dp run`.
+        process: `fl-dp run` or another command.
         output: What it prints.
         begun: When it was started, seconds since 1970.
         stopping: Whether a reader asked it to stop.
@@ -131,10 +135,12 @@ class StartedRuns:
         Raises:
             NotPriced: If it would be refused.
         """
-        price = PricedRequest(key=secrets.token_urlsafe(16), request=request)
-        if request.promises:
+        price = PricedRequest(
+            key=secrets.token_urlsafe(16), request=request, budgets=_budgets(request.trainings)
+        )
+        if request.price:
             with self._pricing:  # a calibration keeps a processor busy
-                document, warnings = self._plan(request.overrides)
+                document, warnings = self._plan(request.price)
             records = document.get("records")
             price = PricedRequest(
                 key=price.key,
@@ -167,7 +173,7 @@ class StartedRuns:
                 raise NotStarted("start.busy")
             request = price.request
             stamp = time.strftime("%Y%m%d-%H%M%S")
-            name = request.run_name or f"{stamp}-{request.settings.task.name}"
+            name = request.run_name or f"{stamp}-{request.title}"
             if name in self._started or os.path.lexists(self.root / name):
                 raise NotStarted("start.taken")
             del self._priced[key]  # a form that is sent twice starts one run
@@ -175,7 +181,7 @@ class StartedRuns:
             output = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the run is known
             place = (f"output_dir={quoted(str(self.root))}", f"run_name={quoted(name)}")
             process = subprocess.Popen(
-                [*self.command, "run", *request.overrides, *place],
+                [*self.command, *request.command, *place],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -216,10 +222,10 @@ class StartedRuns:
         started = self._started.get(name)
         return started is not None and started.runs
 
-    def _plan(self, overrides: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def _plan(self, asked: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
         try:
             answer = subprocess.run(
-                [*self.command, "plan", "--json", *overrides],
+                [*self.command, *asked],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -234,13 +240,13 @@ class StartedRuns:
         if answer.returncode != 0:
             errors = _told(lines, "error: ")
             raise NotPriced(
-                errors[-1] if errors else f"`fl-dp plan` ended {answer.returncode}",
+                errors[-1] if errors else f"`fl-dp {asked[0]}` ended {answer.returncode}",
                 _keys_in(answer.stdout),
             )
         try:
             document = json.loads(answer.stdout)
         except ValueError:
-            raise NotPriced("`fl-dp plan` printed no JSON") from None
+            raise NotPriced(f"`fl-dp {asked[0]}` printed no JSON") from None
         return document, tuple(_told(lines, "warning: "))
 
 
@@ -250,7 +256,17 @@ def _environment() -> dict[str, str]:
 
 
 def _quoted_epsilon(document: dict[str, Any]) -> float:
-    return float(document["epsilon"][document["quoted"]])
+    said = document["epsilon"]  # a number of a statistic
+    return float(said[document["quoted"]] if isinstance(said, dict) else said)
+
+
+def _budgets(trainings: Sequence[Settings]) -> tuple[float | None, ...]:
+    found = [
+        (each.privacy if each.protects_clients else each.record_training).epsilon
+        for each in trainings
+        if each.protects_clients or each.protects_records
+    ]
+    return tuple(sorted(found, key=lambda epsilon: (epsilon is None, epsilon or 0.0)))
 
 
 def _keys_in(printed: str) -> list[str]:

@@ -18,7 +18,7 @@ from .details import FoundRun
 from .follow import ReadPosition
 from .images import Image
 from .rounds import Round, thinned
-from .runs_folder import RunsFolder, read_run
+from .runs_folder import RunsFolder, SweepCell, read_run
 
 __all__ = [
     "FoundAttack",
@@ -29,6 +29,7 @@ __all__ = [
     "RunCard",
     "RunState",
     "RunsFolder",
+    "SweepCell",
     "read_run",
     "thinned",
 ]

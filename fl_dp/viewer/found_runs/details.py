@@ -22,10 +22,12 @@ from .untrusted import (
     problems_noted,
     read_object,
     read_whole,
+    shown,
 )
 
 _MOST_SETTINGS = 1 << 18
 _MOST_DOCUMENT = 1 << 23
+_MOST_ROWS = 200
 _DOCUMENTS = (
     "privacy.json",
     "statistic.json",
@@ -75,6 +77,16 @@ class FoundRun:
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the last model on public rows, besides accuracy and loss, by name."""
         return self.rounds[-1].metrics if self.rounds else {}
+
+    @property
+    def answer(self) -> list[tuple[str, float | None, float | None]]:
+        """Rows of a statistic's answer: a name, the private value, the error."""
+        rows = self.documents.get("statistic.json", {}).get("rows")
+        return [
+            (shown(str(row[0])), number(row[1]), number(row[2]))
+            for row in (rows[:_MOST_ROWS] if isinstance(rows, list) else ())
+            if isinstance(row, list) and len(row) == 3
+        ]
 
     @property
     def failed(self) -> bool:

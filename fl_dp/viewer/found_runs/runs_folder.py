@@ -53,6 +53,21 @@ class Listing:
     problems: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class SweepCell:
+    """One training of a sweep.
+
+    Attributes:
+        variant: Its curve, or what tells it from its siblings but for the seed.
+        place: Its place on the sweep's axis.
+        card: As the list shows it; None before it has begun.
+    """
+
+    variant: str | None
+    place: str | None
+    card: RunCard | None
+
+
 _Seen = tuple[int, int, int]  # inode, time and size of a file
 
 
@@ -110,6 +125,24 @@ class RunsFolder:
         """
         return found_run(self.root, self.card(name))
 
+    def sweep(self, name: str) -> list[SweepCell]:
+        """Return the trainings of a sweep, in its order.
+
+        Raises:
+            Unreadable: If the name leads elsewhere, or its list can't be read.
+            OSError: If there is no such sweep.
+        """
+        self._require(name, SWEEP)
+        files = self._files(name)
+        found = []
+        for cell, said in self._read(name, SWEEP, files, _read_cells).items():
+            try:
+                card = self.card(f"{name}/{cell}")
+            except (OSError, Unreadable):
+                card = None
+            found.append(SweepCell(variant=said["variant"], place=said["place"], card=card))
+        return found
+
     def follow(self, name: str, mark: ReadPosition) -> Followed:
         """Return the rounds of a run since a mark; see `follow`.
 
@@ -119,13 +152,13 @@ class RunsFolder:
         """
         return follow(self.root, name, mark)
 
-    def _require(self, name: str) -> None:
+    def _require(self, name: str, file: str = CONFIG) -> None:
         path = self.root.joinpath(*parts_of(name))
         steps = [path, *path.parents][: len(parts_of(name))]
         if any(step.is_symlink() for step in steps) or not path.is_dir():
             raise FileNotFoundError(f"there is no run '{name}' here")
-        if not os.path.lexists(path / CONFIG):
-            raise FileNotFoundError(f"there is no run '{name}' here: it has no {CONFIG}")
+        if not os.path.lexists(path / file):
+            raise FileNotFoundError(f"there is no run '{name}' here: it has no {file}")
 
     def _names(self, problems: list[str]) -> Iterator[str]:
         """Yield the names of all runs: folders with settings, and those below folders without."""

@@ -16,6 +16,7 @@ from browsers import WAIT, chromium, chromium_or_skip, expect, serious, watched_
 from dashboards import TOKEN, pretend_command, served
 from written_runs import statement, write_rounds, write_run
 
+from fl_dp.viewer.dashboard.start_form import kinds
 from fl_dp.viewer.dashboard.started_runs import StartedRuns
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -119,9 +120,9 @@ def test_a_form_error_is_shown_at_its_field_then_a_run_starts_and_stops(
     with served(root, started=started) as address:
         log_in(page, address)
         page.get_by_role("link", name="Start a simulation").click()
-        page.get_by_label("rounds", exact=True).fill("none")
+        page.get_by_label("Rounds", exact=True).fill("none")
         page.get_by_role("button", name="Compute the price").click()
-        field = page.get_by_label("rounds", exact=True)
+        field = page.get_by_label("Rounds", exact=True)
         expect(field).to_have_attribute("aria-invalid", "true")
         expect(field).to_have_value("none")
         expect(field).to_be_focused()
@@ -192,6 +193,9 @@ def test_everything_is_reached_by_keyboard_alone(page: Any, root: Path) -> None:
 def test_axe_finds_nothing_serious(browser: Any, root: Path, tmp_path: Path, scheme: str) -> None:
     write_run(root / "a", done=2)
     write_run(root / "b")
+    write_run(root / "many" / "run-0", done=2)
+    cells = [{"name": f"run-{n}", "variant": "a curve", "place": "1"} for n in range(2)]
+    (root / "many" / "sweep.json").write_text(json.dumps({"cells": cells}))
     (root / "broken").mkdir()
     (root / "broken" / "config.yaml").write_text("[")
     started = StartedRuns(root=root, command=pretend_command(tmp_path))
@@ -206,7 +210,11 @@ def test_axe_finds_nothing_serious(browser: Any, root: Path, tmp_path: Path, sch
         log_in(page, address)
         paths = ["/", "/run/a", "/budgets"]  # in the dark, colours alone can be different
         if scheme == "light":
-            paths += ["/run/broken", "/compare?run=a&run=b", "/start", "/nowhere", "/?lang=zh"]
+            paths += ["/run/broken", "/compare?run=a&run=b", "/sweep/many", "/nowhere"]
+            paths += [
+                f"/start?kind={kind}&lang={code}" for kind in kinds() for code in ("en", "zh")
+            ]
+            paths += ["/?lang=zh"]
         for path in paths:
             page.goto(f"{address}{path}", wait_until="load")
             page.evaluate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -9,19 +10,28 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from dashboards import OWN, dashboard_of, pretend_command, reader
+from dashboards import OWN, dashboard_of, png, pretend_command, reader
 from starlette.testclient import TestClient
 from written_runs import write_run
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
+from fl_dp.app.overrides import group_options
+from fl_dp.viewer.dashboard.languages import Words, languages
 from fl_dp.viewer.dashboard.start_form import (
-    FIRST,
     GROUPS,
+    RECOVERY,
+    STATISTIC,
+    SWEEP,
+    TRAINING,
+    TUNING,
+    Kind,
     Request,
     WrongField,
+    experiments,
     field_of,
     folded,
+    kinds,
     offered,
     override_of,
     read_form,
@@ -74,17 +84,36 @@ def placeholder_of(name: str, page: str) -> str:
     return found[1]
 
 
-def test_every_field_is_a_key_and_shown_once() -> None:
-    shown = [*FIRST, *(key.name for keys in folded().values() for key in keys)]
-    assert sorted(shown) == sorted(offered())
+@pytest.mark.parametrize("kind", kinds().values(), ids=lambda kind: kind.name)
+def test_every_field_is_a_key_and_shown_once(kind: Kind) -> None:
+    shown = [*kind.first, *(key.name for keys in folded(kind).values() for key in keys)]
+    assert sorted(shown) == sorted(offered(kind))
     assert set(shown) <= set(all_keys())
+
+
+@pytest.mark.parametrize("language", languages().values(), ids=lambda words: words.code)
+def test_what_is_shown_at_once_is_named_in_words(language: Words) -> None:
+    named = [*GROUPS, *(name for kind in kinds().values() for name in kind.first)]
+    assert [name for name in named if f"label.{name}" not in language.texts] == []
+    asked = [name for kind in kinds().values() for name in experiments(kind)]
+    assert sorted(asked) == sorted(group_options()["experiment"])
+    assert [name for name in asked if f"question.{name}" not in language.texts] == []
+
+
+def test_a_field_shows_the_value_of_its_default_and_its_key_in_small(client: TestClient) -> None:
+    page = client.get("/start").text
+    assert '<option value="">digits (default)</option>' in page
+    assert '<label for="f-privacy.epsilon">Privacy budget epsilon</label>' in page
+    assert '<code lang="en">privacy.epsilon</code>' in page
+    assert placeholder_of("privacy.delta", page) == "not set"
 
 
 NOT_OFFERED = (
     "output_dir resume task.data_dir dp_sgd.ledger_dir privacy.secure_sum.roster "
     "privacy.insecure_seed features.file features.module features.statistics model.initial "
     "selection.owners "
-    "simulation.num_cpus sweep.axis recovery.attacks privacy.witness_dir tracking.uri tracking.mode"
+    "simulation.num_cpus sweep.axis recovery.attacks tune.chosen tune.mean_runs "
+    "privacy.witness_dir tracking.uri tracking.mode"
 )
 
 
@@ -94,10 +123,64 @@ def test_no_form_chooses_an_encoder_that_is_code() -> None:
     assert read_form({"noise": "auto"}).settings.noise.name == "auto"
 
 
-@pytest.mark.parametrize("name", NOT_OFFERED.split())
-def test_no_form_chooses_folders_predictable_noise_or_the_machine(name: str) -> None:
-    assert name not in offered()
-    assert not any(name in each for each in read_form({name: "/etc"}).overrides)
+@pytest.mark.parametrize("kind", kinds().values(), ids=lambda kind: kind.name)
+def test_no_form_chooses_folders_predictable_noise_or_the_machine(kind: Kind) -> None:
+    assert not set(NOT_OFFERED.split()) & set(offered(kind))
+    form = FILLED[kind.name] | dict.fromkeys(NOT_OFFERED.split(), "/etc")
+    assert not any("/etc" in each for each in read_form(form, kind=kind).overrides)
+
+
+FILLED = {
+    "training": {"experiment": "records"},
+    "sweep": {"experiment": "schedules", "sweep.seeds": "0, 1"},
+    "recovery": {"experiment": "data_recovery", "recovery.threats": "raw, released"},
+    "statistic": {"statistic.query": "mean", "statistic.low": "0", "statistic.high": "9"},
+    "tuning": {"client.learning_rate": "0.5, 2", "tune.by": "public"},
+}
+COMMANDS = {
+    "training": "run experiment=records",
+    "sweep": "run -m experiment=schedules sweep.seeds=[0,1]",
+    "recovery": 'run experiment=data_recovery recovery.threats=["raw","released"]',
+    "statistic": "stats mean statistic.low=0 statistic.high=9",
+    "tuning": 'tune client.learning_rate=0.5,2 tune.by="public"',
+}
+
+
+@pytest.mark.parametrize("kind", kinds().values(), ids=lambda kind: kind.name)
+def test_each_form_asks_for_its_command(kind: Kind) -> None:
+    assert " ".join(read_form(FILLED[kind.name], kind=kind).command) == COMMANDS[kind.name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "form", "field"),
+    [
+        (SWEEP, {}, "experiment"),
+        (SWEEP, {"experiment": "data_recovery"}, "experiment"),
+        (TRAINING, {"experiment": "schedules"}, "experiment"),
+        (STATISTIC, {"task": "digits"}, "statistic.query"),
+        (RECOVERY, {"experiment": "data_recovery", "recovery.threats": "all"}, "recovery.threats"),
+        (TUNING, {"client.learning_rate": "0.5,much"}, "client.learning_rate"),
+        (TUNING, {"client.learning_rate": "1,2", "tune.by": "stopping"}, "tune.by"),
+        (TRAINING, {"client.learning_rate": "0.5,2"}, "client.learning_rate"),
+    ],
+)
+def test_a_form_refuses_what_is_of_another(kind: Kind, form: dict[str, str], field: str) -> None:
+    with pytest.raises(WrongField) as error:
+        read_form(form, kind=kind)
+    assert error.value.field == field
+
+
+def test_an_experiment_is_priced_by_the_budgets_of_its_trainings(client: TestClient) -> None:
+    page = client.post("/price?kind=sweep", data=FILLED["sweep"], headers=OWN).text
+    assert "14 trainings, of which 14 are private" in page
+    assert "epsilon 2 to 2" in page
+    formula = {"experiment": "udp_formula", "sweep.seeds": "0"}
+    assert "noise is given" in client.post("/price?kind=sweep", data=formula, headers=OWN).text
+
+
+def test_an_attack_says_that_nothing_is_spent(client: TestClient) -> None:
+    page = client.post("/price?kind=recovery", data=FILLED["recovery"], headers=OWN).text
+    assert "nothing is spent" in page
 
 
 def test_no_key_of_a_folder_or_file_was_forgotten() -> None:
@@ -234,6 +317,54 @@ def test_a_run_is_started_followed_and_stopped(client: TestClient, started: Star
     assert client.post("/stop/mine", headers=OWN).status_code == 409
 
 
+def test_a_sweep_is_followed_on_its_own_page(client: TestClient, started: StartedRuns) -> None:
+    form = FILLED["sweep"] | {"run_name": "mine"}
+    price = key_on(client.post("/price?kind=sweep", data=form, headers=OWN).text)
+    assert client.post("/start", data={"price": price}, headers=OWN).status_code == 303
+    assert client.get("/started/mine").status_code == 200
+    sweep = started.root / "mine"
+    write_sweep(sweep, ["a", "b"])
+    write_run(sweep / "run-0", done=6, rounds=6)
+    assert client.get("/started/mine").headers["location"] == "/sweep/mine"
+    page = client.get("/sweep/mine").text
+    assert "1 of 2 trainings have ended" in page
+    assert page.count("state-waiting") == 1
+    assert "Stop this run" in page
+    png(sweep / "experiment.png")
+    assert "/image/mine/experiment.png" in client.get("/sweep/mine").text
+
+
+@pytest.mark.parametrize("name", ["nothing", "%2e%2e/elsewhere", "mine/run-0", "link"])
+def test_only_a_sweep_has_its_page(
+    client: TestClient, started: StartedRuns, tmp_path: Path, name: str
+) -> None:
+    write_sweep(tmp_path / "elsewhere", ["a"])
+    (started.root / "link").symlink_to(tmp_path / "elsewhere")
+    write_run(started.root / "mine" / "run-0")
+    assert client.get(f"/sweep/{name}").status_code == 404
+
+
+def write_sweep(path: Path, curves: list[str]) -> None:
+    """Write down what a sweep consists of."""
+    path.mkdir(parents=True, exist_ok=True)
+    cells = [
+        {"name": f"run-{index}", "variant": curve, "place": None}
+        for index, curve in enumerate(curves)
+    ]
+    (path / "sweep.json").write_text(json.dumps({"cells": cells}))
+
+
+def test_an_answer_is_shown_with_its_bars(client: TestClient, started: StartedRuns) -> None:
+    path = write_run(started.root / "asked", "statistic.query=count", done=-1, stated=False)
+    rows = [["low", -2.5, 0.5], ["<b>", 7.5, 0.5], [1], "x", ["bad", "nan", None]]
+    (path / "statistic.json").write_text(json.dumps({"rows": rows}))
+    page = client.get("/run/asked").text
+    assert "&lt;b&gt;" in page
+    assert 'x="25.00%" width="75.00%"' in page
+    assert 'x="0.00%" width="25.00%"' in page
+    assert 'data-chart="accuracy"' not in page
+
+
 def test_a_run_that_the_dashboard_did_not_start_is_not_stopped(
     client: TestClient, started: StartedRuns
 ) -> None:
@@ -331,12 +462,12 @@ def test_fields_of_own_data_are_shown_where_a_folder_was_named(
     site = dashboard_of(started.root, started=started, data={"ward": tmp_path}).site()
     page = reader(site).get("/start").text
     assert "<option>ward</option>" in page
-    assert "<option>csv</option>" in page
+    assert '<option value="csv">' in page
     assert 'name="task.client_column"' in page
     assert str(tmp_path) not in page
     without = reader(dashboard_of(started.root, started=started).site()).get("/start").text
     assert 'name="task.data_dir"' not in without
-    assert "<option>csv</option>" not in without
+    assert '<option value="csv">' not in without
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def pretend_command(folder: Path, *, rounds: int = 40, pause: float = 0.1) -> li
                 plan = {{"epsilon": {{"pld": 1.25}}, "quoted": "pld", "delta": 1e-5}}
                 print(json.dumps(plan | {{"promise": promise}}))
                 sys.exit()
-            given = dict(each.split("=", 1) for each in overrides)
+            given = dict(each.split("=", 1) for each in overrides if "=" in each)
             signal.signal(signal.SIGTERM, signal.default_int_handler)
             print("starting Flower", flush=True)
             from written_runs import statement, write_rounds, write_run

@@ -28,7 +28,8 @@ function take(added, anew) {
 }
 
 function put(id, text) {
-  document.getElementById(id).textContent = text;
+  const place = document.getElementById(id);
+  if (place) place.textContent = text; // a statistic has no rounds
 }
 
 function state(said) {
