@@ -8,7 +8,14 @@ from functools import lru_cache
 
 from fl_dp.accounting import PoissonSampling, TruncatedPoissonSampling
 from fl_dp.accounting.banded import MOST_BANDS
-from fl_dp.accounting.noise_comparison import NoisePrice, NoiseRequest, best_noise, compare_noise
+from fl_dp.accounting.noise_comparison import (
+    WITHIN,
+    NoisePrice,
+    NoiseRequest,
+    best_noise,
+    compare_noise,
+    compare_shared_noise,
+)
 from fl_dp.option_errors import OptionError, require_compatible
 from fl_dp.plan import Banded
 from fl_dp.strategies import (
@@ -46,6 +53,8 @@ def with_noise(settings: Settings, delta: float) -> Settings:
     if settings.noise.name != "auto":
         return settings
     assert privacy.epsilon is not None  # a row of `NOISE`
+    if privacy.noised_by == "nodes":
+        return replace(settings, noise=_shared_noise(settings))
     secret, num_clients = chosen.name == "poisson", settings.task.num_clients
     best = _best(
         NoiseRequest(
@@ -130,6 +139,30 @@ def correlation_of(settings: Settings) -> Banded | None:
     apart = _groups(settings) if cyclic else separation_of(settings)
     bands = noise.bands or min(apart, _most_bands(settings))
     return Banded.optimal(rounds=settings.rounds, bands=bands, momentum=server_momentum(settings))
+
+
+def _shared_noise(settings: Settings) -> NoiseSettings:
+    """Return the noise of shares with the least error at as many gradients a round.
+
+    Within 2 % that of turns, which needs no secret coins and no fixed time.
+    """
+    from .noise_comparison import wanted_noise
+
+    if settings.selection.sampling_rate == 1.0:
+        return NoiseSettings()
+    _, *others = _shared_prices(wanted_noise(settings, size=model_size(settings)))
+    turns = next((price for price in others if price.remembered), None)
+    coins = next(price for price in others if not price.remembered)
+    timed = settings.privacy.sums is not None and settings.privacy.sums.reply_after is not None
+    if turns is None or (timed and turns.error > WITHIN * coins.error):
+        return NoiseSettings()
+    bands = getattr(settings.noise, "bands", None)
+    return CyclicNoiseSettings(groups=turns.groups, bands=bands)
+
+
+@lru_cache(maxsize=32)
+def _shared_prices(wanted: NoiseRequest) -> tuple[NoisePrice, ...]:
+    return compare_shared_noise(wanted)
 
 
 @lru_cache(maxsize=32)
