@@ -432,7 +432,7 @@ class DPFedAvg(RoundLoop):
         )
         require_trainable(plan, draft.layout, len(draft.roster))  # or a round is charged in vain
         multiplier = self._multiplier
-        if plan.sampling.visible:
+        if plan.sampling.visible and not plan.hosting.coins_at_nodes:
             self._participations.require_some_left(draft.roster, server_round=server_round)
             cohort = self.selection.select(draft.draw)
             self._reservation = self.ledger.reserve(
@@ -477,7 +477,8 @@ class DPFedAvg(RoundLoop):
                 instruction,
                 clipping_norms=self._clipping_norms,
                 sums=self._secure_sums,
-                number=reservation.sequence,
+                reservation=reservation,
+                training=self.ledger.training,
             )
         if isinstance(self.plan.noise, ClientNoise):
             return ClientNoiseMode(self.plan, multiplier, layout, origin, instruction)

@@ -22,6 +22,13 @@ _FITTING = [
     if each.selections
 ]
 
+_REMEMBERED_BY: dict[str, tuple[str, ...]] = {
+    "nobody": (),
+    "server": ("spaced", "cyclic", "auto"),
+    "nodes": ("cyclic", "auto"),
+    "clients": (),
+}
+
 
 def _needs_another_selection(settings: Settings) -> bool:
     fitting = settings.noise.selections
@@ -105,12 +112,25 @@ NOISE: tuple[Exclusion[Settings], ...] = (
     Exclusion(
         options=("noise", "privacy"),
         when=lambda given: (
-            given.noise.name != "independent" and given.privacy.noised_by != "server"
+            given.noise.name != "independent"
+            and given.noise.name not in _REMEMBERED_BY[given.privacy.noised_by]
         ),
-        why="correlated noise is the server's own, and nodes that add noise can't take earlier "
-        "noise away",
-        instead="write {privacy=central} or {noise=independent}",
+        why="noise at each client has nobody who could take it away again, and nodes that share "
+        "noise take theirs away for units that take turns",
+        instead="write {privacy=central}, or {noise=cyclic} with {privacy=distributed}, or "
+        "{noise=independent}",
         got=("noise", "privacy"),
+    ),
+    Exclusion(
+        options=("noise", "selection.coins"),
+        when=lambda given: (
+            given.noise.name != "independent"
+            and given.privacy.noised_by == "nodes"
+            and given.selection.coins != "nodes"
+        ),
+        why="where nodes add the noise each lets its own units take turns",
+        instead="write {selection.coins=nodes}",
+        got=("selection.coins",),
     ),
     Exclusion(
         options=("selection", "noise"),

@@ -27,6 +27,7 @@ from .settings.noises import (
 )
 from .settings.selections import BufferedSettings, PublicSettings, TruncatedPoissonSettings
 
+_A_TURN = 0.01  # a rate that was written with few digits
 _MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless noise.bands says more
 
 
@@ -92,6 +93,13 @@ def cyclic_selection(settings: Settings) -> CyclicSelection:
     """
     chosen, groups = settings.selection, _groups(settings)
     rate = groups * chosen.sampling_rate
+    if settings.privacy.noised_by == "nodes" and abs(rate - 1.0) > _A_TURN:
+        raise OptionError(
+            f"nodes let all of a position take part in its turn, so {{noise.groups={groups}}} are "
+            f"one round in {groups} each: write {{selection.sampling_rate={1.0 / groups:.4g}}}, "
+            f"got {{selection.sampling_rate={chosen.sampling_rate:g}}}, or leave {{noise.groups}} "
+            "out"
+        )
     if rate > 1.0 + 1e-9:
         raise OptionError(
             f"each of {{noise.groups={groups}}} groups would have to fill a cohort of "
@@ -99,7 +107,8 @@ def cyclic_selection(settings: Settings) -> CyclicSelection:
             f"{math.floor(1.0 / chosen.sampling_rate + 1e-9)} groups"
         )
     inside: PoissonSampling | TruncatedPoissonSampling
-    inside = PoissonSampling(sampling_rate=min(1.0, rate))
+    whole = settings.privacy.noised_by == "nodes"
+    inside = PoissonSampling(sampling_rate=1.0 if whole else min(1.0, rate))
     if isinstance(chosen, TruncatedPoissonSettings):
         units = math.ceil(settings.task.num_clients / groups)
         inside = TruncatedPoissonSelection.comfortable(inside.sampling_rate, units).sampling
@@ -132,6 +141,8 @@ def _best(wanted: NoiseRequest) -> NoisePrice:
 
 def _groups(settings: Settings) -> int:
     groups = settings.noise.groups if isinstance(settings.noise, CyclicNoiseSettings) else None
+    if groups is None and settings.privacy.noised_by == "nodes":
+        groups = max(2, round(1.0 / settings.selection.sampling_rate))
     if groups is None:
         most = math.floor(1.0 / settings.selection.sampling_rate + 1e-9)
         example = max(2, min(8, most, settings.rounds))

@@ -69,6 +69,11 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
         return self.features[rows], self.labels[rows]
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        """All features and labels, in their order."""
+        return self.features, self.labels
+
+    @property
     def fingerprint(self) -> str:
         """A name for these records."""
         if self._folder is not None:

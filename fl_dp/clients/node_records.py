@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from .dp_sgd import DPSGD
+from .fingerprint import fingerprint_of_list
 from .fit_for_dp_sgd import (
     constants_kept,
     exchanged_arrays,
@@ -114,6 +115,11 @@ class _Gradients:
 
     def __len__(self) -> int:
         return len(self._loader.dataset)  # type: ignore[arg-type]  # Dataset has no length
+
+    def fingerprint(self) -> str:
+        """Return what tells the list from another one, if its data set has `tensors`."""
+        tensors = getattr(self._loader.dataset, "tensors", ())
+        return fingerprint_of_list(*(each.detach().cpu().numpy() for each in tensors))
 
     def clipped_sum(
         self, rows: Sequence[int], clipping_norm: float

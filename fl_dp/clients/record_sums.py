@@ -29,6 +29,7 @@ from fl_dp.updates import VectorLayout
 
 from .records import Config
 from .slots import present_slots
+from .turns import present_turn
 
 # Sums of clipped gradients keep the norm to a tenth of this (`RecordsOfNode.clipped_sum`).
 _MARGIN = 1e-5
@@ -97,7 +98,7 @@ def sum_of_records(
     layout = VectorLayout.of(model)
     norm = inner_norm(bundle, layout.size)
     found = records_fn(context, dict(config), model)
-    coins = SecureRandom().bernoulli(rate, min(len(found), instruction.max_units))
+    coins = _drawn(found, rate, min(len(found), instruction.max_units))
     gradients, count = found.clipped_sum(np.flatnonzero(coins).tolist(), norm)
     if present_slots() is not None:
         # About as many at once as are drawn, which is what fits into memory.
@@ -117,6 +118,22 @@ def sum_of_records(
     scalars = bundle.scalar_steps([1.0] * bundle.scalars) * count
     arrays = layout.in_float64().unflatten(steps)
     return arrays, {SCALARS_METRIC: scalars.tolist()}
+
+
+def _drawn(records: RecordsOfNode, rate: float, most: int) -> NDArray[np.bool_]:
+    """Return for each of the records whether it takes part: by its turn, or by its secret coin.
+
+    Raises:
+        Refused: If records take turns, and are not those that the training began with.
+    """
+    turn = present_turn()
+    if turn is None:
+        return SecureRandom().bernoulli(rate, most)
+    own = getattr(records, "fingerprint", None)  # a text, of who can tell lists of one length apart
+    turn.require_same(f"{len(records)} {'' if own is None else own()}")
+    drawn = np.zeros(most, dtype=np.bool_)
+    drawn[list(turn.of(most))] = True
+    return drawn
 
 
 def inner_norm(bundle: GaussianBundle, size: int) -> float:

@@ -38,6 +38,7 @@ from fl_dp.secagg import Directory, Identity, Refused, Roster, SecureNode, SQLit
 
 from .node_config import EXACT_PURPOSE, LEDGER_PATH_KEY, NodeConfig
 from .node_privacy import NodePrivacy, in_simulation, simulated_run_folder
+from .noise_memory import forget_noise
 from .run_receipts import IDENTITY_FILE, write_receipt
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -53,7 +54,7 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
         ValueError: If a real node has no folder for them, or what lies there is no good.
     """
     owner = NodeConfig.of(context.node_config)
-    folder = _simulated_folder(context) if in_simulation() else secure_folder(owner)
+    folder = keys_folder(context)
     store = SQLiteStore(folder / STORE_FILE, durable=not in_simulation())
     try:
         identity = Identity.load_or_create(folder / IDENTITY_FILE)
@@ -74,6 +75,17 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
             )
     finally:
         store.close()
+
+
+def keys_folder(context: Context) -> Path:
+    """Return the folder of a node's keys, real or simulated.
+
+    Raises:
+        ValueError: If a real node has none.
+    """
+    if in_simulation():
+        return _simulated_folder(context)
+    return secure_folder(NodeConfig.of(context.node_config))
 
 
 @contextmanager
@@ -190,6 +202,7 @@ def _done(message: Message, context: Context) -> Message:
                 )
         finally:
             node.forget(run)  # whatever the receipts are: the sums without one are evidence
+            forget_noise(keys_folder(context))
     if in_simulation():
         folder = _simulated_folder(context)
         shutil.rmtree(folder, ignore_errors=True)

@@ -29,6 +29,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack, within_slack
 from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
+from fl_dp.mechanisms.banded_share import BandedShare
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
@@ -40,14 +41,17 @@ from fl_dp.protocol.secure_sum import (
 )
 from fl_dp.secagg import Refused, SecureNode, SumTerms
 from fl_dp.secagg.terms import require_time, work_ends
+from fl_dp.secagg.turns import Turns
 
 from .cut_off import Apart
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation
+from .noise_memory import carried_noise
 from .records import config_of, instruction_of
-from .secure_node import secure_node
+from .secure_node import keys_folder, secure_node
 from .slots import Slots, working_in
 from .summed import AskedSum, Values, summed_of
+from .turns import UnitsInTurn, in_turn
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -114,9 +118,9 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         if node.store.get(None, silent):
             raise Refused("late", "work failed or was late before: this run gets nothing more")
         part = node.begin(text, content=content, purpose=message.metadata.message_type)
-        share = _share_of(terms)
+        share, turns = terms.share, node.turns(terms)
         steps: NDArray[np.int64] | None = None
-        paid = _paid(terms, share, node, summed.price, message, context)
+        paid = _paid(terms, share, node, turns, summed.price, message, context)
         if slots is not None and time.monotonic() > slots.begin:
             # Nothing was read yet, so that depends on no data, and is over with this sum.
             logger.error("marks and ledger took until the work's first slot: nothing is added")
@@ -126,15 +130,21 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             if marked:
                 node.store.put(None, silent, _BEGUN)
             try:
-                values = work() if apart is None else _values_of(apart, terms)
-                steps = share.encode(values, SecureRandom())
+                with in_turn(_units_in_turn(terms, turns)):
+                    values = work() if apart is None else _values_of(apart, terms)
+                steps = _encoded(share, values, terms, part.place, context)
+            except Refused:  # by the owner's records, which are not those that were agreed on
+                if marked:
+                    node.store.put(None, silent, _ENDED)
+                raise
             except Exception:
                 logger.exception("the client's work failed or was late, and nothing of it is sent")
                 late = not summed.of_one
             if late or marked:
                 node.store.put(None, silent, _FAILED if late else _ENDED)
         if steps is None:
-            steps = share.encode([np.zeros(each.size) for each in terms.segments], SecureRandom())
+            nothing = [np.zeros(each.size) for each in terms.segments]
+            steps = _encoded(share, nothing, terms, part.place, context)
         masked = part.message(steps)
     if due is not None:
         left = began + due - time.monotonic()
@@ -189,11 +199,34 @@ def _values_of(apart: Apart, terms: SumTerms) -> Values:
     return np.split(flat, ends[:-1])
 
 
-def _share_of(terms: SumTerms) -> NoiseShare | ExactShare:
-    """Return what the node adds: its values with noise, unless the terms want an exact total."""
-    if terms.exact:
-        return ExactShare(segments=terms.segments)
-    return NoiseShare(segments=terms.segments, noise_scale=terms.noise_scale)
+def _units_in_turn(terms: SumTerms, turns: Turns | None) -> UnitsInTurn | None:
+    if terms.turn is None or turns is None:
+        return None
+    return UnitsInTurn(
+        position=terms.turn.position,
+        groups=terms.turn.groups,
+        first=turns.first,
+        require_same=turns.require_same_records,
+    )
+
+
+def _encoded(
+    share: NoiseShare | ExactShare,
+    values: Values,
+    terms: SumTerms,
+    place: int,
+    context: Context,
+) -> NDArray[np.int64]:
+    """Return what is masked: fresh noise from the operating system, and memory's where it has one.
+
+    Raises:
+        ValueError: If an entry is not finite.
+    """
+    if terms.turn is None or not isinstance(share, BandedShare):
+        return share.encode(values, SecureRandom())
+    with carried_noise(keys_folder(context), share, run=terms.run) as memory:
+        memory.forget(terms.turn.forgotten_by(place))
+        return share.encode(values, SecureRandom(), memory, terms.turn.index)
 
 
 def _require_matching(terms: SumTerms, summed: AskedSum) -> None:
@@ -213,11 +246,14 @@ def _paid(
     terms: SumTerms,
     share: NoiseShare | ExactShare,
     node: SecureNode,
+    turns: Turns | None,
     asked: SumInstruction,
     message: Message,
     context: Context,
 ) -> bool:
     """Charge a sum, and return whether it may be of anything but noise."""
+    if turns is not None and not turns.costs:
+        return True  # no position was visited more often than was charged
     if isinstance(share, ExactShare):  # `begin` has asked the owner
         logger.warning("adds to an exact total without noise, which no ledger charges")
         return True
@@ -230,6 +266,8 @@ def _paid(
     except Exception:
         logger.exception("nothing can be charged; the sum gets the noise around zero")
         return False
+    if turns is not None:
+        turns.charged(terms.hash)
     return True
 
 
@@ -260,7 +298,7 @@ def _charge(
     owner = NodeConfig.of(context.node_config)
     honest = shares.honest_shares(server_lies=owner.roster is not None)
     multiplier = _same_each_round(
-        shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest)
+        shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest, share.total_weight)
     )
     account = node.account(unit=asked.unit)
     with node.open_ledger() as ledger:
@@ -276,7 +314,8 @@ def _charge(
             )
         # A power of two, beyond what is planned: a budget that changed with every sum would have to
         # be certified each time.
-        sums = max(asked.rounds, 1 << charged.bit_length())
+        turns = 1 if terms.turn is None else terms.turn.groups  # sums for each that is charged
+        sums = max(asked.rounds, turns << charged.bit_length())
         slack = shared_noise_slack(sums, *largest)
         ledger.charge(
             account,

@@ -192,11 +192,23 @@ def noise_bits(coefficients: tuple[int, ...]) -> int:
 
 def _spread(coefficients: tuple[int, ...]) -> float:
     """Return how many times the largest draw a weighted sum can be."""
+    # A release's noise is at most |1, r_1, r_2, ..|_1 times one draw; C^-1 has the r_i in a column.
+    return (total_weight(coefficients) - 1.0) * inverse_norms(coefficients)[0]
+
+
+def total_weight(coefficients: Sequence[int]) -> float:
+    """Return the L1 norm of a column of C, which bounds the norm of C."""
+    return sum(abs(each) for each in coefficients) / COEFFICIENT_ONE
+
+
+@lru_cache(maxsize=64)
+def inverse_norms(coefficients: tuple[int, ...]) -> tuple[float, float]:
+    """Return the L1 and the L2 norm of the first column of C^-1; infinite if it does not end."""
     weights = np.array(coefficients[1:], dtype=np.float64) / COEFFICIENT_ONE
     if not weights.size:
-        return 0.0
-    # A release's noise is at most |1, r_1, r_2, ..|_1 times one draw; C^-1 has the r_i in a column.
-    total, total_weight = 1.0, float(np.abs(weights).sum())
+        return 1.0, 1.0
+    sums = total_weight(coefficients) - 1.0
+    total, squares = 1.0, 1.0
     newest_first = np.zeros(weights.size)
     newest_first[0] = 1.0
     for _ in range(_MOST_STEPS):
@@ -204,12 +216,13 @@ def _spread(coefficients: tuple[int, ...]) -> float:
         newest_first[1:] = newest_first[:-1]
         newest_first[0] = entry
         total += abs(entry)
+        squares += entry * entry
         # All that follows these entries is at most their size, times the weights', of the total.
-        if float(np.abs(newest_first).sum()) * total_weight < _NEGLIGIBLE:
-            return total_weight * total / (1.0 - _NEGLIGIBLE)
+        if float(np.abs(newest_first).sum()) * sums < _NEGLIGIBLE:
+            return total / (1.0 - _NEGLIGIBLE), math.sqrt(squares) / (1.0 - _NEGLIGIBLE)
         if not total < _EXACT_INTEGERS:
             break
-    return math.inf
+    return math.inf, math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

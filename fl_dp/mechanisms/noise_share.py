@@ -31,7 +31,7 @@ LEAST_NOISE_SCALE = 2.0
 
 # Each product of a value and the scale is rounded once: in a sum of u units, that moves two
 # neighbours apart by u 2^-52 of the clipping norm at most. Enough for 2^22 units on a node.
-_ROUNDED = 1.0 + 2.0**-30
+ROUNDED = 1.0 + 2.0**-30
 _WRAPS = 8.0  # standard deviations of the whole noise that the words hold: 1e-15 a coordinate
 
 
@@ -97,6 +97,11 @@ class GridShare:
         """Coordinates of the sum."""
         return sum(segment.size for segment in self.segments)
 
+    @property
+    def largest_deviation(self) -> float:
+        """Standard deviation of a node's noise in one sum, in grid steps, of its widest segment."""
+        return self.noise_scale
+
     def placed(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
         """Return a node's values in grid steps, not yet whole ones.
 
@@ -161,17 +166,27 @@ class NoiseShare(GridShare):
         """
         super().__post_init__()
         # "not >=" instead of "<": a NaN has to fail, too.
-        if not (self.noise_scale >= LEAST_NOISE_SCALE and math.isfinite(self.noise_scale)):
+        if not (self.noise_scale >= self.least_noise_scale and math.isfinite(self.noise_scale)):
             raise ValueError(
-                f"noise_scale must be at least {LEAST_NOISE_SCALE:g} grid steps, got "
+                f"noise_scale must be at least {self.least_noise_scale:.4g} grid steps, got "
                 f"{self.noise_scale:.4g}: a sum of less is no Gaussian; use more bits"
             )
+
+    @property
+    def least_noise_scale(self) -> float:
+        """The smallest scale, in grid steps, at which shares add up to a Gaussian."""
+        return LEAST_NOISE_SCALE
+
+    @property
+    def total_weight(self) -> float:
+        """How many times a draw's own scale what it moves in one sum can be: 1 without memory."""
+        return 1.0
 
     @property
     def sensitivity(self) -> float:
         """L2 distance, in grid steps, by which one privacy unit moves what a node encodes."""
         each = (segment.scale * segment.clipping_norm for segment in self.segments)
-        return math.hypot(*each) * _ROUNDED
+        return math.hypot(*each) * ROUNDED
 
     @cached_property
     def _law(self) -> DiscreteGaussian:
@@ -198,7 +213,7 @@ class NoiseShare(GridShare):
         Beyond it lies only noise of more than 8 standard deviations.
         """
         values = nodes * max(segment.cap for segment in self.segments)
-        return values + _WRAPS * math.sqrt(nodes) * self.noise_scale
+        return values + _WRAPS * math.sqrt(nodes) * self.largest_deviation
 
     def fits(self, nodes: int, bits: int) -> bool:
         """Tell whether sums of `nodes` shares fit words of `bits` bits: no entry wraps around."""

@@ -171,11 +171,6 @@ def _shared_noise(
         raise IncompatibleOptions(
             "{client_scheme} and {secure_sum} are two answers to who adds the noise: leave one out"
         )
-    if given.get("correlation") is not None:
-        raise IncompatibleOptions(
-            "correlated noise takes earlier noise away, and no node knows the sum of the shares: "
-            "leave {correlation} or {secure_sum} out"
-        )
     if given.get("plateau") is not None:
         raise IncompatibleOptions(
             "{plateau} chooses noise from what was released, and shares are fixed before: leave "
@@ -202,6 +197,7 @@ def _shared_noise(
         units_in_sum=hosting.most_drawn(sampling),
         sums=given["rounds"] + sum(count for _, count in others),
         secure_sum=secure_sum,
+        correlation=given.get("correlation"),
     )
 
 

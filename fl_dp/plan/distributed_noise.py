@@ -23,6 +23,7 @@ from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import OptionError, require_count, require_positive
 from fl_dp.secagg.terms import require_time
 
+from .correlation import Banded
 from .hosting import Hosting
 from .noise import ANOTHER_APP, Noise
 from .release import Release
@@ -165,6 +166,8 @@ class DistributedNoise(Noise):
         units_in_sum: Of one node, at most; see `Hosting.most_drawn`.
         sums: Planned rounds and other releases; the accounting's own error is for twice as many.
         secure_sum: Options of the sums.
+        correlation: How nodes take the noise of earlier sums away in later ones; None: each sum's
+            is independent. `multiplier` is then that of one participation.
     """
 
     kind: ClassVar[str] = "distributed"
@@ -174,6 +177,7 @@ class DistributedNoise(Noise):
     units_in_sum: int = 1
     sums: int
     secure_sum: SecureSum
+    correlation: Banded | None = None
 
     def __post_init__(self) -> None:
         """Validate.
@@ -284,6 +288,7 @@ class DistributedNoise(Noise):
             units_in_sum=units_per_node,
             bits=MOST_BITS,
             element_cap=float(units_per_node),
+            coefficients=None,
         )
         return words.fit(bundle, size)
 
@@ -310,6 +315,7 @@ class DistributedNoise(Noise):
             units_in_sum=self.units_in_sum,
             bits=self.secure_sum.bits,
             element_cap=self.secure_sum.element_cap,
+            coefficients=None if self.correlation is None else self.correlation.coefficients,
         )
 
     def check(
@@ -351,6 +357,8 @@ class DistributedNoise(Noise):
             _ONCE_LATE,
             ANOTHER_APP,
         )
+        if self.correlation is not None:
+            told = (*told, self.correlation.not_covered_at_nodes)
         if self.secure_sum.roster:
             return told
         return (
@@ -374,26 +382,29 @@ class DistributedNoise(Noise):
         """Return who is trusted, and with what."""
         units = "" if hosting.units_per_node == 1 else ", with the updates of its units,"
         if hosting.of_records:
-            units = ", with its records and their coins,"
+            coins = " and their coins" if self.correlation is None else ""
+            units = f", with its records{coins},"
         roster = (
             " and the roster of nodes that their owners agreed on"
             if (self.secure_sum.roster)
             else ""
         )
+        kept = "" if self.correlation is None else f"; {self.correlation.kept_at_nodes}"
         return (
             f"each node's own software{units} to clip and to add its share of noise; at least "
-            f"{self.honest_shares} nodes of a sum not to collude{roster}"
+            f"{self.honest_shares} nodes of a sum not to collude{roster}{kept}"
         )
 
     def mechanism(self, release: Release) -> str:
         """Return what each node does."""
         shares = self.shares
         least = shares.guaranteed if self.secure_sum.roster else shares.least
-        return (
+        text = (
             f"discrete Gaussian in shares, one a node, on the masked sum of clipped updates; "
             f"any opened sum has at least {least} nodes and {self.honest_shares} shares of noise "
             "that nobody else knows"
         )
+        return text if self.correlation is None else f"{text}; {self.correlation.in_words}"
 
     def of_public_models(self, event: PrivacyEvent) -> PrivacyEvent:
         """Return what a round costs against who sees its released model alone.

@@ -28,6 +28,7 @@ from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.option_errors import Exclusion
 from fl_dp.updates.compression_options import CompressionOptions
 
+from .correlation import Banded
 from .distributed_noise import DistributedNoise
 from .hosting import Hosting
 from .noise import CentralNoise, ClientNoise, Noise
@@ -111,9 +112,20 @@ class Asked:
         return "constant" if self.noise is None else self.noise.course
 
     @property
+    def correlation(self) -> Banded | None:
+        """How later noise takes earlier noise away, if it does."""
+        noise = self.central or self.shared
+        return None if noise is None else noise.correlation
+
+    @property
     def correlated(self) -> bool:
         """Whether later noise takes earlier noise away."""
-        return self.central is not None and self.central.correlation is not None
+        return self.correlation is not None
+
+    @property
+    def turns_at_nodes(self) -> bool:
+        """Whether nodes let their units take turns, under noise in shares that has memory."""
+        return self.shared is not None and self.correlated and self.by_turns
 
     @property
     def by_turns(self) -> bool:
@@ -297,20 +309,26 @@ _HOSTS: tuple[Exclusion[Asked], ...] = (
     ),
     Exclusion(
         options=("coins_at_nodes", "sampling"),
-        when=lambda asked: asked.hosting.coins_at_nodes and asked.by_turns,
+        when=lambda asked: (
+            asked.hosting.coins_at_nodes and asked.by_turns and not asked.turns_at_nodes
+        ),
         why="nodes that flip the coins themselves do not know whose turn it is",
         instead="with groups that take turns, let the server flip the coins: leave "
         "{coins_at_nodes=True} out",
     ),
     Exclusion(
         options=("coins_at_nodes", "sampling"),
-        when=lambda asked: asked.hosting.coins_at_nodes and not _is_coins(asked),
+        when=lambda asked: (
+            asked.hosting.coins_at_nodes and not _is_coins(asked) and not asked.turns_at_nodes
+        ),
         why="nodes that flip the coins themselves draw Poisson samples",
         instead="use {sampling=PoissonSampling}, not {sampling=?}",
     ),
     Exclusion(
         options=("coins_at_nodes", "selection"),
-        when=lambda asked: asked.hosting.coins_at_nodes and asked.draws_cohorts,
+        when=lambda asked: (
+            asked.hosting.coins_at_nodes and asked.draws_cohorts and not asked.turns_at_nodes
+        ),
         why="nodes that flip the coins themselves ask no selection",
         instead="use {selection=PoissonSelection} itself",
     ),
@@ -485,10 +503,23 @@ _SECURE_SUMS: tuple[Exclusion[Asked], ...] = (
     ),
     Exclusion(
         options=("sampling", "secure_sum"),
-        when=lambda asked: asked.shared is not None and asked.by_turns,
+        when=lambda asked: asked.shared is not None and asked.by_turns and not asked.correlated,
         why="groups that take turns leave most nodes out of a round, and a secure sum is planned "
         "for all of them",
-        instead="with {secure_sum} write {sampling=VisibleSampling(cohort=..., separation=...)}",
+        instead="with {secure_sum} write {sampling=VisibleSampling(cohort=..., separation=...)}, "
+        "or noise that has memory: {correlation=Banded(...)}",
+    ),
+    Exclusion(
+        options=("correlation", "secure_sum"),
+        when=lambda asked: (
+            asked.shared is not None
+            and asked.correlated
+            and not (asked.by_turns and asked.sampling.visible and asked.hosting.coins_at_nodes)
+        ),
+        why="nodes that remember their shares of the noise answer every sum, and each lets its own "
+        "units take turns, all of whose turn it is",
+        instead="write {sampling=CyclicSampling(groups=..., inside=PoissonSampling("
+        "sampling_rate=1.0))} with {coins_at_nodes=True}",
     ),
     Exclusion(
         options=("sampling", "secure_sum"),

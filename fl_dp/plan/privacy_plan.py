@@ -180,8 +180,8 @@ class PrivacyPlan:
         self.sampling.check(self.num_clients)
         self.release.check(self.num_clients)
         self.hosting.check(self.num_clients)
-        if isinstance(self.noise, CentralNoise) and self.noise.correlation is not None:
-            self.noise.correlation.check(self.sampling)
+        if (correlation := self.asked().correlation) is not None:
+            correlation.check(self.sampling)
         if isinstance(self.sampling, OwnRatesSampling):
             self._check_own_budgets(self.sampling)
         cap = self.participation_cap

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 from fl_dp.accounting import SharedNoise
 from fl_dp.accounting.shared_noise import shared_noise_multiplier
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism, NoiseShare, SecureRandom, Segment
+from fl_dp.mechanisms.banded_share import BandedShare
+from fl_dp.mechanisms.banded_stream import total_weight
 from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE
 
 MOST_BITS = 32
+_CORRECTIONS = 4  # each makes what is left smaller by the rounding's share, below 1e-3
 _SMALL_CAP = 0.25  # of what a node can reach: only an update of a few entries has one beyond
 
 
@@ -78,6 +81,7 @@ class WordSize:
         bits: Of a word; None: 16, or 20 where those give too little noise.
         element_cap: Largest entry of one node, in clipping norms; None: what its units can reach,
             or a quarter of it.
+        coefficients: Of noise with memory, in units of 2^-12; None: it has none.
     """
 
     noise: SharedNoise
@@ -85,6 +89,7 @@ class WordSize:
     units_in_sum: int
     bits: int | None
     element_cap: float | None
+    coefficients: tuple[int, ...] | None = None
 
     def fit(self, bundle: GaussianBundle, size: int) -> SharedBundle:
         """Return the round on the finest grid at which no sum wraps around.
@@ -100,10 +105,16 @@ class WordSize:
         for bits in (16, 20) if self.bits is None else (self.bits,):
             for cap in self._caps:
                 found = self._noise_scale(bundle, size, bits, cap)
-                if found >= LEAST_NOISE_SCALE:
+                if found >= self._least:
                     share = self._share(bundle, size, found, cap)
                     return SharedBundle(bundle=bundle, share=share, bits=bits)
         raise ValueError(self._too_few(bundle, size))
+
+    @property
+    def _least(self) -> float:
+        """The smallest noise scale that is accounted, in grid steps."""
+        weight = 1.0 if self.coefficients is None else total_weight(self.coefficients)
+        return LEAST_NOISE_SCALE * weight
 
     @property
     def _caps(self) -> tuple[float, ...]:
@@ -113,7 +124,7 @@ class WordSize:
 
     def _noise_scale(self, bundle: GaussianBundle, size: int, bits: int, cap: float) -> float:
         """Return the largest scale at which sums fit `bits` bits; 0 if none is accounted."""
-        low, high = LEAST_NOISE_SCALE, 2.0 ** (bits - 1)
+        low, high = self._least, 2.0 ** (bits - 1)
         if not self._fits(bundle, size, low, cap, bits):
             return 0.0
         # Both the noise and the values, in steps, grow with the scale.
@@ -136,10 +147,16 @@ class WordSize:
         Each sum has a grid of its own: with the same noise in steps, its multiplier is the
         bundle's own for that sum, and the squares of their inverses add up as they do there.
         """
-        one_step = self._of_steps(bundle, size, 1.0, noise_scale, cap)
-        multiplier = shared_noise_multiplier(noise_scale, one_step.sensitivity, self.shares)
-        steps = multiplier / bundle.noise_multiplier
-        return self._of_steps(bundle, size, steps, noise_scale, cap)
+        steps = 1.0
+        share = self._of_steps(bundle, size, steps, noise_scale, cap)
+        # Once is exact but for memory, whose values are rounded by what does not grow with steps.
+        for _ in range(1 if self.coefficients is None else _CORRECTIONS):
+            multiplier = shared_noise_multiplier(
+                noise_scale, share.sensitivity, self.shares, share.total_weight
+            )
+            steps *= multiplier / bundle.noise_multiplier
+            share = self._of_steps(bundle, size, steps, noise_scale, cap)
+        return share
 
     def _of_steps(
         self, bundle: GaussianBundle, size: int, steps: float, noise_scale: float, cap: float
@@ -148,7 +165,11 @@ class WordSize:
         scalars = zip(bundle.scalar_names, bundle.scalar_mechanisms, strict=True)
         segments = [_segment("updates", size, bundle.updates, steps, cap)]
         segments += [_segment(name, 1, each, steps, self.units_in_sum) for name, each in scalars]
-        return NoiseShare(segments=tuple(segments), noise_scale=noise_scale)
+        if self.coefficients is None:
+            return NoiseShare(segments=tuple(segments), noise_scale=noise_scale)
+        return BandedShare(
+            segments=tuple(segments), noise_scale=noise_scale, coefficients=self.coefficients
+        )
 
     def _too_few(self, bundle: GaussianBundle, size: int) -> str:
         """Return what to write instead of too few bits."""
@@ -163,7 +184,7 @@ class WordSize:
         return (
             f"{tried} bits are too few for sums of {self.noise.cohort} nodes at noise multiplier "
             f"{bundle.noise_multiplier:.4g}: a share of noise would be below "
-            f"{LEAST_NOISE_SCALE:g} grid steps; write {write}"
+            f"{self._least:.3g} grid steps; write {write}"
         )
 
 

@@ -30,6 +30,7 @@ from .roster import Roster
 from .store import Mark, SQLiteStore, stale
 from .terms import Refused, SumTerms
 from .texts import canonical, digest, require_integers, require_name
+from .turns import Turns, forget_turns
 
 KEPT_DAYS = 30.0  # of a run's keys, where no message says that the run is done
 _LABEL_BYTES = 32
@@ -174,6 +175,7 @@ class SecureNode:
             # Runs without a sum cost their server nothing: of those the last one is kept.
             key = f"{_ENDED} {run}" if evidence.last else _ENDED
             self.store.put(None, key, evidence.to_json().encode())
+        forget_turns(self.store, run)
         self.store.forget(run)
         self._roots.clear()
 
@@ -251,11 +253,20 @@ class SecureNode:
         # Members were asked about it: the cut-off is over.
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)
+        turns = self.turns(terms)
+        if turns is not None:
+            turns.check(agreed.rank, len(agreed.directory.current))
         self._mark(terms, _SUM, Mark(terms.hash))
+        if turns is not None:
+            turns.take(terms.hash)
         if terms.exact:
             self._require_only_exact(agreed)
         self._remember(terms)  # without a label: a node that dies now sends nothing
         return Participation(terms, place, agreed.root, partial(self._remember, terms))
+
+    def turns(self, terms: SumTerms) -> Turns | None:
+        """Return what the node remembers of turns; None where units take none."""
+        return None if terms.turn is None else Turns(self.store, terms.run, terms.turn)
 
     def _require_only_exact(self, agreed: _Agreed) -> None:
         """Refuse a total without noise whose difference to another one is a node's own value."""
@@ -556,6 +567,12 @@ class _Agreed(NamedTuple):
     directory: Directory
     key: RunKey
     place: int
+
+    @property
+    def rank(self) -> int:
+        """The node's place in the order of identities, which lasts as long as the nodes do."""
+        identities = [self.directory.entries[place].identity for place in self.directory.current]
+        return sorted(identities).index(self.node.identity.public)
 
     def root(self, other: int) -> bytes:
         """Return the secret that the node shares with a place."""

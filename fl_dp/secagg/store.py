@@ -130,6 +130,10 @@ class SQLiteStore:
         assert kept is not None  # nothing deletes what outlives runs
         return kept
 
+    def drop(self, key: str) -> None:
+        """Delete a value that outlives runs, if there is one."""
+        self._together(("DELETE FROM kept WHERE run = ? AND key = ?", (_ANY_RUN, key)))
+
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
         """Keep a mark, in one step with the check that no mark of the role has such a number.
 

@@ -7,7 +7,6 @@ ring, is here. A node that is asked against them answers with `Refused`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -16,8 +15,8 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fl_dp.accounting.shared_noise import SharedNoise
-from fl_dp.mechanisms import Segment
-from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE
+from fl_dp.mechanisms import ExactShare, NoiseShare, Segment
+from fl_dp.mechanisms.banded_share import BandedShare
 from fl_dp.option_errors import OptionError, require_positive, require_rate
 
 from .directory import MOST_RUNS, Directory
@@ -34,6 +33,7 @@ from .texts import (
     require_integers,
     require_name,
 )
+from .turn import Turn
 
 RefusalCode = Literal[
     "stale", "terms", "directory", "policy", "view", "thin", "quorum", "budget", "late"
@@ -89,6 +89,7 @@ class SumTerms:
         reply_after: Seconds from message to answer, where coins are secret; None: when it is ready.
         promised: Clients that do not collude in any sum that could be opened, by the plan; 0: it
             promises none.
+        turn: Where the noise of the first segment has memory: whose turn it is; None: it has none.
     """
 
     run: int
@@ -109,6 +110,7 @@ class SumTerms:
     sampling_rate: float | None = None
     reply_after: float | None = None
     promised: int = 0
+    turn: Turn | None = None
 
     def __post_init__(self) -> None:
         """Validate.
@@ -133,11 +135,9 @@ class SumTerms:
         if not names or len(set(names)) < len(names):
             raise ValueError("segments must be at least one, each of another name")
         require_integers(1, MOST_BITS, bits=self.bits)
-        if self.noise_scale != 0.0 and not LEAST_NOISE_SCALE <= self.noise_scale < math.inf:
-            raise ValueError(
-                f"noise_scale must be at least {LEAST_NOISE_SCALE:g} grid steps, or 0 for an exact "
-                f"total, got {self.noise_scale}"
-            )
+        if self.turn is not None and (self.exact or self.sampling_rate is not None):
+            raise ValueError("units that take turns add noise, and flip no coins")
+        _ = self.share  # checks the noise itself
         if self.exact and self.least < len(self.cohort):
             raise ValueError(
                 "an exact total over some of the cohort would show the others' values by "
@@ -159,6 +159,19 @@ class SumTerms:
     def exact(self) -> bool:
         """Whether the total has no noise."""
         return self.noise_scale == 0.0
+
+    @cached_property
+    def share(self) -> NoiseShare | ExactShare:
+        """What a client adds: its values with noise, unless an exact total is wanted."""
+        if self.exact:
+            return ExactShare(segments=self.segments)
+        if self.turn is not None:
+            return BandedShare(
+                segments=self.segments,
+                noise_scale=self.noise_scale,
+                coefficients=self.turn.coefficients,
+            )
+        return NoiseShare(segments=self.segments, noise_scale=self.noise_scale)
 
     @property
     def noise(self) -> SharedNoise:
@@ -184,6 +197,10 @@ class SumTerms:
         """Return the canonical text: sorted keys, no spaces, floats as `float.hex()`."""
         document = {each.name: getattr(self, each.name) for each in fields(self)}
         document["segments"] = [_segment_to_list(each) for each in self.segments]
+        if self.turn is None:
+            del document["turn"]  # as nodes of before there were any know terms
+        else:
+            document["turn"] = self.turn.to_dict()
         for name in _FLOATS:
             if document[name] is not None:
                 document[name] = float(document[name]).hex()
@@ -196,13 +213,17 @@ class SumTerms:
         Raises:
             ValueError: If the text is not, letter by letter, what `to_json` writes of valid terms.
         """
-        document = object_of(text, [each.name for each in fields(cls)], "terms")
+        names = {each.name for each in fields(cls)}
+        has_turn = '"turn":{' in text  # in a text, quotes are escaped
+        document = object_of(text, sorted(names if has_turn else names - {"turn"}), "terms")
         for name in ("cohort", "committee", "segments"):
             if not isinstance(document[name], list):
                 raise ValueError(f"{name} must be a list")
         for name in ("cohort", "committee"):
             document[name] = tuple(document[name])
         document["segments"] = tuple(map(_segment_from_list, document["segments"]))
+        if has_turn:
+            document["turn"] = Turn.from_dict(document["turn"])
         for name in _FLOATS:
             if document[name] is not None or name == "noise_scale":
                 document[name] = float_of(document[name], name)

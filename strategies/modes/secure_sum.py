@@ -9,11 +9,14 @@ import numpy as np
 from flwr.app import ArrayRecord, Error, MessageType, RecordDict
 from numpy.typing import NDArray
 
+from fl_dp.accounting import CyclicSampling
+from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.secagg.masks import packed_bytes
+from fl_dp.secagg.turn import Turn
 from fl_dp.updates import VectorLayout
 
 from ..exchange import Ask
@@ -44,7 +47,8 @@ class SecureSumMode(Mode):
         *,
         clipping_norms: tuple[float, ...],
         sums: SecureSums,
-        number: int,
+        reservation: Reservation,
+        training: str,
     ) -> None:
         """Prepare a round.
 
@@ -55,9 +59,10 @@ class SecureSumMode(Mode):
             instruction: What every client is asked.
             clipping_norms: Those of this round.
             sums: Who has which keys.
-            number: Of the sum in this training: larger than that of any sum before it.
+            reservation: What the ledger has on disk for the round.
+            training: Names it over restarts of its server, 32 bytes in hex.
         """
-        noise = plan.noise
+        noise, sampling = plan.noise, plan.sampling
         assert isinstance(noise, DistributedNoise)  # no other noise comes in shares
         self._plan = plan
         self._shared = plan.shared_bundle(
@@ -83,8 +88,22 @@ class SecureSumMode(Mode):
             sampling_rate=rate,
             units_in_sum=noise.units_in_sum,
         )
+        if noise.correlation is not None and isinstance(sampling, CyclicSampling):
+            assert reservation.index is not None  # of every round
+            bands = noise.correlation.bands
+            summed = replace(
+                summed,
+                turn=Turn(
+                    training=training,
+                    index=reservation.index,
+                    groups=sampling.groups,
+                    coefficients=noise.correlation.coefficients,
+                    dropped=sums.dropped(range(reservation.index - bands + 1, reservation.index)),
+                ),
+            )
         self._sums = sums
-        self._sum = OneSum(sums, noise, summed, number=number)
+        # Larger than that of any sum before it in this training.
+        self._sum = OneSum(sums, noise, summed, number=reservation.sequence)
 
     @property
     def reads_models(self) -> bool:

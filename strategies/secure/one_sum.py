@@ -30,6 +30,7 @@ from fl_dp.protocol.secure_sum import (
     with_terms,
 )
 from fl_dp.secagg import OpenSum, Refused, SecureSumFailed, SumTerms
+from fl_dp.secagg.turn import Turn
 from fl_dp.updates import RefusedUpdate
 
 from ..exchange import Ask
@@ -51,6 +52,7 @@ class Summed:
         bits: Each coordinate is summed modulo 2^bits.
         sampling_rate: With which each unit flips a coin at its node; None: all take part.
         units_in_sum: Of one node, at most.
+        turn: Whose turn it is, where the noise has memory.
     """
 
     purpose: str
@@ -58,6 +60,7 @@ class Summed:
     bits: int
     sampling_rate: float | None = None
     units_in_sum: int = 1
+    turn: Turn | None = None
 
 
 class OneSum:
@@ -147,6 +150,9 @@ class OneSum:
         opened = self._sum
         if opened is None:
             raise SecureSumFailed("nobody was asked")
+        turn = self._summed.turn
+        if turn is not None:  # until it is open: nobody's share is in a sum
+            self._sums.note_dropped(turn.index, opened.terms.cohort)
         try:
             opened.require_openable()
             if opened.terms.cross_check:
@@ -156,6 +162,9 @@ class OneSum:
         finally:
             # What members signed is proof, whether their shares could be put together or not.
             self._sums.note(opened)
+        if turn is not None:
+            late = set(opened.terms.cohort) - set(opened.online)
+            self._sums.note_dropped(turn.index, late)
         values = self._summed.share.decode(total)
         self._require_plausible(values, repliers=len(opened.online))
         return values
@@ -181,6 +190,7 @@ class OneSum:
             sampling_rate=summed.sampling_rate,
             reply_after=self._noise.secure_sum.reply_after,
             promised=shares.honest_shares(server_lies=True),
+            turn=summed.turn,
         )
 
     def _agree(self, opened: OpenSum, ask: Ask) -> None:
@@ -239,7 +249,7 @@ class OneSum:
         share, units = self._summed.share, repliers * self._summed.units_in_sum
         for segment, total in zip(share.segments, values, strict=True):
             # Noise of r nodes has deviation sigma sqrt(r); its norm is about that times sqrt(d).
-            std = share.noise_scale * math.sqrt(repliers) / segment.scale
+            std = share.largest_deviation * math.sqrt(repliers) / segment.scale
             noise = std * (math.sqrt(total.size) + _DEVIATIONS)
             noise += repliers * math.sqrt(total.size) / segment.scale  # of exact totals: rounding
             if not np.linalg.norm(total) <= units * segment.clipping_norm + noise:

@@ -72,6 +72,7 @@ class SecureSums:
         self._let_back: set[int] = set()
         self._late: dict[bytes, str] = {}
         self._receipts: dict[int, list[str]] = {}
+        self._dropped: dict[int, tuple[int, ...]] = {}
 
     def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
         """Let nodes that are not known yet make their keys, and everybody know them.
@@ -140,6 +141,19 @@ class SecureSums:
                 logger.warning("The head of a node's ledger can't be read: it is not kept")
         self._begin()
         return heads
+
+    def note_dropped(self, index: int, places: Iterable[int]) -> None:
+        """Take note of the nodes whose answer is in no sum of an index: they are told to forget it.
+
+        Args:
+            index: Of the sum.
+            places: Of the nodes; replaces what was noted before.
+        """
+        self._dropped[index] = tuple(sorted(places))
+
+    def dropped(self, indices: Iterable[int]) -> dict[int, tuple[int, ...]]:
+        """Return the places of those nodes, by index; it has no index at which there were none."""
+        return {index: self._dropped[index] for index in indices if self._dropped.get(index)}
 
     def places(self, nodes: Iterable[int]) -> dict[int, int]:
         """Return the place of each node that has confirmed the directory."""

@@ -145,7 +145,7 @@ def test_the_wheel_holds_the_template_of_a_new_app(wheel: Path) -> None:
 def test_the_wheel_holds_the_texts_of_papers_and_pages(wheel: Path) -> None:
     folder = ROOT / "fl_dp" / "viewer"
     files = {path for path in folder.rglob("*") if path.suffix in (".j2", ".json", ".yaml")}
-    assert {"edpb_28_2024.md.j2", "registry.yaml", "words.json"} <= {path.name for path in files}
+    assert {"edpb_28_2024.md.j2", "registry.yaml", "zh.json"} <= {path.name for path in files}
     assert {path.relative_to(ROOT).as_posix() for path in files} <= names_in(wheel)
 
 

@@ -1,4 +1,4 @@
-"""`fl-dp attack inversion`: images recovered from what training shows."""
+"""`fl-dp attack inversion`: images and text recovered from what training shows."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from fl_dp.commands.console import (
 from .experiments import DataIsPublic, counted, require_public
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from fl_dp.commands.jobs import Job, Jobs
     from fl_dp.lab.attacks.inversion.experiment import Recovery
     from fl_dp.lab.attacks.inversion.recovery_results import Found, Summary
@@ -55,7 +57,7 @@ def inversion(
     data_is_public: DataIsPublic = False,
     as_json: AsJson = False,
 ) -> None:
-    """Recover images from updates under every threat model, with and without noise.
+    """Recover images, or text, from updates under every threat model, with and without noise.
 
     OVERRIDES are settings, KEY=VALUE, on top of `experiment=data_recovery`; `fl-dp config
     recovery` lists the attack's own. For example:
@@ -67,9 +69,11 @@ def inversion(
 
     - `fl-dp attack inversion model=cnn recovery.attacks=[inverting_gradients]`
 
-    Writes `runs/NAME/`: `recovery.csv` (a line per image), `summary.json`, `recovery.png` (against
-    noise and epsilon), `resistance.png`, `images.png`, `config.yaml`, and `cells/`, from which
-    `fl-dp attack inversion resume=runs/NAME` continues what was stopped.
+    - `fl-dp attack inversion experiment=text_recovery`
+
+    Writes `runs/NAME/`: `recovery.csv` (a line per image or text), `summary.json`, `recovery.png`
+    (against noise and epsilon), `resistance.png`, `images.png`, `config.yaml`, and `cells/`, from
+    which `fl-dp attack inversion resume=runs/NAME` continues what was stopped.
 
     An attack that fails proves no privacy: read epsilon beside it.
 
@@ -121,10 +125,9 @@ def recover(jobs: Jobs, *, as_json: bool) -> None:
         _refuse_noise_of_training(job)
         with doing(f"loading the data: task={job.settings.task.name}"):
             from fl_dp.app.workload import dataset_of
-            from fl_dp.lab.attacks.inversion.experiment import Recovery
+            from fl_dp.lab.attacks.inversion.text_recovery import recovery_of
 
-            dataset = dataset_of(job.settings)
-            experiments.append(Recovery(dataset=dataset, settings=job.settings))
+            experiments.append(recovery_of(dataset_of(job.settings), job.settings))
     jobs.note()
     runs = []
     for job, experiment in zip(jobs.each, experiments, strict=True):
@@ -179,22 +182,14 @@ def _concluded(
 ) -> dict[str, Any]:
     """Write and show what a run came to, and return it as plain values."""
     from fl_dp.files import write_text
-    from fl_dp.lab.attacks.inversion.recovery_pictures import (
-        draw_images,
-        draw_recovery,
-        draw_resistance,
-    )
-    from fl_dp.lab.attacks.inversion.recovery_results import summarised, write_csv
+    from fl_dp.lab.attacks.inversion.recovery_results import is_of_text, summarised, write_csv
 
     rows = [row for each in found for row in each.rows]
     write_csv(rows, job.path / "recovery.csv")
     summaries = summarised(rows)
     title = f"{job.settings.task.name}, {job.settings.model.name}"
-    pictures = [
-        draw_recovery(summaries, job.path / "recovery.png", title=title),
-        draw_resistance(summaries, job.path / "resistance.png", title=title),
-        draw_images(_first_seed(experiment, found), job.path / "images.png", title=title),
-    ]
+    draw = _drawn_text if is_of_text(rows[0]) else _drawn_images
+    names = draw(summaries, _first_seed(experiment, found), job.path, title)
     sentences = _sentences(summaries)
     document = {
         "path": str(job.path),
@@ -207,20 +202,57 @@ def _concluded(
         console,
         _table(summaries, title),
         *sentences,
-        f"Everything is in {job.path}; recovery.csv has a line per image",
-        where_drawn("recovery.png", "resistance.png", "images.png", drawn=any(pictures)),
+        f"Everything is in {job.path}; recovery.csv has a line for each that was attacked",
+        where_drawn(*names, drawn=any(names.values())),
     )
     return document
 
 
+def _drawn_images(
+    summaries: Sequence[Summary],
+    first_seed: dict[tuple[str, float], Found],
+    folder: Path,
+    title: str,
+) -> dict[str, bool]:
+    """Draw pictures of recovered images, and return which were drawn, by name."""
+    from fl_dp.lab.attacks.inversion.recovery_pictures import (
+        draw_images,
+        draw_recovery,
+        draw_resistance,
+    )
+
+    return {
+        "recovery.png": draw_recovery(summaries, folder / "recovery.png", title=title),
+        "resistance.png": draw_resistance(summaries, folder / "resistance.png", title=title),
+        "images.png": draw_images(first_seed, folder / "images.png", title=title),
+    }
+
+
+def _drawn_text(
+    summaries: Sequence[Summary],
+    first_seed: dict[tuple[str, float], Found],
+    folder: Path,
+    title: str,
+) -> dict[str, bool]:
+    """Draw pictures of recovered text, and return which were drawn, by name."""
+    from fl_dp.lab.attacks.inversion.text_pictures import draw_text_recovery, draw_texts
+
+    return {
+        "recovery.png": draw_text_recovery(summaries, folder / "recovery.png", title=title),
+        "images.png": draw_texts(first_seed, folder / "images.png", title=title),
+    }
+
+
 def _first_seed(experiment: Recovery, found: Sequence[Found]) -> dict[tuple[str, float], Found]:
     """Return the pictures of the first seed, of each threat and noise the strongest attack's."""
+    from fl_dp.lab.attacks.inversion.recovery_results import error_of
+
     best: dict[tuple[str, float], Found] = {}
     for cell, each in zip(experiment.cells, found, strict=True):
         if cell.part != "noise" or cell.seed != experiment.settings.seed:
             continue
         place = cell.threat, cell.noise_multiplier
-        if place not in best or each.rows[0]["mse"] < best[place].rows[0]["mse"]:
+        if place not in best or error_of(each.rows[0]) < error_of(best[place].rows[0]):
             best[place] = each
     return best
 
@@ -252,26 +284,38 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _table(summaries: Sequence[Summary], title: str) -> Table:
-    """Return the strongest attack of each setting; the guess is the mean image's PSNR."""
-    from fl_dp.lab.attacks.inversion.recovery_results import strongest
+    """Return the strongest attack of each setting, beside a guess that sees no update."""
+    from fl_dp.lab.attacks.inversion.recovery_results import is_of_text, strongest
 
-    table = Table(title=f"Recovered images: {title}")
+    text = is_of_text(summaries[0].means)
+    table = Table(title=f"Recovered {'text' if text else 'images'}: {title}")
     table.add_column("seen", no_wrap=True)
-    for head in ("noise", "epsilon", "PSNR", "guess", "labels", "found"):
+    scores = ("in place", "guess", "occur") if text else ("PSNR", "guess", "labels")
+    for head in ("noise", "epsilon", *scores, "found"):
         table.add_column(head, justify="right", no_wrap=True)
     settings = strongest(summaries, by=lambda each: (_seen(each), each.noise_multiplier))
     for each in settings:
-        means = each.means
         table.add_row(
             _seen(each),
             f"{each.noise_multiplier:g}" if each.noise_multiplier else "none",
             f"{each.epsilon:.3g}",
-            f"{means['psnr']:.1f}",
-            f"{means['mean_image_psnr']:.1f}",
-            f"{100 * means['label_recovered']:.0f} %",
+            *(_text_scores(each.means) if text else _image_scores(each.means)),
             "no" if each.fails else "yes",
         )
     return table
+
+
+def _image_scores(means: dict[str, float]) -> tuple[str, str, str]:
+    return (
+        f"{means['psnr']:.1f}",
+        f"{means['mean_image_psnr']:.1f}",
+        f"{100 * means['label_recovered']:.0f} %",
+    )
+
+
+def _text_scores(means: dict[str, float]) -> tuple[str, str, str]:
+    in_place, guess = 100 * means["in_place"], 100 * means["guess_in_place"]
+    return f"{in_place:.0f} %", f"{guess:.0f} %", f"{100 * means['occurring']:.0f} %"
 
 
 def _seen(summary: Summary) -> str:

@@ -1,4 +1,4 @@
-"""Settings of a measured attack: images recovered from what training shows."""
+"""Settings of a measured attack: images or text recovered from what training shows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class RecoverySettings:
     """Images recovered from updates, in place of a training: `experiment=data_recovery`.
 
     Attributes:
-        attacks: Some of `analytic`, `dlg`, `idlg` and `inverting_gradients`; null trains.
+        attacks: Some of `analytic`, `dlg`, `idlg` and `inverting_gradients`, or of text
+            `token_spans` (`experiment=text_recovery`); null trains.
         threats: What the adversary sees, some of `raw`, `local_steps` (after `client.epochs`
             steps), `clipped`, `secure_sum`, `client_noise`, `released`, `released_others_known`,
             `secure_sum_noise` and `dp_sgd`; null means all.

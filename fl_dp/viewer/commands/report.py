@@ -31,6 +31,9 @@ def report(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="File to write; else beside the run.")
     ] = None,
+    language: Annotated[
+        str, typer.Option("--language", help="en or zh: of html, nist-800-226, edpb, gdpr, pipl.")
+    ] = "en",
 ) -> None:
     """Write the results of runs for people: one page of charts and tables, or a paper.
 
@@ -56,26 +59,34 @@ def report(
     about a model that is called anonymous), `gdpr` and `pipl` (facts for the articles of a law)
     and `trade-off` (a CSV and a PNG).
 
+    Sentences of the privacy statement stay in English in every language: they are quoted.
+
     Nothing is verified here: `fl-dp ledger` does that.
     """
     with failures_told():
+        from fl_dp.viewer.report.page_words import LANGUAGES
+
+        require_one_of("--language", language, LANGUAGES)
         if form == "html":
-            target = write_report(runs, output)
+            target = write_report(runs, output, language=language)
             tell(f"Report: {target}")
             return
         from fl_dp.viewer.papers import PAPERS, write_paper
 
         require_one_of("--format", form, ["html", *PAPERS])
-        for file in write_paper(form, _one(runs), output):
+        for file in write_paper(form, _one(runs), output, language=language):
             tell(f"Paper: {file}")
 
 
-def write_report(places: Sequence[Path], output: Path | None = None) -> Path:
+def write_report(
+    places: Sequence[Path], output: Path | None = None, *, language: str = "en"
+) -> Path:
     """Write the page of runs and return where it is.
 
     Args:
         places: Folders of runs, of attacks on membership, or that hold some.
         output: The file; None puts it into the one folder that is named, else into this one.
+        language: Of the page.
 
     Raises:
         FileNotFoundError: If there is no run.
@@ -92,7 +103,10 @@ def write_report(places: Sequence[Path], output: Path | None = None) -> Path:
         raise ValueError(f"the report is a page: write a name that ends in .html, got '{output}'")
     found = _found(places)
     page = report_page(
-        list(found.runs.values()), attacks=list(found.attacks.values()), images=found.images
+        list(found.runs.values()),
+        attacks=list(found.attacks.values()),
+        images=found.images,
+        language=language,
     )
     write_text(output, page)
     return output

@@ -7,7 +7,7 @@ from pathlib import Path
 from fl_dp.files import write_text
 
 from .facts import Facts
-from .templates import filled_markdown, filled_yaml
+from .templates import filled_markdown, filled_yaml, has_template
 from .trade_off_paper import write_trade_off
 
 _FILES = {  # each text has a template of its name
@@ -24,20 +24,29 @@ PAPERS = tuple(_FILES)
 """Names of the papers."""
 
 
-def write_paper(form: str, folder: Path, output: Path | None = None) -> list[Path]:
+def write_paper(
+    form: str, folder: Path, output: Path | None = None, *, language: str = "en"
+) -> list[Path]:
     """Write a paper of a run, readable by its owner alone, and return its files.
 
     Args:
         form: One of `PAPERS`.
         folder: Of the run.
         output: The file; None puts it into the run's folder.
+        language: A template of this language has to be there.
 
     Raises:
         OSError: If the run's statement can't be read, or the paper can't be written.
-        ValueError: If the statement is none of ours or promises nothing, or the name is wrong.
+        ValueError: If the statement is none of ours or promises nothing, the name is wrong, or the
+            paper is not in that language.
         ModuleNotFoundError: Without jinja2.
     """
-    facts, name = Facts.read(folder), _FILES[form]
+    name = _FILES[form]
+    if language != "en":
+        if not has_template(f"{language}/{name}.j2"):
+            raise ValueError(f"--format {form} is in English alone: leave out --language")
+        name = f"{Path(name).stem}.{language}{Path(name).suffix}"
+    facts = Facts.read(folder)
     target = folder / name if output is None else output
     ending = Path(name).suffix
     if target.suffix.lower() != ending or target.is_dir():
@@ -45,7 +54,7 @@ def write_paper(form: str, folder: Path, output: Path | None = None) -> list[Pat
     try:
         if form == "trade-off":
             return write_trade_off(facts, target)
-        text = _filled(form, facts)
+        text = _filled(form, facts, language)
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         # Somebody wrote a value of another kind into it.
         raise ValueError(f"{folder}: the privacy statement can't be read: {error!r}") from error
@@ -53,9 +62,9 @@ def write_paper(form: str, folder: Path, output: Path | None = None) -> list[Pat
     return [target]
 
 
-def _filled(form: str, facts: Facts) -> str:
+def _filled(form: str, facts: Facts, language: str) -> str:
     if form != "model-card":
         _ = facts.promise  # a card alone can say that nothing is promised
     if form == "registry":
         return filled_yaml(_FILES[form], facts)
-    return filled_markdown(f"{_FILES[form]}.j2", facts)
+    return filled_markdown(f"{_FILES[form]}.j2", facts, language)

@@ -27,10 +27,20 @@ if TYPE_CHECKING:
 TO_FILL = "TO BE FILLED IN BY A PERSON"
 """Mark of everything in a paper that is left to a person."""
 
+TO_FILL_IN = {"en": TO_FILL, "zh": "待人工填写"}
+"""The mark in each language."""
+
+_LEFT = {
+    "en": "**{count} points are left to a person**, each marked *{mark}*:",
+    "zh": "**{count} 处需由人填写**，均标有 *{mark}*：",
+}
+
 _FOLDER = Path(__file__).parent / "templates"
 _ESCAPED = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#"})
 _INERT = str.maketrans({"<": "&lt;", "[": "\\[", "|": "\\|"})  # our sentences have code in them
-_POINT = re.compile(rf"^### (.*)$(?:\n(?!### ).*)*?\n\*{TO_FILL}: ", re.MULTILINE)
+_POINT = re.compile(
+    rf"^### (.*)$(?:\n(?!### ).*)*?\n\*(?:{'|'.join(TO_FILL_IN.values())})[:：]", re.MULTILINE
+)
 _EXPRESSION = re.compile(r"\{\{((?:(?!\}\}).)*)\}\}")
 _NO_WRAP = 1 << 20  # what is left to a person stays in one piece, to be searched for
 
@@ -40,12 +50,18 @@ def escaped(text: str) -> str:
     return " ".join(text.translate(_ESCAPED).split())
 
 
-def filled_markdown(name: str, facts: Facts) -> str:
+def has_template(name: str) -> bool:
+    """Tell whether there is a template of a name."""
+    return (_FOLDER / name).is_file()
+
+
+def filled_markdown(name: str, facts: Facts, language: str = "en") -> str:
     """Return a paper in Markdown.
 
     Args:
-        name: Of the template.
+        name: Of the template; one of another language lies in a folder of its name.
         facts: Of the run.
+        language: One of `TO_FILL_IN`.
     """
     from markupsafe import Markup
 
@@ -57,8 +73,11 @@ def filled_markdown(name: str, facts: Facts) -> str:
         "json": lambda value: Markup(json.dumps(value)),
         "page": lambda statement: Markup(_page(statement)),
     }
-    templates.globals["left_to_a_person"] = lambda points: Markup(_left_to_a_person(points))
-    return templates.get_template(name).render(
+    templates.globals["left_to_a_person"] = lambda points: Markup(
+        _left_to_a_person(points, language)
+    )
+    place = name if language == "en" else f"{language}/{name}"
+    return templates.get_template(place).render(
         facts=facts, promise=facts.promise if facts.promises else None
     )
 
@@ -85,10 +104,10 @@ def _without_markup(part: Any) -> Any:
     return replace(part, **{name: _without_markup(each) for name, each in values.items()})
 
 
-def _left_to_a_person(points: str) -> str:
+def _left_to_a_person(points: str, language: str) -> str:
     """Return the list of those points of a paper that a person must fill in."""
     names = _POINT.findall(points)
-    lines = [f"**{len(names)} points are left to a person**, each marked *{TO_FILL}*:", ""]
+    lines = [_LEFT[language].format(count=len(names), mark=TO_FILL_IN[language]), ""]
     return "\n".join([*lines, *(f"- {name}" for name in names)])
 
 

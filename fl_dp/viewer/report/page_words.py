@@ -1,16 +1,56 @@
-"""Words, values and tables as a page shows them; a language is another file with the same keys."""
+"""Words, values and tables as a page shows them; a language is another file with the same keys.
+
+A page is made in one language, which `page_language` sets for as long as it is made.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ASSETS = Path(__file__).parent / "assets"
 
-WORDS: Mapping[str, str] = json.loads((ASSETS / "page/words.json").read_text(encoding="utf-8"))
+_WORDS = ASSETS / "page/words"
+LANGUAGES = tuple(sorted(file.stem for file in _WORDS.glob("*.json")))
+_language = ContextVar("language", default="en")
+
+
+class _Words(Mapping[str, str]):
+    """Words of the language in which a page is being made."""
+
+    def __getitem__(self, key: str) -> str:
+        return _read(_language.get())[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_read(_language.get()))
+
+    def __len__(self) -> int:
+        return len(_read(_language.get()))
+
+
+WORDS = _Words()
+
+
+@contextmanager
+def page_language(code: str) -> Iterator[None]:
+    """Make pages in one of `LANGUAGES`."""
+    token = _language.set(code)
+    try:
+        yield
+    finally:
+        _language.reset(token)
+
+
+@cache
+def _read(code: str) -> dict[str, str]:
+    found: dict[str, str] = json.loads((_WORDS / f"{code}.json").read_text(encoding="utf-8"))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from fl_dp.viewer.jinja import environment
 from .charts import MOST_CURVES, charts_of, last_names
 from .findings import findings_of, membership_table
 from .groups import Group, compared, differences, groups_of
-from .page_words import ASSETS, WORDS, Table, shown_value
+from .page_words import ASSETS, WORDS, Table, page_language, shown_value
 from .reported_run import ReportedRun
 
 MOST = 8 << 20
@@ -31,6 +31,7 @@ def report_page(
     *,
     attacks: Sequence[FoundAttack] = (),
     images: Sequence[Image] = (),
+    language: str = "en",
 ) -> str:
     """Return the report of runs as one HTML page that needs nothing else.
 
@@ -41,6 +42,7 @@ def report_page(
         runs: To tell of.
         attacks: On membership.
         images: That the runs drew; `MOST` bytes of them are taken.
+        language: One of `LANGUAGES`.
 
     Raises:
         ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[viewer]'` brings.
@@ -48,6 +50,11 @@ def report_page(
     """
     if not runs and not attacks:
         raise ValueError("a report needs at least one run or attack")
+    with page_language(language):
+        return _made(runs, attacks, images)
+
+
+def _made(runs: Sequence[FoundRun], attacks: Sequence[FoundAttack], images: Sequence[Image]) -> str:
     groups = groups_of(runs)
     style = _asset("uplot/uPlot.min.css") + _asset("page/report.css")
     script = "\n".join((_asset("uplot/uPlot.iife.min.js"), _asset("page/report.js")))
@@ -112,11 +119,12 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
     differing = differences(runs)[:_MOST_DIFFERENCES]
     if len({run.settings.get("seed") for run in runs}) > 1:
         differing = ["seed", *differing]
+    score = _score_of(runs)
     headings = [
         WORDS[f"compare.{name}"]
-        for name in ("run", "state", "rounds", "accuracy", "loss", "epsilon", "delta")
+        for name in ("run", "state", "rounds", score, "loss", "epsilon", "delta")
     ]
-    metrics = last_names(groups, lambda each: each.metrics)
+    metrics = [name for name in last_names(groups, lambda each: each.metrics) if name != score]
     headings += [METRICS[name].title for name in metrics]
     rows = []
     for run in runs:
@@ -127,7 +135,7 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
                 card.name,
                 WORDS[f"state.{card.state}"],
                 f"{_number(card.round, 'd')} / {_number(card.rounds, 'd')}",
-                _number(run.accuracy, ".4f"),
+                _number(_judged(run, score), ".4f"),
                 _number(card.test_loss, ".4f"),
                 "∞" if not card.promises else _bound(card.epsilon),
                 "–" if not card.promises else _number(card.delta, ".3g"),
@@ -141,10 +149,11 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
 
 
 def _over_seeds(groups: Sequence[Group]) -> Table:
-    names = ("curve", "accuracy", "loss", "epsilon")
+    score = _score_of([run for group in groups for run in group.runs])
+    names = ("curve", score, "loss", "epsilon")
     headings = [WORDS[f"compare.{name}"] for name in names]
     headings.insert(1, WORDS["seeds.runs"])
-    metrics = last_names(groups, lambda each: each.metrics)
+    metrics = [name for name in last_names(groups, lambda each: each.metrics) if name != score]
     headings += [METRICS[name].title for name in metrics]
     rows = []
     for group in groups:
@@ -154,13 +163,22 @@ def _over_seeds(groups: Sequence[Group]) -> Table:
             (
                 group.name,
                 _count(group),
-                _mean(group, lambda run: run.accuracy),
+                _mean(group, partial(_judged, score=score)),
                 _mean(group, lambda run: run.card.test_loss),
                 _bound(max(spent, default=None)) if promised else "∞",
                 *(_mean(group, partial(_metric, name=name)) for name in metrics),
             )
         )
     return Table(caption=WORDS["seeds.caption"], headings=tuple(headings), rows=tuple(rows))
+
+
+def _score_of(runs: Sequence[FoundRun]) -> str:
+    """Return by what runs are judged: R2 where all of them predict numbers, else accuracy."""
+    return "r2" if {run.card.score.name for run in runs} == {"r2"} else "accuracy"
+
+
+def _judged(run: FoundRun, score: str) -> float | None:
+    return run.card.score.value if run.card.score.name == score else None
 
 
 def _metric(run: FoundRun, name: str) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ import pytest
 import yaml
 from written_runs import write_run
 
-from fl_dp.viewer.papers import PAPERS, write_paper
-from fl_dp.viewer.papers.templates import TO_FILL
+from fl_dp.viewer.papers import PAPERS, templates, write_paper
+from fl_dp.viewer.papers.templates import TO_FILL, TO_FILL_IN
 
 TEXTS = [name for name in PAPERS if name != "trade-off"]
 MARKDOWN = [name for name in TEXTS if name != "registry"]
+TRANSLATED = ["edpb", "nist-800-226", "gdpr", "pipl"]
+IN_A_LANGUAGE = [*((form, "en") for form in MARKDOWN), *((form, "zh") for form in TRANSLATED)]
 
 
-def paper(form: str, folder: Path) -> str:
-    [file, *_] = write_paper(form, folder)
+def paper(form: str, folder: Path, language: str = "en") -> str:
+    [file, *_] = write_paper(form, folder, language=language)
     assert file.stat().st_mode & 0o077 == 0
     return file.read_text()
 
@@ -42,20 +45,57 @@ GROUPS = [
 ]
 
 
-@pytest.mark.parametrize("form", MARKDOWN)
+@pytest.mark.parametrize(("form", "language"), IN_A_LANGUAGE)
 def test_a_paper_says_the_promise_to_each_group_with_its_own_budget(
-    tmp_path: Path, form: str
+    tmp_path: Path, form: str, language: str
 ) -> None:
-    text = paper(form, write_run(tmp_path / "a", epsilon=2.0, own_budgets=GROUPS))
+    text = paper(form, write_run(tmp_path / "a", epsilon=2.0, own_budgets=GROUPS), language)
     assert "(epsilon 0.9999 for 50 % of the clients)" in text
 
 
-@pytest.mark.parametrize("form", MARKDOWN)
-def test_the_list_of_what_is_left_counts_every_point(tmp_path: Path, form: str) -> None:
-    text = paper(form, write_run(tmp_path / "a"))
-    [count] = [int(line.split()[0][2:]) for line in text.splitlines() if "left to a person" in line]
-    asked = [line for line in text.splitlines() if line.startswith(f"*{TO_FILL}: ")]
-    assert count == len(asked) > 0
+@pytest.mark.parametrize(("form", "language"), IN_A_LANGUAGE)
+def test_the_list_of_what_is_left_counts_every_point(
+    tmp_path: Path, form: str, language: str
+) -> None:
+    text = paper(form, write_run(tmp_path / "a"), language)
+    said = {"en": r"\*\*(\d+) points are left to a person", "zh": r"\*\*(\d+) 处需由人填写"}
+    [count] = re.findall(said[language], text)
+    asked = [line for line in text.splitlines() if line.startswith(f"*{TO_FILL_IN[language]}")]
+    assert int(count) == len(asked) > 0
+
+
+def shape(text: str) -> tuple[list[str], set[str], int, int]:
+    """Return the levels of a paper's headings, its facts, points to fill in, and sources."""
+    return (
+        re.findall(r"^#+ ", text, re.MULTILINE),
+        set(re.findall(r"\b(?:facts|promise)\.\w+", text)),
+        len(re.findall("|".join(TO_FILL_IN.values()), text)),
+        len(re.findall(r"^(?:Source: |出处：)", text, re.MULTILINE)),
+    )
+
+
+@pytest.mark.parametrize("form", TRANSLATED)
+def test_a_translated_paper_has_the_same_points_facts_and_sources(
+    tmp_path: Path, form: str
+) -> None:
+    folder = Path(templates.__file__).parent / "templates"
+    names = {"edpb": "edpb_28_2024", "nist-800-226": "nist_800_226"}
+    name = f"{names.get(form, form)}.md.j2"
+    english, chinese = ((folder / place / name).read_text() for place in ("", "zh"))
+    assert shape(chinese) == shape(english)
+    for delta in (0.02, 1e-6):  # what is said and asked under conditions, too
+        path = write_run(tmp_path / f"{delta}", epsilon=0.5, delta=delta)
+        assert shape(paper(form, path, "zh")) == shape(paper(form, path))
+    text = paper(form, path, "zh")
+    assert "one client's whole contribution" in text  # quoted from the statement
+    assert "不主张" in text or "不是认证" in text
+
+
+def test_a_paper_in_english_alone_says_so(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    for form in set(PAPERS) - set(TRANSLATED):
+        with pytest.raises(ValueError, match="leave out --language"):
+            write_paper(form, path, language="zh")
 
 
 def test_no_paper_calls_a_model_anonymous_or_certified(tmp_path: Path) -> None:
@@ -150,13 +190,15 @@ def test_a_model_card_begins_as_model_hubs_read_it(tmp_path: Path) -> None:
     assert "<script" not in page
 
 
-@pytest.mark.parametrize("form", MARKDOWN)
-def test_no_text_of_a_run_becomes_a_heading_markup_or_a_template(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize(("form", "language"), IN_A_LANGUAGE)
+def test_no_text_of_a_run_becomes_a_heading_markup_or_a_template(
+    tmp_path: Path, form: str, language: str
+) -> None:
     hostile = "x\n---\n# Certified\n<b>bold</b> [a](https://b) `c` {{ 7 }} {% raw %} | d"
     said: dict[str, Any] = dict.fromkeys(("unit", "adversary", "trusted", "mechanism"), hostile)
     said |= {key: [hostile] for key in ("not_covered", "randomness")}
     path = write_run(tmp_path / "a", f"task.name={json.dumps('<b>')}", **said)
-    page = paper(form, path).rpartition("\n---\n")[2]
+    page = paper(form, path, language).rpartition("\n---\n")[2]
     assert "{{ 7 }}" in page
     assert "\n# Certified" not in page
     for markup in ("<b>", "[a](", "| d"):

@@ -15,13 +15,14 @@ from pngs import png, write_png
 from written_attacks import write_attack
 from written_runs import write_run
 
+from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.commands.report import write_report
 from fl_dp.viewer.found_runs import RunState, read_run
 from fl_dp.viewer.found_runs.images import IMAGES
 from fl_dp.viewer.report import report_page
 from fl_dp.viewer.report.charts import charts_of
 from fl_dp.viewer.report.groups import differences, groups_of
-from fl_dp.viewer.report.page_words import WORDS
+from fl_dp.viewer.report.page_words import LANGUAGES, WORDS, page_language
 from fl_dp.viewer.report.reported_run import ReportedRun
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}</script>\u2028'
@@ -58,6 +59,50 @@ def test_metrics_on_public_rows_are_shown_with_what_they_cost(tmp_path: Path) ->
     assert "balanced accuracy" in text and WORDS["public"] in text
     others = [run, read_run(write_run(tmp_path / "b", "rounds=9"))]
     assert "balanced accuracy" in Page(report_page(others)).text
+
+
+def judged_by_r2(path: Path) -> Path:
+    write_run(path, "task.label_range=[0,9]", f"seed={len(path.name)}")
+    lines = (path / "metrics.jsonl").read_text().splitlines()
+    told = [{**json.loads(line), "test_r2": 0.75} for line in lines]
+    for line in told:
+        del line["test_accuracy"]
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in told))
+    return path
+
+
+def test_regressions_alone_are_compared_by_r2_and_have_no_column_of_accuracy(
+    tmp_path: Path,
+) -> None:
+    both = [judged_by_r2(tmp_path / "a"), judged_by_r2(tmp_path / "bb")]
+    tables = re.findall(r'<table class="compare">.*?</table>', page_of(*both), re.DOTALL)
+    for table in tables[:2]:
+        headings = re.findall(r'<th scope="col">([^<]*)', table)
+        assert headings.count(METRICS["r2"].title) == 1
+        assert WORDS["compare.accuracy"] not in headings
+        assert "0.7500" in table
+    mixed = page_of(*both, write_run(tmp_path / "c"))
+    assert WORDS["compare.accuracy"] in mixed and METRICS["r2"].title in mixed
+
+
+def test_each_language_of_the_page_has_every_word_with_the_same_values_in_it() -> None:
+    assert LANGUAGES == ("en", "zh")
+    words = {}
+    for code in LANGUAGES:
+        with page_language(code):
+            words[code] = dict(WORDS)
+    assert list(words["zh"]) == list(words["en"])
+    for key, text in words["en"].items():
+        assert set(re.findall(r"{(\w+)}", text)) == set(re.findall(r"{(\w+)}", words["zh"][key]))
+
+
+def test_a_page_is_in_the_language_that_was_asked_for(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a"))
+    page = report_page([run], language="zh")
+    assert '<html lang="zh-CN">' in page
+    assert "隐私预算" in page and WORDS["budget"] not in page
+    assert "one client's whole contribution" in Page(page).text  # quoted from the statement
+    assert '<html lang="en">' in report_page([run])
 
 
 def test_a_matrix_that_is_none_is_left_out(tmp_path: Path) -> None:

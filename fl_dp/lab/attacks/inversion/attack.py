@@ -53,7 +53,8 @@ class ClientRecords:
     """A client's private records.
 
     Attributes:
-        features: Float32 `(n, channels, height, width)`, as the model takes them.
+        features: Float32 `(n, channels, height, width)`, or int64 tokens `(n, length)`, as the
+            model takes them.
         labels: Int64 `(n,)`.
     """
 
@@ -149,12 +150,15 @@ class Recovered:
     """What an attack makes of one observation.
 
     Attributes:
-        features: Float32 `(observation.records, channels, height, width)`, as the model takes them.
+        features: Float32 `(observation.records, channels, height, width)`, or int64 tokens
+            `(observation.records, length)`, as the model takes them.
         labels: Int64 `(observation.records,)`.
+        occurring: Of text, the tokens that occur anywhere, int64 in rising order.
     """
 
     features: Tensor
     labels: Tensor
+    occurring: Tensor | None = None
 
 
 class Attack(ABC):

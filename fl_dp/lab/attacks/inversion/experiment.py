@@ -28,7 +28,7 @@ from .analytic import first_linear
 from .attack import Attack, ClientRecords, LocalTraining, PixelRange, Recovered
 from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
 from .recovery_results import Found
-from .registry import ATTACKS, THREATS, WITH_NOISE
+from .registry import ATTACKS, ON_TOKENS, THREATS, WITH_NOISE
 from .threats import (
     DPSGDUpdate,
     NoisyUpdate,
@@ -85,7 +85,8 @@ class Recovery:
     """An experiment: what the keys of `recovery` ask for, on the run's task, model and bounds.
 
     Attributes:
-        dataset: Of images; those attacked and the prior's are of its training part.
+        dataset: Of images, or of tokens (`TextRecovery`); those attacked and the prior's are of its
+            training part.
         settings: Of the run.
     """
 
@@ -110,12 +111,7 @@ class Recovery:
         """
         if self.asked.attacks is None:
             raise ValueError("no attack is asked for: write experiment=data_recovery")
-        shape = self.dataset.input_shape
-        if len(shape) != 3 or min(shape[1:]) < 8:
-            raise ValueError(
-                f"task={self.dataset.name} has records of shape {shape}: recovery is measured on "
-                "images with sides of at least 8, such as task=digits or task=fashion_mnist"
-            )
+        self._require_fit()
         asked = self.asked
         private = asked.images * self._most_records + (asked.cohort - 1) * asked.records
         if private >= len(self.dataset.train_y):
@@ -126,6 +122,18 @@ class Recovery:
         network = self._network(0, "dropout" if self.asked.resistance else "plain")
         if "analytic" in self.asked.attacks:
             first_linear(network)
+
+    def _require_fit(self) -> None:
+        """Raise ValueError if the records are no images, or an attack is not on images."""
+        shape = self.dataset.input_shape
+        if len(shape) != 3 or min(shape[1:]) < 8:
+            raise ValueError(
+                f"task={self.dataset.name} has records of shape {shape}: recovery is measured on "
+                "images with sides of at least 8, such as task=digits or task=fashion_mnist, and "
+                "on text (experiment=text_recovery)"
+            )
+        for attack in set(self.asked.attacks or ()) & set(ON_TOKENS):
+            raise ValueError(f"recovery.attacks={attack} is on text: write task=shakespeare, too")
 
     @property
     def _most_records(self) -> int:
@@ -203,7 +211,7 @@ class Recovery:
 
     def _records(self, rows: NDArray[np.int64]) -> ClientRecords:
         return ClientRecords(
-            features=torch.from_numpy(np.asarray(self.dataset.features(rows), dtype=np.float32)),
+            features=torch.from_numpy(self.dataset.features(rows)),
             labels=torch.from_numpy(self.dataset.labels(rows)),
         )
 
@@ -255,6 +263,22 @@ class Recovery:
             raise ValueError(f"there is no attack {name!r}: write one of {', '.join(ATTACKS)}")
         return ATTACKS[name](self.asked.steps)
 
+    def _of_cell(self, cell: RecoveryCell, threat: ThreatModel) -> dict[str, Any]:
+        """Return what all rows of a cell have in common, as of the CSV."""
+        return {
+            "part": cell.part,
+            "threat": cell.threat,
+            "attack": cell.attack,
+            "noise_multiplier": cell.noise_multiplier,
+            "epsilon": threat.epsilon(self.asked.delta),
+            "delta": self.asked.delta,
+            "unit": threat.unit,
+            "records": cell.records,
+            "epochs": cell.epochs,
+            "network": cell.network,
+            "seed": cell.seed,
+        }
+
     def _measured(
         self,
         cell: RecoveryCell,
@@ -265,8 +289,7 @@ class Recovery:
         others = self._other_images(cell.seed)
         mean = mean_image(others)
         rows, truths, found, nearest = [], [], [], []
-        delta = self.asked.delta
-        epsilon = threat.epsilon(delta)
+        of_cell = self._of_cell(cell, threat)
         for number, (victim, made) in enumerate(zip(victims, recovered, strict=True)):
             truth = self.pixels.to_unit(victim.features).numpy()
             images = self.pixels.to_unit(made.features).numpy()
@@ -275,17 +298,7 @@ class Recovery:
                 near = nearest_image(others, image)
                 rows.append(
                     {
-                        "part": cell.part,
-                        "threat": cell.threat,
-                        "attack": cell.attack,
-                        "noise_multiplier": cell.noise_multiplier,
-                        "epsilon": epsilon,
-                        "delta": delta,
-                        "unit": threat.unit,
-                        "records": cell.records,
-                        "epochs": cell.epochs,
-                        "network": cell.network,
-                        "seed": cell.seed,
+                        **of_cell,
                         "client": number,
                         "image": place,
                         "label": label,

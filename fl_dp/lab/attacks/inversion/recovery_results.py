@@ -27,17 +27,18 @@ class Found:
 
     Attributes:
         rows: One for each attacked image, as of the CSV.
-        truth: The attacked images, pixels from 0 to 1, `(k, channels, height, width)`.
+        truth: The attacked images, pixels from 0 to 1, `(k, channels, height, width)`; of text
+            here and below tokens, `(k, length)`.
         recovered: What the attack made of each.
-        nearest: The prior's nearest image to each.
-        mean: The prior's mean image.
+        nearest: The prior's nearest to each.
+        mean: The prior's mean image; of text its most frequent token, at every place.
     """
 
     rows: list[dict[str, Any]]
-    truth: NDArray[np.float32]
-    recovered: NDArray[np.float32]
-    nearest: NDArray[np.float32]
-    mean: NDArray[np.float32]
+    truth: NDArray[Any]
+    recovered: NDArray[Any]
+    nearest: NDArray[Any]
+    mean: NDArray[Any]
 
 
 def keep(found: Found, file: Path) -> None:
@@ -77,11 +78,28 @@ SCORES = ("mse", "psnr", "ssim")
 BASELINES = ("mean_image", "nearest")
 
 _SETTING = ("part", "threat", "attack", "noise_multiplier", "records", "epochs", "network")
-_MEASURED = (
+_OF_IMAGES = (
     "label_recovered",
     *SCORES,
     *(f"{baseline}_{score}" for baseline in BASELINES for score in SCORES),
 )
+_OF_TEXT = (
+    "in_place",
+    "guess_in_place",
+    "nearest_in_place",
+    "occurring",
+    "guess_occurring",
+)
+
+
+def is_of_text(row: Mapping[str, Any]) -> bool:
+    """Return whether scores are those of text, from a row of the CSV or a summary's means."""
+    return "in_place" in row
+
+
+def error_of(row: Mapping[str, Any]) -> float:
+    """Return what is least where a recovery is best: the MSE, or the share of wrong tokens."""
+    return 1.0 - float(row["in_place"]) if is_of_text(row) else float(row["mse"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +117,7 @@ class Summary:
         epsilon: Of the round; infinite where nothing is promised.
         delta: Of that epsilon.
         unit: What epsilon protects.
-        images: How many, over all seeds.
+        images: How many, or texts, over all seeds.
         means: Of each score of the CSV over seeds, each seed's mean over its images first.
         deviations: Standard deviation of the same over seeds; NaN for one seed.
     """
@@ -120,7 +138,12 @@ class Summary:
 
     @property
     def fails(self) -> bool:
-        """Whether images are no nearer to the true ones than the mean image is, in MSE."""
+        """Whether images are no nearer to the true ones than the mean image is, in MSE.
+
+        Of text: whether no more tokens are in place than the most frequent one would be.
+        """
+        if is_of_text(self.means):
+            return self.means["in_place"] <= self.means["guess_in_place"]
         return self.means["mse"] >= self.means["mean_image_mse"]
 
 
@@ -140,11 +163,11 @@ def strongest(
     summaries: Sequence[Summary],
     by: Callable[[Summary], tuple[object, ...]] = lambda each: (each.noise_multiplier,),
 ) -> list[Summary]:
-    """Return of each group of summaries the one whose attack has the least MSE."""
+    """Return of each group of summaries the one whose attack has the least error."""
     best: dict[tuple[object, ...], Summary] = {}
     for each in summaries:
         known = best.get(by(each))
-        if known is None or each.means["mse"] < known.means["mse"]:
+        if known is None or error_of(each.means) < error_of(known.means):
             best[by(each)] = each
     return list(best.values())
 
@@ -170,7 +193,7 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
     seeds = sorted({row["seed"] for row in rows})
     of_seeds = {
         key: [statistics.fmean(row[key] for row in rows if row["seed"] == seed) for seed in seeds]
-        for key in _MEASURED
+        for key in (_OF_TEXT if is_of_text(rows[0]) else _OF_IMAGES)
     }
     first = rows[0]
     return Summary(

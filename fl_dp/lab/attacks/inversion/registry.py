@@ -33,13 +33,23 @@ def _inverting_gradients(steps: int) -> Attack:
     return InvertingGradients(steps=steps, restarts=1)
 
 
+def _token_spans(steps: int) -> Attack:
+    from .token_spans import TokenSpans
+
+    return TokenSpans()
+
+
 ATTACKS: Mapping[str, Callable[[int], Attack]] = {
     "analytic": _analytic,
     "dlg": _dlg,
     "idlg": _idlg,
     "inverting_gradients": _inverting_gradients,
+    "token_spans": _token_spans,
 }
 """Attacks by their names in `recovery.attacks`, each a function of the most steps of its search."""
+
+ON_TOKENS = ("token_spans",)
+"""Those that recover text; the others recover images."""
 
 WITHOUT_NOISE = ("raw", "local_steps", "clipped", "secure_sum")
 WITH_NOISE = (

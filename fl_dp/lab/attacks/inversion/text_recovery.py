@@ -1,0 +1,109 @@
+"""Text recovered from what training of a language model shows: `experiment=text_recovery`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.app.settings import Settings
+from fl_dp.tasks.datasets import Dataset
+from fl_dp.tasks.datasets.shakespeare import VOCABULARY
+
+from .attack import ClientRecords, Recovered
+from .experiment import Recovery, RecoveryCell
+from .recovery_results import Found
+from .registry import ON_TOKENS
+from .threats import ThreatModel
+
+
+class _Prior(NamedTuple):
+    """What other windows say of a text without a look at its update."""
+
+    windows: NDArray[np.int64]
+    most_frequent: int
+    occurring: set[int]
+
+
+class TextRecovery(Recovery):
+    """An experiment on text: tokens in place, and which occur, beside what other texts tell."""
+
+    def _require_fit(self) -> None:
+        """Raise ValueError if an attack is not on text, or other networks are asked for."""
+        for attack in set(self.asked.attacks or ()) - set(ON_TOKENS):
+            raise ValueError(
+                f"recovery.attacks={attack} is on images, and task={self.dataset.name} is text: "
+                f"write recovery.attacks=[{','.join(ON_TOKENS)}]"
+            )
+        if self.settings.model.name != "transformer" or self.asked.resistance:
+            raise ValueError(
+                "text is recovered from model=transformer, with recovery.resistance=false: write "
+                "experiment=text_recovery"
+            )
+
+    def _measured(
+        self,
+        cell: RecoveryCell,
+        threat: ThreatModel,
+        victims: Sequence[ClientRecords],
+        recovered: Sequence[Recovered],
+    ) -> Found:
+        prior = self._prior(cell.seed)
+        of_cell = self._of_cell(cell, threat)
+        rows, truths, found, nearest = [], [], [], []
+        for number, (victim, made) in enumerate(zip(victims, recovered, strict=True)):
+            assert made.occurring is not None  # of an attack on text
+            for place, truth in enumerate(victim.features.numpy()):
+                texts = made.features.numpy()
+                text = texts[(texts == truth).sum(1).argmax()]  # in the attack's favour
+                near = prior.windows[(prior.windows == truth).sum(1).argmax()]
+                rows.append(
+                    {
+                        **of_cell,
+                        "client": number,
+                        "text": place,
+                        "in_place": float((text == truth).mean()),
+                        "guess_in_place": float((truth == prior.most_frequent).mean()),
+                        "nearest_in_place": float((near == truth).mean()),
+                        "occurring": _alike({*made.occurring.tolist()}, {*truth.tolist()}),
+                        "guess_occurring": _alike(prior.occurring, {*truth.tolist()}),
+                        "true": _read(truth),
+                        "recovered": _read(text),
+                    }
+                )
+                truths.append(truth)
+                found.append(text)
+                nearest.append(near)
+        return Found(
+            rows=rows,
+            truth=np.stack(truths),
+            recovered=np.stack(found),
+            nearest=np.stack(nearest),
+            mean=np.full_like(truths[0], prior.most_frequent),
+        )
+
+    def _prior(self, seed: int) -> _Prior:
+        """Return what windows tell that the adversary holds, none of them attacked."""
+        windows = np.asarray(self.dataset.features(self._rows(seed)[2]), dtype=np.int64)
+        counts = np.bincount(windows.reshape(-1), minlength=len(VOCABULARY))
+        shares = [(windows == token).any(1).mean() for token in range(len(counts))]
+        likely = {token for token, share in enumerate(shares) if share > 0.5}
+        return _Prior(windows, int(counts.argmax()), likely)
+
+
+def recovery_of(dataset: Dataset, settings: Settings) -> Recovery:
+    """Return the experiment that the settings ask for, on images or on text."""
+    kind = Recovery if dataset.vocabulary_size is None else TextRecovery
+    return kind(dataset=dataset, settings=settings)
+
+
+def _read(tokens: NDArray[np.int64]) -> str:
+    """Return the text of tokens, a line's end as a slash."""
+    return "".join(VOCABULARY[token] for token in tokens).replace("\n", "/")
+
+
+def _alike(some: set[int], others: set[int]) -> float:
+    """Return the share of two sets that they have in common, from 0 to 1."""
+    return len(some & others) / len(some | others)
