@@ -74,8 +74,8 @@ class CyclicNoiseSettings(CorrelatedNoiseSettings):
     """Public groups take turns, with secret coins inside each.
 
     Attributes:
-        groups: Number of groups, each of which has every such round; where nodes add the noise, null
-            is one over `selection.sampling_rate`.
+        groups: Number of groups, each of which has every such round; where nodes add the noise,
+            null is one over `selection.sampling_rate`.
     """
 
     selections = ("poisson", "truncated_poisson")
