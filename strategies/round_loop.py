@@ -345,7 +345,7 @@ class RoundLoop(Strategy):
         origin = layout.flatten(layout.only_released(widen(sent))) if narrow else flat_model
         ask = asking(grid, window=self._window)
         index = self._participations.next_index()
-        left = self._participations.left(roster, index)
+        left = self._participations.left(roster, index, server_round=server_round)
         draw = Draw(
             server_round=server_round,
             index=index,
