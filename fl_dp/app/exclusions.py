@@ -22,6 +22,7 @@ _FITTING = [
     if each.selections
 ]
 
+
 def _needs_another_selection(settings: Settings) -> bool:
     fitting = settings.noise.selections
     return bool(fitting) and settings.selection.name not in fitting
