@@ -35,6 +35,7 @@ from .settings.noises import (
 from .settings.selections import BufferedSettings, PublicSettings, TruncatedPoissonSettings
 
 _A_TURN = 0.01  # a rate that was written with few digits
+_ANY_UNITS = 10**9  # whose number does not decide between turns and coins
 _MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless noise.bands says more
 
 
@@ -54,7 +55,7 @@ def with_noise(settings: Settings, delta: float) -> Settings:
         return settings
     assert privacy.epsilon is not None  # a row of `NOISE`
     if privacy.noised_by == "nodes":
-        return replace(settings, noise=_shared_noise(settings))
+        return replace(settings, noise=_shared_noise(settings, delta))
     secret, num_clients = chosen.name == "poisson", settings.task.num_clients
     best = _best(
         NoiseRequest(
@@ -141,16 +142,26 @@ def correlation_of(settings: Settings) -> Banded | None:
     return Banded.optimal(rounds=settings.rounds, bands=bands, momentum=server_momentum(settings))
 
 
-def _shared_noise(settings: Settings) -> NoiseSettings:
+def _shared_noise(settings: Settings, delta: float) -> NoiseSettings:
     """Return the noise of shares with the least error at as many gradients a round.
 
     Within 2 % that of turns, which needs no secret coins and no fixed time.
     """
-    from .noise_comparison import wanted_noise
-
-    if settings.selection.sampling_rate == 1.0:
+    rate, epsilon = settings.selection.sampling_rate, settings.privacy.epsilon
+    if rate == 1.0:
         return NoiseSettings()
-    _, *others = _shared_prices(wanted_noise(settings, size=model_size(settings)))
+    assert epsilon is not None  # a row of `NOISE`
+    _, *others = _shared_prices(
+        NoiseRequest(
+            num_units=_ANY_UNITS,
+            cohort=rate * _ANY_UNITS,
+            rounds=settings.rounds,
+            epsilon=epsilon,
+            delta=delta,
+            momentum=server_momentum(settings),
+            most_remembered=_most_bands(settings) - 1,
+        )
+    )
     turns = next((price for price in others if price.remembered), None)
     coins = next(price for price in others if not price.remembered)
     timed = settings.privacy.sums is not None and settings.privacy.sums.reply_after is not None
