@@ -699,11 +699,13 @@ def _watched(evaluate_fn: EvaluateFn | None, plateau: PlateauController, metric:
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         metrics = evaluate_fn(server_round, arrays)
+        if metrics is None and server_round > 0:
+            return None  # not every round has to be evaluated; the first model is
+        if metrics is None or metric not in metrics:
+            raise ValueError(
+                f"the plan's noise reacts to '{metric}', which evaluate_fn did not return"
+            )
         if server_round > 0:
-            if metrics is None or metric not in metrics:
-                raise ValueError(
-                    f"the plan's noise reacts to '{metric}', which evaluate_fn did not return"
-                )
             plateau.observe(float(cast(float, metrics[metric])))
         return metrics
 

@@ -46,7 +46,7 @@ from .unused import uncalled_of, unused_of
 logger = logging.getLogger("flwr.fl_dp")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-"""Measures the model of a round on public data."""
+"""Measures the model of a round on public data, or returns None: not this one."""
 
 
 class RoundLoop(Strategy):
@@ -389,8 +389,6 @@ class RoundLoop(Strategy):
         self, evaluate_fn: EvaluateFn | None, server_round: int, result: Result
     ) -> None:
         if evaluate_fn is not None:
-            if server_round > 0:
-                logger.info("Global evaluation")
             metrics = evaluate_fn(server_round, result.arrays)
             self._log.evaluated(server_round, metrics)
             if metrics is not None:
