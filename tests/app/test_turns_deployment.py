@@ -117,7 +117,10 @@ def once(happens: Callable[[], bool], then: Callable[[], object]) -> threading.T
 
 
 def charges(place: Path, name: str) -> int:
-    with NodeLedger.read(str(place / name / "ledger" / "ledger.db")) as ledger:
+    file = place / name / "ledger" / "ledger.db"
+    if not file.exists():  # killed before it was ever asked for a sum
+        return 0
+    with NodeLedger.read(str(file)) as ledger:
         return sum(each.charges for each in ledger.spendings)
 
 
@@ -131,7 +134,7 @@ def require_complete(place: Path, *, burnt: int = 0) -> None:
     assert folder.read_metrics()[-1]["test_accuracy"] > 0.6  # .5 untrained
     visits = -(-(ROUNDS + burnt) // TURNS)
     for name in NODES:
-        assert 1 <= charges(place, name) <= visits
+        assert charges(place, name) <= visits
 
 
 @pytest.mark.parametrize("phase", ["key", "turn", "memory", "open"])
