@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fl_dp.lazy_exports import lazy_exports
 
+from .any_framework import RecordsInBatches
 from .client_noise import client_noise_mod
 from .compression import compression_mod
 from .deadline import deadline_mod
@@ -52,6 +53,7 @@ __all__ = [
     "PersonalClient",
     "PolicyRefusal",
     "RecordWise",
+    "RecordsInBatches",
     "TrainedRows",
     "UnitReport",
     "check_training",

@@ -10,8 +10,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from flwr.app import ArrayRecord, Context, RecordDict
 from local_grid import LocalGrid, answer_with_app
 
 from fl_dp import PrivacyLedger
@@ -27,9 +28,12 @@ DIFFS = dict(
     )
 )
 CLIENTS = 40
+NEEDS = {"jax": "equinox", "tensorflow": "tensorflow"}
 
 
 def client(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name], reason=f"its client is in {name}, no dependency of fl-dp")
     file = GALLERY / f"{name}_client.py"
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
@@ -53,7 +57,7 @@ def run(name: str, sign: str, monkeypatch: pytest.MonkeyPatch) -> LocalGrid:
 
 def test_every_client_of_the_gallery_has_its_diff() -> None:
     assert set(DIFFS) == {file.stem.removesuffix("_client") for file in GALLERY.glob("*.py")}
-    assert len(DIFFS) == 3
+    assert len(DIFFS) == 5
 
 
 @pytest.mark.slow
@@ -78,3 +82,22 @@ def test_after_its_diff_an_app_is_private(
         assert ledger.rounds_committed == 3
         assert math.isclose(ledger.epsilon().best, 8.0, rel_tol=0.02)
         assert ledger.epsilon().best <= 8.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEEDS)
+def test_a_record_moves_the_sum_of_another_framework_s_gradients_by_the_norm_at_most(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = client(name, monkeypatch)
+    first = module.make_model()
+    model = ArrayRecord(first.get_weights() if hasattr(first, "get_weights") else first)
+    context = Context(1, 1, {"partition-id": 0, "num-partitions": 20}, RecordDict(), {})
+    records = module.records_fn(context, {}, model)
+    whole, count = records.clipped_sum(range(len(records)), 0.5)
+    assert count == len(records) == 90
+    for left_out in (0, 40, 89):
+        rest, fewer = records.clipped_sum([r for r in range(90) if r != left_out], 0.5)
+        moved = sum(float(np.square(whole[key] - rest[key]).sum()) for key in whole)
+        assert fewer == 89
+        assert 0.25 < math.sqrt(moved) <= 0.5 * (1.0 + 1e-6)

@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -133,27 +132,17 @@ def own_address(asked: str, processes: Path = _PROCESSES) -> tuple[str, bool]:
     Raises:
         ValueError: If there is none, several, or another one.
     """
-    if find_spec("ray") is None:
-        raise ValueError("simulation.ray_address needs Ray: pip install 'fl-dp[simulation]'")
     known = dict(_own_raylets(processes))
-    there = ", ".join(sorted(known)) or "none"
-    if asked == "auto":
-        if len(known) == 1:
-            return next(iter(known.items()))
-        wrong = f"{len(known)} Ray clusters" if known else "no Ray cluster"
-        advice = "name one" if known else "start it: ray start --head, or --address=HOST:PORT"
-        raise ValueError(
-            f"simulation.ray_address=auto finds {wrong} of yours on this machine ({there}): "
-            f"{advice}"
-        )
     host, _, port = asked.rpartition(":")
-    for name in (asked, f"{_resolved(host)}:{port}"):
-        if name in known:
-            return name, known[name]
+    name = asked if asked in known else f"{_resolved(host)}:{port}"
+    meant = known if asked == "auto" else {each: known[each] for each in known if each == name}
+    if len(meant) == 1:
+        return next(iter(meant.items()))
     raise ValueError(
-        f"simulation.ray_address={asked}: no Ray that you have started on this machine belongs to "
-        f"that cluster (there is: {there}); run fl-dp on one of its machines, after ray start "
-        f"--address={asked}"
+        f"simulation.ray_address={asked} is {len(meant) or 'none'} of the Ray clusters that you "
+        f"have started on this machine (there is: {', '.join(sorted(known)) or 'none'}): name one "
+        "of them, or join one first by ray start --head or ray start --address=HOST:PORT; "
+        "pip install 'fl-dp[simulation]' brings Ray"
     )
 
 

@@ -76,11 +76,14 @@ def absolute(key: str, place: str | None) -> None:
         raise OptionError(f"{{{key}}} must be absolute, got '{place}'")
 
 
+def rises(values: Sequence[float]) -> bool:
+    """Tell whether values are two finite numbers, the lower first."""
+    return len(values) == 2 and all(map(math.isfinite, values)) and values[0] < values[1]
+
+
 def ordered_pair(key: str, values: list[float] | None) -> None:
     """Check that a list is null or two finite numbers, the lower first."""
-    if values is None:
-        return
-    if len(values) != 2 or not all(map(math.isfinite, values)) or not values[0] < values[1]:
+    if values is not None and not rises(values):
         raise OptionError(
             f"{{{key}}} must be two numbers, the lower first, like [0, 5], got {values}"
         )

@@ -14,8 +14,8 @@ from .checks import (
     between_0_and_1,
     choices,
     distinct,
-    ordered_pair,
     positive,
+    rises,
     told,
 )
 
@@ -130,12 +130,12 @@ class TaskSettings:
                     f"leave it out of task={self.name}"
                 )
         distinct("task.classes", self.classes, least=2)
-        ordered_pair("task.label_range", self.label_range)
         of_classes = self.classes or self.name == "folder" or self.partition == "dirichlet"
-        if self.label_range is not None and of_classes:
+        if self.label_range is not None and (of_classes or not rises(self.label_range)):
             raise OptionError(
-                "{task.label_range} makes the label of a table a number, which has no classes: "
-                "leave out {task.classes}, {task=folder} and {task.partition=dirichlet}"
+                "{task.label_range} must be two numbers, the lower first, like [0, 5], of a label "
+                "without classes: leave out {task.classes}, {task=folder} and "
+                f"{{task.partition=dirichlet}}, got {self.label_range}"
             )
         distinct("task.columns", self.columns, least=1)
         for key, column in (("label", self.label_column), ("client", self.client_column)):

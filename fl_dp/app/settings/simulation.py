@@ -90,13 +90,12 @@ class SimulationSettings:
         address = self.ray_address
         if address is None and self.engine != "cluster":
             return
-        if self.engine not in ("auto", "cluster") or address is None:
+        known = address == "auto" or _HOST_AND_PORT.fullmatch(address or "") is not None
+        if not known or self.engine not in ("auto", "cluster"):
             raise OptionError(
-                "{simulation.ray_address} and {simulation.engine}=cluster go together, got "
-                f"{address} and '{self.engine}'"
+                "{simulation.ray_address} is auto or HOST:PORT, and goes together with "
+                f"{{simulation.engine}}=cluster alone, got {address} and '{self.engine}'"
             )
-        if address != "auto" and _HOST_AND_PORT.fullmatch(address) is None:
-            raise OptionError(f"{{simulation.ray_address}} is auto or HOST:PORT, got '{address}'")
 
     @property
     def units_at_node(self) -> int:

@@ -62,10 +62,12 @@ class DataFormat:
         ends = self.label_range
         if ends is None:
             return
-        if len(ends) != 2 or not all(map(math.isfinite, ends)) or not ends[0] < ends[1]:
-            raise ValueError(f"label_range must be two finite numbers that rise, got {[*ends]}")
-        if self.classes is not None:
-            raise ValueError("a label is one of classes or in label_range: leave one out")
+        rises = len(ends) == 2 and all(map(math.isfinite, ends)) and ends[0] < ends[1]
+        if not rises or self.classes is not None:
+            raise ValueError(
+                "label_range must be two finite numbers that rise, of a label without classes, "
+                f"got {[*ends]}"
+            )
 
     @property
     def num_outputs(self) -> int | None:
