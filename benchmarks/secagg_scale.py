@@ -1,9 +1,10 @@
 """Cost of a secure sum over very many nodes: set-up and one sum, all in one process.
 
 Every node is real but for its messages, which are only measured. Timed are nodes that have nothing
-in a cache, as a process of their own has; the median of a few. The others share what is public.
+in a cache, as a process of their own has, in CPU seconds; the median of a few. The others share
+what is public. With `--set-up` no more clients than these few mask, and nobody opens.
 
-    python benchmarks/secagg_scale.py [--json] [--nodes 1000] [--size 1000] [--whole]
+    python benchmarks/secagg_scale.py [--json] [--nodes 1000] [--size 1000] [--whole] [--set-up]
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,9 @@ from fl_dp.mechanisms import Segment
 from fl_dp.secagg import Directory, Excerpt, Identity, OpenSum, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg import directory as directories
 from fl_dp.secagg import node as nodes_module
+from fl_dp.secagg.directory import Entry
 from fl_dp.secagg.excerpt import Near, directory_from_json, near_of
+from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.roster import Member
 from fl_dp.secagg.terms import SumTerms
 
@@ -31,49 +35,80 @@ _DEGREE, _COMMITTEE = 40, 60
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Return the seconds that some work takes, with no public text read before, and its result."""
+    """Return the CPU seconds of some work, with no public text read before, and its result."""
     for cached in (directories._check_keys, nodes_module._terms_of, nodes_module._directory_of):
         cached.cache_clear()
-    began = time.perf_counter()
+    began = time.process_time()
     result = work()
-    return time.perf_counter() - began, result
+    return time.process_time() - began, result
 
 
-def measure(count: int, size: int, *, whole: bool) -> dict[str, Any]:
+def accept(node: SecureNode, text: str) -> bytes:
+    """Let a node read and check a directory, or an excerpt of one."""
+    return node.accept(directory_from_json(text))
+
+
+def measure(count: int, size: int, *, whole: bool, all_mask: bool) -> dict[str, Any]:
     """Return seconds and bytes of one run of `count` nodes.
 
     Args:
         count: Nodes.
         size: Coordinates of the sum.
         whole: Whether the nodes that are timed get the whole directory.
+        all_mask: Whether all send their message, and the sum is opened.
     """
     identities = [Identity.generate() for _ in range(count)]
     lines = (Member(name=f"node-{at}", identity=e.public) for at, e in enumerate(identities))
     roster = Roster(federation="scale", members=tuple(lines))
-    of = {
-        each.public: SecureNode(each, SQLiteStore(None), name=f"node-{at}", roster=roster)
-        for at, each in enumerate(identities)
-    }
-    entries = [node.entry(_RUN) for node in of.values()]
-    server_first, directory = timed(lambda: Directory.first(_RUN, entries, roster_hash=roster.hash))
-    at = [of[entry.identity] for entry in directory.entries]
+    of: dict[bytes, SecureNode] = {}
+
+    def node_of(at: int) -> SecureNode:
+        identity = identities[at]
+        made = SecureNode(identity, SQLiteStore(None), name=f"node-{at}", roster=roster)
+        of[identity.public] = made
+        return made
+
+    names = {each.public: at for at, each in enumerate(identities)}
+    # A node of its own only for those who do something.
+    keys = [None if all_mask else RunKey.generate() for _ in identities]
+    entries = [
+        node_of(at).entry(_RUN)
+        if key is None
+        else Entry.make(_RUN, 0, f"node-{at}", identities[at], key)
+        for at, key in enumerate(keys)
+    ]
+    server_first, directory = timed(
+        partial(Directory.first, _RUN, entries, roster_hash=roster.hash)
+    )
+    at = {}
+
+    def serve(place: int) -> SecureNode:
+        entry = directory.entries[place]
+        if place not in at:
+            number = names[entry.identity]
+            made = of.get(entry.identity) or node_of(number)
+            if (key := keys[number]) is not None:
+                made.store.put(_RUN, "run-key", key.secret)
+            at[place] = made
+        return at[place]
+
     committee = directory.committee(_COMMITTEE)
     told = directory.to_json()
     # Set-up: members check everything, and vouch for it.
-    member_check, _ = timed(lambda: at[committee[0]].accept(directory_from_json(told)))
+    member_check, _ = timed(partial(accept, serve(committee[0]), told))
     vouchers = {}
     for place in committee:
-        at[place].accept(directory)
-        vouchers[place] = at[place].vouch(directory)
+        serve(place).accept(directory)
+        vouchers[place] = serve(place).vouch(directory)
     excerpt = Excerpt.of(directory, committee, vouchers)
     sent = told if whole else excerpt.to_json()
     others = [place for place in range(count) if place not in committee]
     sampled = [place for place in others if place % 20][:_TIMED]  # the twentieth of each are lost
-    checks = [
-        timed(lambda node=at[place]: node.accept(directory_from_json(sent)))[0] for place in sampled
-    ]
-    for place in set(others) - set(sampled):
-        at[place].accept(excerpt)
+    checks = []
+    for node in map(serve, sampled):
+        checks.append(timed(partial(accept, node, sent))[0])
+    for place in set(others) - set(sampled) if all_mask else ():
+        serve(place).accept(excerpt)
     # The sum.
     terms = SumTerms(
         run=_RUN,
@@ -95,49 +130,29 @@ def measure(count: int, size: int, *, whole: bool) -> dict[str, Any]:
     text, values = terms.to_json(), np.ones(size, np.int64)
 
     def message(place: int, near: Near | None) -> Any:
-        part = at[place].begin(text, content=_CONTENT, purpose="train", near=near)
+        part = serve(place).begin(text, content=_CONTENT, purpose="train", near=near)
         return part.message(values)
 
-    replying = [place for place in range(count) if place % 20]
-    opening, masking, server = OpenSum(terms, directory), [], 0.0
+    replying = [place for place in range(count) if place % 20] if all_mask else sampled
+    opening, server = OpenSum(terms, directory), 0.0
+    masking: list[float] = []
     up = down = 0
     for place in replying:
-        began = time.perf_counter()
+        began = time.process_time()
         none = place in committee or (whole and place in sampled)
         near = None if none else near_of(directory, place, terms.neighbours[place])
-        server += time.perf_counter() - began
+        server += time.process_time() - began
         if place in sampled:
-            seconds, reply = timed(lambda place=place, near=near: message(place, near))
+            seconds, reply = timed(partial(message, place, near))
             masking.append(seconds)
             up = len(reply.masked) + sum(map(len, reply.bundles)) + len(reply.commitments)
             down = len(text) + (0 if near is None else len(near.keys))
         else:
             reply = message(place, near)
-        began = time.perf_counter()
+        began = time.process_time()
         opening.fold(place, reply)
-        server += time.perf_counter() - began
-    opening.require_openable()
-    opens = []
-    for member in committee[: terms.threshold]:
-        began = time.perf_counter()
-        question = opening.question(member)
-        server += time.perf_counter() - began
-        asked = sum(
-            len(b) + len(label)
-            for b, label in zip(question.bundles.values(), question.labels.values(), strict=True)
-        )
-        if len(opens) < _TIMED:
-            seconds, answer = timed(lambda m=member, q=question: at[m].open(text, *q))
-            opens.append(seconds)
-        else:
-            answer = at[member].open(text, *question)
-        opening.answer(member, answer)
-    began = time.perf_counter()
-    total = opening.release()
-    server += time.perf_counter() - began
-    assert (total == len(replying)).all()
-    receipting, receipt = timed(lambda: opening.receipt_for(sampled[0]).to_json())
-    return {
+        server += time.process_time() - began
+    found = {
         "nodes": count,
         "size": size,
         "directory": "whole" if whole else "excerpt",
@@ -145,16 +160,41 @@ def measure(count: int, size: int, *, whole: bool) -> dict[str, Any]:
         "set_up_seconds": statistics.median(checks),
         "sum_bytes_down": down,
         "sum_bytes_up": up,
-        "receipt_bytes": len(receipt),
-        "server_receipts_seconds": receipting * count,
         "sum_seconds": statistics.median(masking),
         "member_set_up_bytes": len(told),
         "member_set_up_seconds": member_check,
+        "server_set_up_seconds": server_first,
+        "server_set_up_bytes": len(told) * len(committee) + len(sent) * len(others),
+    }
+    if not all_mask:
+        return found
+    opening.require_openable()
+    opens: list[float] = []
+    for member in committee[: terms.threshold]:
+        began = time.process_time()
+        question = opening.question(member)
+        server += time.process_time() - began
+        asked = sum(
+            len(b) + len(label)
+            for b, label in zip(question.bundles.values(), question.labels.values(), strict=True)
+        )
+        if len(opens) < _TIMED:
+            seconds, answer = timed(partial(serve(member).open, text, *question))
+            opens.append(seconds)
+        else:
+            answer = serve(member).open(text, *question)
+        opening.answer(member, answer)
+    began = time.process_time()
+    total = opening.release()
+    server += time.process_time() - began
+    assert (total == len(replying)).all()
+    receipting, receipt = timed(lambda: opening.receipt_for(sampled[0]).to_json())
+    return found | {
         "member_bytes": len(text) + asked,
         "member_seconds": statistics.median(opens),
-        "server_set_up_seconds": server_first,
         "server_sum_seconds": server,
-        "server_set_up_bytes": len(told) * len(committee) + len(sent) * len(others),
+        "receipt_bytes": len(receipt),
+        "server_receipts_seconds": receipting * count,
     }
 
 
@@ -165,8 +205,9 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--whole", action="store_true", help="no excerpts")
+    parser.add_argument("--set-up", action="store_true", help="no more than a few clients mask")
     given = parser.parse_args()
-    found = measure(given.nodes, given.size, whole=given.whole)
+    found = measure(given.nodes, given.size, whole=given.whole, all_mask=not given.set_up)
     if given.json:
         print(json.dumps(found))
     else:
