@@ -117,7 +117,7 @@ def trained(
             sums[0] = -length * sums[0] / np.linalg.norm(sums[0])
         total = np.sum(sums, axis=0) + rng.normal(0.0, std, size)
         try:
-            OneSum._require_plausible(check, [total], repliers=federation.nodes)  # type: ignore[arg-type]
+            OneSum._require_plausible(check, [total], repliers=federation.nodes)
         except SecureSumFailed:
             refused += 1
             continue
