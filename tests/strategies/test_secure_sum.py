@@ -518,3 +518,13 @@ class TestLargeFederations:
         sums.set_up(grid.get_node_ids(), ask)  # as for an exact total
         after = [kind for kind, _ in nodes.seen].count("secagg_directory")
         assert (before, after) == (10, 15)
+
+    def test_who_has_only_an_excerpt_is_not_asked_for_more(self, tmp_path: Path) -> None:
+        nodes = SecureNodes(tmp_path, updates_of(10), loses=lambda kind, times, node: times == 1)
+        grid = LocalGrid(nodes, 10)
+        sums, ask = SecureSums(), asking(grid, window=None)
+        sums.set_up(grid.get_node_ids(), ask, members=5)
+        sums.set_up(grid.get_node_ids(), ask)  # the whole is lost on its way to the others
+        assert len(sums.places(grid.get_node_ids())) == 5
+        sums.set_up(grid.get_node_ids(), ask)
+        assert len(sums.places(grid.get_node_ids())) == 10
