@@ -24,7 +24,7 @@ _FITTING = [
 
 _REMEMBERED_BY: dict[str, tuple[str, ...]] = {
     "nobody": (),
-    "server": ("spaced", "cyclic", "auto"),
+    "server": tuple(each.name for each in NOISES),
     "nodes": ("cyclic", "auto"),
     "clients": (),
 }
