@@ -83,7 +83,9 @@ class CohortLaw:
         """
         if plan is None:
             return cls(units=asked, rate=1.0)
-        if plan.sampling.visible and not plan.hosting.of_records:  # which nobody asks one by one
+        # Of records, and of turns at the nodes, nobody asks one by one.
+        seen = plan.sampling.visible and not plan.asked().turns_at_nodes
+        if seen and not plan.hosting.of_records:
             return cls(units=min(asked, plan.num_clients), rate=1.0)
         if isinstance(plan.sampling, FixedSizeSampling):
             return cls(units=plan.sampling.cohort, rate=1.0)

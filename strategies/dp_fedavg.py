@@ -433,7 +433,7 @@ class DPFedAvg(RoundLoop):
         require_trainable(plan, draft.layout, len(draft.roster))  # or a round is charged in vain
         multiplier = self._multiplier
         if plan.sampling.visible and not plan.hosting.coins_at_nodes:
-            self._participations.require_some_left(draft.roster)
+            self._participations.require_some_left(draft.roster, server_round=server_round)
             cohort = self.selection.select(draft.draw)
             self._reservation = self.ledger.reserve(
                 round=server_round,
@@ -571,7 +571,10 @@ class DPFedAvg(RoundLoop):
         if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
             ask = asking(grid, window=self._window, patient=True)
             timeout = patience(grid, min(self._timeout, self._roster.timeout))
-            self._secure_sums.set_up(nodes, ask, timeout=timeout)
+            # Noise with memory reads turns off the whole directory.
+            parts = self.plan.noise.correlation is None
+            members = self.plan.noise.shares.committee if parts else 0
+            self._secure_sums.set_up(nodes, ask, timeout=timeout, members=members)
             self._secure_sums.require_enough(nodes, self.plan.noise.shares.least)
             try:
                 self._secure_sums.require_committee(self.plan.noise.shares)
@@ -643,7 +646,8 @@ class DPFedAvg(RoundLoop):
         plan, ledger = self.plan, self.ledger
         multiplier = self._multiplier
         if plan.participation_cap is not None:
-            self._participations.require_some_left(self._roster.units(grid, self._log))
+            roster = self._roster.units(grid, self._log)
+            self._participations.require_some_left(roster, server_round=1)
         elif ledger.another_round_exceeds(plan.event_of(1, noise_multiplier=multiplier)):
             raise PrivacyBudgetExhausted(
                 f"epsilon {plan.budget.epsilon:.4g} at delta {plan.budget.delta:.3g} pays for no "
@@ -698,11 +702,13 @@ def _watched(evaluate_fn: EvaluateFn | None, plateau: PlateauController, metric:
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         metrics = evaluate_fn(server_round, arrays)
+        if metrics is None and server_round > 0:
+            return None  # not every round has to be evaluated; the first model is
+        if metrics is None or metric not in metrics:
+            raise ValueError(
+                f"the plan's noise reacts to '{metric}', which evaluate_fn did not return"
+            )
         if server_round > 0:
-            if metrics is None or metric not in metrics:
-                raise ValueError(
-                    f"the plan's noise reacts to '{metric}', which evaluate_fn did not return"
-                )
             plateau.observe(float(cast(float, metrics[metric])))
         return metrics
 

@@ -95,7 +95,7 @@ class DPFedBuff(DPFedAvg):
         )
         require_trainable(plan, draft.layout, len(draft.roster))
         if not self._buffer.under_way:
-            self._participations.require_some_left(draft.roster)
+            self._participations.require_some_left(draft.roster, server_round=server_round)
         self._reservation = self.ledger.reserve(
             round=server_round, noise_multiplier=self._multiplier, index=draft.draw.index
         )

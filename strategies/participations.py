@@ -148,8 +148,10 @@ class Participations:
             return None
         return self._ledger.next_index()
 
-    def left(self, roster: Sequence[Unit], index: int | None = None) -> Sequence[Unit]:
-        """Return the units that may take part once more, at that index where it matters.
+    def left(
+        self, roster: Sequence[Unit], index: int | None = None, *, server_round: int = 1
+    ) -> Sequence[Unit]:
+        """Return the units that may take part once more, at that index and round where it matters.
 
         Nothing but names and the ledger decides, so leaving a unit out never depends on data.
         """
@@ -158,8 +160,10 @@ class Participations:
         if self._names is not None:  # who came later, or can't be told apart, takes no part
             roster = [unit for unit in roster if unit.node in self._names]
         if self._cap is not None:
-            taken = self._ledger.participations
-            roster = [unit for unit in roster if taken.get(self._name(unit), 0) < self._cap]
+            multipliers = self._ledger.plan.noise_multipliers
+            noise = multipliers[min(server_round, len(multipliers)) - 1]
+            left = self._ledger.has_participations_left
+            roster = [unit for unit in roster if left(self._name(unit), noise)]
         if self._grouped:
             groups = self._ledger.group_of
             turn = None if index is None else index % self._separation
@@ -170,15 +174,16 @@ class Participations:
         last, rested = self._ledger.last_index, index - self._separation
         return [unit for unit in roster if last.get(self._name(unit), rested) <= rested]
 
-    def require_some_left(self, roster: Sequence[Unit]) -> None:
-        """Check that not everybody is at the cap.
+    def require_some_left(self, roster: Sequence[Unit], *, server_round: int) -> None:
+        """Check that not everybody is at the cap, or too close to it for a round's noise.
 
         Raises:
             PrivacyBudgetExhausted: If everybody is.
         """
-        if self._cap is not None and roster and not self.left(roster):
+        if self._cap is not None and roster and not self.left(roster, server_round=server_round):
             raise PrivacyBudgetExhausted(
-                f"every client has taken part {self._cap} times, the plan's participation_cap"
+                f"every client has taken part as often as the plan's participation_cap of "
+                f"{self._cap} allows"
             )
 
     def names_of(self, cohort: Iterable[Unit]) -> list[str] | None:

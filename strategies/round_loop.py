@@ -46,7 +46,7 @@ from .unused import uncalled_of, unused_of
 logger = logging.getLogger("flwr.fl_dp")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-"""Measures the model of a round on public data."""
+"""Measures the model of a round on public data, or returns None: not this one."""
 
 
 class RoundLoop(Strategy):
@@ -345,7 +345,7 @@ class RoundLoop(Strategy):
         origin = layout.flatten(layout.only_released(widen(sent))) if narrow else flat_model
         ask = asking(grid, window=self._window)
         index = self._participations.next_index()
-        left = self._participations.left(roster, index)
+        left = self._participations.left(roster, index, server_round=server_round)
         draw = Draw(
             server_round=server_round,
             index=index,
@@ -389,8 +389,6 @@ class RoundLoop(Strategy):
         self, evaluate_fn: EvaluateFn | None, server_round: int, result: Result
     ) -> None:
         if evaluate_fn is not None:
-            if server_round > 0:
-                logger.info("Global evaluation")
             metrics = evaluate_fn(server_round, result.arrays)
             self._log.evaluated(server_round, metrics)
             if metrics is not None:

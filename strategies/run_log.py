@@ -35,8 +35,11 @@ class RunLog:
             logger.info("\t└──> Aggregated MetricRecord: %s", metrics)
 
     def evaluated(self, server_round: int, metrics: MetricRecord | None) -> None:
-        """Log what a model measured on public data, as Flower does."""
+        """Log what a model measured on public data, as Flower does; nothing where it was not."""
+        if metrics is None:
+            return
         if server_round > 0:
+            logger.info("Global evaluation")
             logger.info("\t└──> MetricRecord: %s", metrics)
         else:
             logger.info("Initial global evaluation results: %s", metrics)

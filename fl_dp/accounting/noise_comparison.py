@@ -128,6 +128,11 @@ class NoisePrice:
         return len(self.coefficients)
 
     @property
+    def everybody(self) -> bool:
+        """Whether all units take part in every round."""
+        return isinstance(self.sampling, PoissonSampling) and self.sampling.visible
+
+    @property
     def remembered(self) -> int:
         """How many releases' noise stays in memory."""
         return self.bands - 1
@@ -151,6 +156,8 @@ class NoisePrice:
             return f"spaced, {self.separation} rounds apart"
         if self.noise == "cyclic":
             return f"cyclic, {self.groups} groups"
+        if self.everybody:
+            return "independent, all in every round"
         return "independent, cap" if self.sampling.visible else "independent, Poisson"
 
     @property
@@ -162,6 +169,8 @@ class NoisePrice:
             return "groups fixed and public; nothing about cohorts is secret"
         if not self.sampling.visible:
             return "coins secret"
+        if self.everybody:
+            return "nothing about cohorts is secret"
         apart = f", {self.separation} apart" if self.noise == "spaced" else ""
         return (
             f"each unit at most {self.charged_rounds} times{apart}, by lasting name; nothing about "
@@ -221,6 +230,39 @@ def compare_noise(
         prices.append(_price(wanted, "spaced", rested, charged))
     if wanted.secret_cohorts:
         prices += _best_cyclic(wanted, prices[0], progress)
+    return tuple(prices)
+
+
+def compare_shared_noise(
+    wanted: NoiseRequest, *, progress: Callable[[str], None] = lambda _: None
+) -> tuple[NoisePrice, ...]:
+    """Return what noise in shares leaves in the model, by which units a round is made of.
+
+    Everybody in every round leaves the least: correlation gains at most what fewer gradients cost.
+    Turns and coins make as many gradients a round as each other, and fewer.
+
+    Args:
+        wanted: The training; its cohort is that of turns and coins.
+        progress: Told the name of each kind before it is calibrated.
+
+    Returns:
+        Everybody, turns with noise that has memory, and coins; the first alone where the cohort is
+        everybody.
+
+    Raises:
+        ValueError: If no noise reaches the epsilon.
+    """
+    progress("independent noise, all in every round")
+    prices = [_price(wanted, "independent", PoissonSampling(sampling_rate=1.0), wanted.rounds)]
+    groups = min(round(1.0 / wanted.sampling_rate), wanted.rounds)
+    if groups > 1:
+        if wanted.bands(groups) > 1:
+            progress(f"correlated noise, {groups} positions that take turns")
+            law = CyclicSampling(groups=groups, inside=PoissonSampling(sampling_rate=1.0))
+            prices.append(_price(wanted, "cyclic", law, law.turns(wanted.rounds)))
+        progress("independent noise, coins at the nodes")
+        coins = PoissonSampling(sampling_rate=wanted.sampling_rate)
+        prices.append(_price(wanted, "independent", coins, wanted.rounds))
     return tuple(prices)
 
 

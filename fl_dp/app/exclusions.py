@@ -22,13 +22,6 @@ _FITTING = [
     if each.selections
 ]
 
-_REMEMBERED_BY: dict[str, tuple[str, ...]] = {
-    "nobody": (),
-    "server": ("spaced", "cyclic", "auto"),
-    "nodes": ("cyclic", "auto"),
-    "clients": (),
-}
-
 
 def _needs_another_selection(settings: Settings) -> bool:
     fitting = settings.noise.selections
@@ -113,7 +106,8 @@ NOISE: tuple[Exclusion[Settings], ...] = (
         options=("noise", "privacy"),
         when=lambda given: (
             given.noise.name != "independent"
-            and given.noise.name not in _REMEMBERED_BY[given.privacy.noised_by]
+            and given.privacy.noised_by != "server"
+            and not (given.privacy.noised_by == "nodes" and given.noise.in_shares)
         ),
         why="noise at each client has nobody who could take it away again, and nodes that share "
         "noise take theirs away for units that take turns",

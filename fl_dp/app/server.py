@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -282,20 +282,27 @@ def _start(
         start_of(settings, folder, plan=plan, record_plan=strategy.record_plan, resumed=resumed)
     )
 
-    def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+    def measured_of(arrays: ArrayRecord) -> dict[str, Any]:
         set_shared(settings, model, arrays)
         loss, accuracy, probabilities = evaluate_with_probabilities(model, test_x, test_y)
         measured = public_metrics(
             names, labels=in_unit(test_y), probabilities=in_unit(probabilities)
         )
         of_classes = {} if dataset.form.is_of_numbers else {"accuracy": accuracy}
+        return {"loss": loss, **of_classes, **measured}
+
+    every = settings.metrics.evaluate_every
+    unmeasured = dict.fromkeys(("loss", "r2" if dataset.form.is_of_numbers else "accuracy"))
+
+    def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        due = server_round % every == 0 or server_round == settings.rounds
+        measured = measured_of(arrays) if due else unmeasured
         spent = _spent(strategy, server_round)
         line = {
             "round": server_round,
             "rounds": settings.rounds,
             "expected_cohort": _expected_cohort(strategy, settings),
-            "test_loss": loss,
-            **{f"test_{name}": value for name, value in (of_classes | measured).items()},
+            **_on_public_rows(measured),
             **spent,
             **_released(strategy),
         }
@@ -303,15 +310,14 @@ def _start(
         folder.append_metrics(line | clock)
         told.released(line)
         folder.write_model(arrays)
-        numbers = {name: value for name, value in measured.items() if isinstance(value, float)}
-        return MetricRecord({"loss": loss, **of_classes, **numbers, **spent})
+        return _recorded(measured, spent) if due else None
 
     config = _train_config(folder, settings)
     nodes_remember = settings.protects_records or settings.privacy.noised_by in ("clients", "nodes")
     if isinstance(grid, InProcessGrid) and nodes_remember:
         ledgers = Path(str(config.get(SIMULATED_LEDGERS_KEY, folder.path)))
         grid.require_shared({simulations_folder(), ledgers})
-    return strategy.start(
+    result = strategy.start(
         grid=grid,
         initial_arrays=initial_arrays_of(settings),
         num_rounds=settings.rounds,
@@ -319,6 +325,28 @@ def _start(
         train_config=config,
         evaluate_fn=evaluate_publicly,
     )
+    *before, last = folder.read_metrics()
+    if last["test_loss"] is None:  # the training ended before its last planned round
+        measured = measured_of(result.arrays)
+        line = last | _on_public_rows(measured)
+        folder.drop_metrics_after(before[-1]["round"] if before else -1)
+        folder.append_metrics(line)
+        told.released(line)
+        result.evaluate_metrics_serverapp[last["round"]] = _recorded(
+            measured, _spent(strategy, last["round"])
+        )
+    return result
+
+
+def _on_public_rows(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a line of `metrics.jsonl` says of what was measured."""
+    return {f"test_{name}": value for name, value in measured.items()}
+
+
+def _recorded(measured: Mapping[str, Any], spent: Mapping[str, float]) -> MetricRecord:
+    """Return the numbers among what was measured, and the price, as Flower has them."""
+    numbers = {name: value for name, value in measured.items() if isinstance(value, float)}
+    return MetricRecord({**numbers, **spent})
 
 
 def _spent(strategy: Training, server_round: int) -> dict[str, float]:

@@ -62,6 +62,10 @@ class SpentLedger(ChainedLedger):
         """Rounds of each unit, as far as rounds said so; as private as the cohorts."""
         return dict(self._state.participations)
 
+    def has_participations_left(self, unit: str, noise_multiplier: float) -> bool:
+        """Tell whether a unit may take part in a round of that noise, as far as a cap allows."""
+        return self._state.has_participations_left(unit, self.plan.cap_share(noise_multiplier))
+
     @property
     def counts(self) -> dict[str, int]:
         """Rounds in which each unit could take part: its own, or those that were its group's turn.
@@ -134,8 +138,11 @@ class SpentLedger(ChainedLedger):
         Under a participation cap that is the cap's worth of rounds, for all clients alike: how
         often a single unit did is private itself. Where units take turns it is one unit's turns.
         """
-        # Different events have no cap and no turns: the plan refuses them.
-        rounds = {event: self.plan.charged_of(count) for event, count in self._state.rounds.items()}
+        counted: Counter[PrivacyEvent] = Counter()
+        for event, count in self._state.rounds.items():
+            counted[self.plan.charged_event(event)] += count
+        # Different events have no turns: the plan refuses them.
+        rounds = {event: self.plan.charged_of(count) for event, count in counted.items()}
         return freeze([*rounds.items(), *self._state.others.items()])
 
     def epsilon(self) -> EpsilonBounds:

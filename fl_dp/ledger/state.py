@@ -63,6 +63,9 @@ class Choice:
     reserved: int | None
 
 
+_ROUNDING = 1.0 + 1e-12  # of a sum of parts of a cap
+
+
 class ParticipationCapReached(PrivacyBudgetExhausted):
     """A unit would take part more often than the plan allows; nothing was released or charged."""
 
@@ -76,6 +79,7 @@ class TrainingState:
         multipliers: Noise multiplier of each reserved round, in their order.
         attempts: How often each round was reserved, by its number.
         participations: Rounds of each unit, as far as rounds said so; of a buffer, its asks.
+        taken_of_cap: What the rounds of each unit take of a participation cap.
         last_index: The last index at which each unit took part, as far as rounds said so.
         asks: Who was asked for a contribution to a buffer, where there are any.
         group_of: The group of each unit, where there are groups.
@@ -97,6 +101,7 @@ class TrainingState:
         self.multipliers: list[float] = []
         self.attempts: Counter[int] = Counter()
         self.participations: Counter[str] = Counter()
+        self.taken_of_cap: dict[str, float] = {}
         self.last_index: dict[str, int] = {}
         self.asks = Asks()
         self.group_of: dict[str, int] = {}
@@ -142,14 +147,19 @@ class TrainingState:
                 f"{self.last_index[early[0]]}"
             )
 
-    def require_participations_left(self, units: Iterable[str]) -> None:
-        """Check that units may take part once more.
+    def has_participations_left(self, unit: str, share: float = 1.0) -> bool:
+        """Tell whether a unit may take part in a round that takes so much of a cap."""
+        cap = self.plan.participation_cap
+        return cap is None or self.taken_of_cap.get(unit, 0.0) + share <= cap * _ROUNDING
+
+    def require_participations_left(self, units: Iterable[str], share: float = 1.0) -> None:
+        """Check that units may take part once more, in a round that takes so much of a cap.
 
         Raises:
             ParticipationCapReached: If one has none left.
         """
         cap = self.plan.participation_cap
-        spent = [unit for unit in units if cap is not None and self.participations[unit] >= cap]
+        spent = [unit for unit in units if not self.has_participations_left(unit, share)]
         if spent:
             raise ParticipationCapReached(
                 f"{len(spent)} of the participants have taken part {cap} times already, the plan's "
@@ -273,13 +283,18 @@ class TrainingState:
         if kind == "ask":
             opened = self.require_askable(units)
             self.asks.ask(units, opened)
-            self.participations.update(units)
+            self._take_part(units, 1.0)
         else:
             opened = self.require_foldable(units)
             self.asks.fold(units, room=self.asks.folded + len(units))
             self.last_index |= dict.fromkeys(units, opened)
         if index != opened:
             raise ValueError(f"its index is {index} and the open one was {opened}")
+
+    def _take_part(self, units: Iterable[str], share: float) -> None:
+        for unit in units:
+            self.participations[unit] += 1
+            self.taken_of_cap[unit] = self.taken_of_cap.get(unit, 0.0) + share
 
     def _check_turn(self, fields: dict[str, Any]) -> None:
         """Check a round's index and group, where units take turns.
@@ -338,7 +353,7 @@ class TrainingState:
         )
         # Beyond the cap, or where it is another's turn, a round charges no unit more than before.
         if not is_round or self.charges_another_round:
-            self.gate.spend(event)
+            self.gate.spend(self.plan.charged_event(event) if is_round else event)
         if not is_round:
             self.others[event] += 1
             self.waiting[sequence] = event
@@ -350,4 +365,4 @@ class TrainingState:
         self.rounds[event] += 1
         self.multipliers.append(fields["noise_multiplier"])
         self.attempts[fields["round"]] += 1
-        self.participations.update(units)
+        self._take_part(units, self.plan.cap_share(fields["noise_multiplier"]))

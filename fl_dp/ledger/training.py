@@ -187,10 +187,11 @@ class PrivacyLedger(SpentLedger):
                     f"{turn}: another process reserves rounds in it; stop one of them"
                 )
             if units is not None:
-                self._state.require_participations_left(units)
+                share = self.plan.cap_share(noise_multiplier)
+                self._state.require_participations_left(units, share)
                 self._state.require_rested(units, turn)
             if self._state.charges_another_round:
-                self._require_budget(event, f"round {round}")
+                self._require_budget(self.plan.charged_event(event), f"round {round}")
             fields = {
                 "kind": "reserve",
                 "run": self._run_id,

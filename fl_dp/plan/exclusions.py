@@ -199,9 +199,13 @@ _LAWS: tuple[Exclusion[Asked], ...] = (
     ),
     Exclusion(
         options=("participation_cap", "schedule"),
-        when=lambda asked: asked.participation_cap is not None and asked.schedule != "constant",
-        why="a participation cap needs the same noise in each round, as clients differ in the "
-        "rounds they take part in",
+        when=lambda asked: (
+            asked.participation_cap is not None
+            and asked.schedule != "constant"
+            and (asked.central is None or asked.sampling.buffered or asked.schedule == "plateau")
+        ),
+        why="clients differ in the rounds they take part in, and under a participation cap rounds "
+        "of different noise add up only where the server declares it and knows whose round it is",
         instead="leave {participation_cap} out, or use a constant {schedule}",
         got=("schedule",),
     ),

@@ -89,8 +89,9 @@ class PrivacyPlan:
         release: What a round publishes: clipping, metrics, weights.
         hosting: How units lie on nodes.
         neighboring_relation: Which populations are neighbours.
-        participation_cap: Largest number of rounds of a client, which the ledger enforces. It
-            has to see who takes part: nothing is amplified. None charges each round to all clients.
+        participation_cap: Largest number of rounds of a client, which the ledger enforces; a round
+            with more noise than the least counts as the part of one that it costs. It has to see
+            who takes part: nothing is amplified. None charges each round to all clients.
         other_releases: What else is released under this budget, such as private statistics, or
             the utilities that a selection looks at.
         unit: `client`, or `record`. One record of a client moves its update by up to twice the
@@ -450,6 +451,26 @@ class PrivacyPlan:
         turns = self.sampling.turns(reserved)
         return min(turns, self.participation_cap or turns)
 
+    def charged_event(self, event: PrivacyEvent) -> PrivacyEvent:
+        """Return what a round adds to what one client is charged for at most.
+
+        Under a participation cap a round of the least noise, whatever its own: of which rounds a
+        client's cap consists, nobody knows beforehand.
+        """
+        if self.participation_cap is None:
+            return event
+        return self.event_at(self.noise_multiplier)
+
+    def cap_share(self, noise_multiplier: float) -> float:
+        """Return what a round takes of a client's participation cap, in rounds of the least noise.
+
+        Gaussians without sampling add up by their squared inverse multipliers, in any order and
+        however they are chosen, as each is a composition of smaller ones that are all alike.
+        """
+        if len(set(self.noise_multipliers)) <= 1:
+            return 1.0
+        return (self.noise_multiplier / noise_multiplier) ** 2
+
     def event_of(self, round: int, *, noise_multiplier: float | None = None) -> PrivacyEvent:
         """Return what a round is charged as.
 
@@ -500,6 +521,8 @@ class PrivacyPlan:
         if not self.charged_rounds:
             return ()
         multipliers = self.noise.schedule.multipliers(noise_multiplier, self.charged_rounds)
+        if self.participation_cap is not None:
+            multipliers = (noise_multiplier,) * self.charged_rounds  # see `charged_event`
         return freeze(
             [
                 (self.event_at(each, sampling=sampling), count)
@@ -583,7 +606,10 @@ class PrivacyPlan:
     @cached_property
     def history(self) -> FrozenHistory:
         """Every planned release that one client is charged for."""
-        events = [(self.event_of(round), 1) for round in range(1, self.charged_rounds + 1)]
+        events = [
+            (self.charged_event(self.event_of(round)), 1)
+            for round in range(1, self.charged_rounds + 1)
+        ]
         return freeze([*events, *self.other_releases])
 
     def epsilon(self, history: History | None = None) -> EpsilonBounds:

@@ -16,7 +16,7 @@ from fl_dp.accounting import SharedNoise
 from fl_dp.accounting.shared_noise import shared_noise_multiplier
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism, NoiseShare, SecureRandom, Segment
 from fl_dp.mechanisms.banded_share import BandedShare
-from fl_dp.mechanisms.banded_stream import total_weight
+from fl_dp.mechanisms.banded_stream import column_norm, total_weight
 from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE
 
 MOST_BITS = 32
@@ -163,7 +163,9 @@ class WordSize:
     ) -> NoiseShare:
         """Return the share on grids at which each sum's own noise is `steps` steps."""
         scalars = zip(bundle.scalar_names, bundle.scalar_mechanisms, strict=True)
-        segments = [_segment("updates", size, bundle.updates, steps, cap)]
+        # A participation moves the updates of many sums, by a column's norm in all.
+        norm = 1.0 if self.coefficients is None else column_norm(self.coefficients)
+        segments = [_segment("updates", size, bundle.updates, steps / norm, cap)]
         segments += [_segment(name, 1, each, steps, self.units_in_sum) for name, each in scalars]
         if self.coefficients is None:
             return NoiseShare(segments=tuple(segments), noise_scale=noise_scale)

@@ -72,6 +72,12 @@ def _of_one_client(statement: PrivacyStatement) -> list[str]:
     cap = statement.participation_cap
     if cap is None or cap >= statement.rounds:
         return []
+    if len(set(statement.noise_multipliers)) > 1:
+        return [
+            f"Of the {statement.rounds} rounds those of one client cost what {cap} of the least "
+            "noise cost, at most, as counted here:",
+            "",
+        ]
     return [
         f"Of the {statement.rounds} rounds one client is in {cap} at most, as counted here:",
         "",
@@ -82,10 +88,11 @@ def _rounds(statement: PrivacyStatement) -> str:
     if not statement.rounds_planned:  # one release is the best of many trainings
         return "inside what was released, below: how many there were in all stays secret"
     cap = statement.participation_cap
+    least = " of the least noise" if len(set(statement.noise_multipliers)) > 1 else ""
     return (
         f"{statement.rounds} charged and {statement.rounds_committed} released, "
         f"of {statement.rounds_planned} planned"
-        + (f"; at most {cap} for one client" if cap is not None else "")
+        + (f"; at most {cap}{least} for one client" if cap is not None else "")
     )
 
 

@@ -79,7 +79,8 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
             plan.sampling.describe(plan.hosting.sampled)
             if plan.participation_cap is None
             else f"{plan.sampling.describe().partition(':')[0]}: {plan.participation_cap} rounds "
-            "are charged in full, a client's most"
+            + ("of the least noise " if len(set(plan.noise_multipliers)) > 1 else "")
+            + "are charged in full, a client's most"
         ),
         rule=ledger.rule,
         sampling_rate=plan.sampling_rate,

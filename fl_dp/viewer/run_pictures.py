@@ -50,9 +50,15 @@ def plot_curves(
         colour = COLOURS[index % len(COLOURS)]
         for nth, lines in enumerate(members):
             rounds = [line["round"] for line in lines]
+            evaluated = [line for line in lines if Score.in_line(line).value is not None]
             label = variant if nth == 0 else None
             score.plot(
-                rounds, scores_of(lines), color=colour, label=label, linewidth=1.4, alpha=0.8
+                [line["round"] for line in evaluated],
+                scores_of(evaluated),
+                color=colour,
+                label=label,
+                linewidth=1.4,
+                alpha=0.8,
             )
             spent = [line.get("epsilon", math.nan) for line in lines]
             if nth == 0 and any(each > 0.0 for each in spent):  # NaN without privacy
@@ -154,7 +160,10 @@ def plot_over_rounds(
         mean = [statistics.fmean(run[t] for run in runs) for t in range(shortest)]
         means.append(mean)
         label = curve if named else None
-        over_rounds.plot(range(shortest), mean, color=colour, label=label, linewidth=1.5)
+        evaluated = [at for at, value in enumerate(mean) if not math.isnan(value)]
+        over_rounds.plot(
+            evaluated, [mean[at] for at in evaluated], color=colour, label=label, linewidth=1.5
+        )
         of_curve = [each.score.value for each in results if each.curve == curve]
         finals = [value for value in of_curve if value is not None]
         last.plot(finals, [place] * len(finals), "o", color=colour, alpha=0.6, markersize=4)

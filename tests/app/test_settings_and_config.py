@@ -148,6 +148,7 @@ EVERYTHING = [
     "metrics.accuracy=[0,1]",
     "metrics.noise_std=2",
     "metrics.public=[auc,f1]",
+    "metrics.evaluate_every=2",
     "selection=exponential",
     "selection.participation_cap=4",
     "selection.epsilon=0.2",

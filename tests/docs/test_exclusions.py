@@ -73,7 +73,8 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ),
     ("selection.participation_cap=9",),
     (
-        "selection=public selection.participation_cap=9 schedule=linear",
+        "selection=buffered selection.participation_cap=99 schedule=linear",
+        "privacy=local selection=public selection.participation_cap=9 schedule=linear",
         "selection=public selection.participation_cap=9 schedule=plateau",
     ),
     ("selection.sampling_rate=1 selection.participation_cap=9 selection.coins=nodes",),

@@ -15,10 +15,12 @@ import pytest
 
 from fl_dp import PrivacyPlan
 from fl_dp.accounting import (
+    CyclicSampling,
     NeighboringRelation,
     NoiseSchedule,
     PlateauSchedule,
     PoissonGaussianEvent,
+    PoissonSampling,
     PrivacyBudget,
     VisibleSampling,
     epsilon,
@@ -29,13 +31,16 @@ from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     GaussianBundle,
+    GaussianMechanism,
+    NoiseShare,
     PerLayerClipping,
     ScalarMetric,
     SecureRandom,
 )
+from fl_dp.mechanisms.banded_stream import column_norm
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, require_compatible
-from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.plan import Banded, DistributedNoise, SecureSum
 from fl_dp.plan.exclusions import EXCLUSIONS
 from fl_dp.plan.shared_bundle import WordSize
 from fl_dp.updates.compression_options import CompressionOptions
@@ -407,3 +412,77 @@ def test_a_cohort_that_those_who_collude_could_fill_is_refused() -> None:
     with pytest.raises(ValueError, match=r"VisibleSampling\(cohort=7\) or more, got 6"):
         planned(sampling=VisibleSampling(cohort=6))
     assert noise_of(planned(sampling=VisibleSampling(cohort=7))).honest_shares == 2
+
+
+TURNS: dict[str, Any] = {
+    "coins_at_nodes": True,
+    "sampling": CyclicSampling(groups=10, inside=PoissonSampling(sampling_rate=1.0)),
+}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"metrics": (ScalarMetric(name="loss", low=0.0, high=5.0),)},
+        {"clipping_norm": None, "clipping": AdaptiveClipping(initial_norm=0.1)},
+    ],
+)
+def test_noise_with_memory_is_charged_as_its_terms_say(
+    changes: dict[str, Any], momentum: float
+) -> None:
+    correlation = Banded.optimal(rounds=50, bands=10, momentum=momentum)
+    plan = planned(**TURNS | changes | {"rounds": 50, "correlation": correlation})
+    shares = noise_of(plan).honest_shares
+    shared = plan.shared_bundle(plan.noise_multiplier, size=50)
+    share = shared.share
+    of_terms = shared_noise_multiplier(
+        shared.noise_scale, share.sensitivity, shares, share.total_weight
+    )
+    assert of_terms == pytest.approx(plan.noise_multiplier, rel=1e-9)
+    assert of_terms >= plan.noise_multiplier * (1.0 - 1e-12)  # never less than is charged
+    assert share.fits(noise_of(plan).nodes, shared.bits)
+    # Updates get a column's norm more noise, and what goes with them no more than planned.
+    norm = column_norm(correlation.coefficients)
+    mechanisms = (shared.bundle.updates, *shared.bundle.scalar_mechanisms)
+    whole = shared.noise_scale * math.sqrt(shares)
+    stds = [whole / segment.scale for segment in shared.segments]
+    expected = [mechanism.noise_std for mechanism in mechanisms]
+    assert stds == pytest.approx([norm * expected[0], *expected[1:]], rel=2e-3)
+    assert plan.charged_rounds == -(-plan.rounds // 10)
+    assert PrivacyPlan.from_dict(plan.to_dict()) == plan
+
+
+def test_sixteen_bits_hold_noise_with_memory() -> None:
+    # 10 silos, 8 records a batch, 20 bands at momentum .9: 580 steps where 30 are needed.
+    correlation = Banded.optimal(rounds=200, bands=20, momentum=0.9)
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=2.0, delta=1e-5),
+        rounds=200,
+        num_clients=1200,
+        nodes=10,
+        units_per_node=150,
+        unit="record",
+        coins_at_nodes=True,
+        sampling=CyclicSampling(groups=20, inside=PoissonSampling(sampling_rate=1.0)),
+        correlation=correlation,
+        clipping_norm=1.0,
+        secure_sum=SecureSum(),
+        contribution_check=False,
+    )
+    shared = plan.shared_bundle(plan.noise_multiplier, size=650)
+    assert shared.bits == 16
+    assert shared.noise_scale == pytest.approx(580.0, rel=0.05)
+    assert shared.share.least_noise_scale == pytest.approx(29.9, rel=0.01)
+    # A statistic beside it has noise without memory.
+    assert (
+        type(
+            noise_of(plan)
+            .shared_statistic(
+                GaussianMechanism(noise_multiplier=2.0, clipping_norm=1.0), 5, units_per_node=1
+            )
+            .share
+        )
+        is NoiseShare
+    )

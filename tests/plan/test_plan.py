@@ -27,6 +27,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.filters import DeclaredFilter, GaussianFilter, RenyiFilter
 from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
 from fl_dp.plan import PrivacyPlan
@@ -232,12 +233,16 @@ def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
             r"write sampling_rate=1 or sampling=VisibleSampling\(.*, got .*0\.25",
         ),
         (
-            {"participation_cap": 3, "sampling_rate": 1.0, "schedule": NoiseSchedule(name="step")},
+            {
+                "participation_cap": 90,
+                "sampling": BufferedSampling(cohort=9),
+                "schedule": NoiseSchedule(name="step"),
+            },
             "use a constant schedule, got schedule=step",
         ),
         (
             {"participation_cap": 3, "sampling_rate": 1.0, "plateau": PlateauSchedule()},
-            "same noise in each round",
+            "rounds of different noise add up only where the server declares it",
         ),
         (
             {"participation_cap": 3, "sampling": WHOLE_GROUPS},

@@ -87,6 +87,25 @@ def test_a_plateau_without_a_public_metric_is_refused(start: Any) -> None:
             start(plan, nobody_moves(), model(), evaluate_fn=evaluate_fn)
 
 
+def test_a_plateau_looks_at_evaluated_rounds_alone_and_needs_the_first_model(start: Any) -> None:
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=4.0, delta=1e-3),
+        rounds=12,
+        plateau=PlateauSchedule(patience=1),
+        **FIELDS,
+    )
+
+    def every_third(server_round: int, _: Any) -> MetricRecord | None:
+        return None if server_round % 3 else MetricRecord({"accuracy": 0.5})
+
+    used = start(plan, nobody_moves(), model(), evaluate_fn=every_third).ledger.noise_multipliers
+    lowered = [at for at in range(1, len(used)) if used[at] < used[at - 1]]
+    # Round 3 is the best so far, round 6 the first that stalls: round 7 has less noise, by index 6.
+    assert lowered[0] == 6 and all(at % 3 == 0 for at in lowered)
+    with pytest.raises(ValueError, match="'accuracy', which evaluate_fn did not return"):
+        start(plan, nobody_moves(), model(), evaluate_fn=lambda *_: None)
+
+
 def test_a_participation_cap_ends_the_training_of_everybody(start: Any) -> None:
     plan = PrivacyPlan.calibrate(
         PrivacyBudget(epsilon=4.0, delta=1e-3), rounds=5, participation_cap=3, **FIELDS

@@ -17,6 +17,7 @@ class NoiseSettings:
     """
 
     selections: ClassVar[tuple[str, ...]] = ()  # those that it goes with; none: with each
+    in_shares: ClassVar[bool] = False  # whether nodes can take their own earlier shares away
     name: str = told("independent")
 
     def __str__(self) -> str:
@@ -40,6 +41,7 @@ class CorrelatedNoiseSettings(NoiseSettings):
     """
 
     selections = ("poisson", "public")
+    in_shares = True
     name: str = told("auto")
     bands: int | None = told(None)
 
@@ -57,6 +59,7 @@ class SpacedNoiseSettings(CorrelatedNoiseSettings):
     """
 
     selections = ("public", "buffered")
+    in_shares = False
     name: str = told("spaced")
     separation: int | None = told(None)
 
@@ -71,7 +74,8 @@ class CyclicNoiseSettings(CorrelatedNoiseSettings):
     """Public groups take turns, with secret coins inside each.
 
     Attributes:
-        groups: Number of groups, each of which has every such round.
+        groups: Number of groups, each of which has every such round; where nodes add the noise,
+            null is one over `selection.sampling_rate`.
     """
 
     selections = ("poisson", "truncated_poisson")

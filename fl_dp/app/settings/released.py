@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fl_dp.option_errors import OptionError
 from fl_dp.tasks.metrics import METRICS
 
-from .checks import distinct, one_of, ordered_pair, positive, told
+from .checks import at_least, distinct, one_of, ordered_pair, positive, told
 
 
 @dataclass(kw_only=True)
@@ -53,6 +53,8 @@ class MetricsSettings:
             at no cost in privacy: of `balanced_accuracy`, `auc`, `f1`, `log_loss`, `perplexity`,
             `calibration_error` and `confusion_matrix`, or of numbers `mae` and `rmse`; `[]`
             measures none, null what people report for the task.
+        evaluate_every: Rounds from one evaluation on public rows to the next: every one, or fewer
+            where evaluating takes long. The last model is always evaluated.
         private_epsilon: Epsilon, of the budget, at which the last model is measured once on a fifth
             of each client's records, which it does not train on: accuracy, AUC of two classes, mean
             absolute error of numbers; null holds none out.
@@ -62,6 +64,7 @@ class MetricsSettings:
     accuracy: list[float] | None = told(None)
     noise_std: float | None = told(None)
     public: list[str] | None = told(None)
+    evaluate_every: int = told(1)
     private_epsilon: float | None = told(None)
 
     def __post_init__(self) -> None:
@@ -69,6 +72,7 @@ class MetricsSettings:
         ordered_pair("metrics.loss", self.loss)
         ordered_pair("metrics.accuracy", self.accuracy)
         positive("metrics.noise_std", self.noise_std)
+        at_least("metrics.evaluate_every", self.evaluate_every, 1)
         positive("metrics.private_epsilon", self.private_epsilon)
         distinct("metrics.public", self.public, least=0)
         for name in self.public or ():

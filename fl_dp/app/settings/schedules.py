@@ -108,7 +108,7 @@ class PlateauSettings(ScheduleSettings):
     Attributes:
         metric: Public metric of the model that the noise reacts to, `accuracy` (R2, where the
             label is a number) or `loss`.
-        patience: Rounds without an improvement before the noise is lowered.
+        patience: Evaluated rounds without an improvement before the noise is lowered.
         factor: Factor by which the noise is lowered then.
         first: Noise of the first rounds, relative to the constant noise that spends the budget.
         smallest: Least noise, relative to the same.

@@ -19,7 +19,7 @@ from fl_dp.accounting.noise_comparison import (
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 
 _POINTS = 40
-_MIB = 2.0**20
+MIB = 2.0**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class NoiseComparisonView:
             caption="error: root mean square of a coordinate of the model, in clipping norms",
         )
         for price in self.prices:
-            kept = f"{price.remembered} rounds\n{self._bytes(price) / _MIB:.3g} MiB"
+            kept = f"{price.remembered} rounds\n{self._bytes(price) / MIB:.3g} MiB"
             table.add_row(
                 price.name,
                 f"{price.noise_multiplier:.4f}",

@@ -236,5 +236,7 @@ def _curve(plan: PrivacyPlan) -> list[tuple[int, float]]:
 
 def _spent(plan: PrivacyPlan, multipliers: tuple[float, ...]) -> float:
     charged = multipliers[: plan.charged_rounds]
-    rounds = [(plan.event_at(z), count) for z, count in Counter(charged).items()]
+    rounds = [
+        (plan.charged_event(plan.event_at(z)), count) for z, count in Counter(charged).items()
+    ]
     return plan.tight_epsilon([*rounds, *plan.other_releases], interval=SEARCH_INTERVAL)

@@ -111,10 +111,12 @@ def progress_line(
     """
     time_left = TimeLeft()
     starting = _starting(done)
+    last: dict[str, Any] = {}
 
     def describe(line: dict[str, Any]) -> str:
+        last.update(_known(line))
         left = time_left.after(line["round"], rounds, time.monotonic())
-        return describe_round(line, rounds=rounds, budget=budget, seconds_left=left)
+        return describe_round(last, rounds=rounds, budget=budget, seconds_left=left)
 
     if not shows_live(console):
         step = max(1, round(rounds * _QUIET_SHARE))
@@ -186,7 +188,7 @@ class ProgressLines:
         if self._live is None:
             begun = _starting(done) if done else "started"
             self._console.print(f"{title}: {begun}", soft_wrap=True, markup=False)
-            yield last.update
+            yield lambda line: last.update(_known(line))
         else:
             live, row = (
                 self._live,
@@ -194,9 +196,9 @@ class ProgressLines:
             )
 
             def update(line: dict[str, Any]) -> None:
-                last.update(line)
+                last.update(_known(line))
                 left = time_left.after(line["round"], rounds, time.monotonic())
-                said = describe_round(line, rounds=rounds, budget=budget, seconds_left=left)
+                said = describe_round(last, rounds=rounds, budget=budget, seconds_left=left)
                 if (at := line["round"]) > done or not done:
                     # Else ten times a second; the last round is seen in any case.
                     live.update(
@@ -214,6 +216,11 @@ class ProgressLines:
 
 def _starting(done: int) -> str:
     return f"{_STARTING}, continues after round {done}" if done else _STARTING
+
+
+def _known(line: dict[str, Any]) -> dict[str, Any]:
+    """Return what a line says: the score of the last evaluation stands until the next."""
+    return {name: value for name, value in line.items() if value is not None}
 
 
 class _Whole(ProgressColumn):

@@ -12,7 +12,7 @@ from fl_dp.documents import flattened
 
 from .cards import RunCard
 from .follow import ReadPosition, follow_log
-from .rounds import Round, read_rounds
+from .rounds import Round, last_evaluated, read_rounds
 from .untrusted import (
     Unreadable,
     number,
@@ -70,13 +70,18 @@ class FoundRun:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy of the last model on public rows; None where the label is a number."""
-        return self.rounds[-1].test_accuracy if self.rounds else None
+        """Accuracy of the last evaluated model; None where the label is a number."""
+        return None if self.evaluated is None else self.evaluated.test_accuracy
+
+    @property
+    def evaluated(self) -> Round | None:
+        """The last round whose model was measured on public rows; None if there is none."""
+        return last_evaluated(self.rounds)
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the last model on public rows, besides accuracy and loss, by name."""
-        return self.rounds[-1].metrics if self.rounds else {}
+        """Metrics of the last evaluated model, besides accuracy and loss, by name."""
+        return {} if self.evaluated is None else self.evaluated.metrics
 
     @property
     def answer(self) -> list[tuple[str, float | None, float | None]]:

@@ -36,6 +36,7 @@ class Round:
         bytes_up: Bytes of the arrays in its reply.
         next_clipping_norm: Under adaptive clipping, the norm that the next round clips to.
         clients: Clients' metrics that were released with the model, by name.
+        is_evaluated: Whether the model was measured on public rows, be it to no finite number.
     """
 
     round: int
@@ -49,6 +50,7 @@ class Round:
     clients: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     confusion_matrix: tuple[tuple[int, ...], ...] | None = None
+    is_evaluated: bool = False
 
     @property
     def score(self) -> Score:
@@ -60,6 +62,8 @@ class Round:
 class ReadRounds:
     """Rounds of a file.
 
+    The last that was evaluated says how good the model is, until the next evaluation.
+
     Attributes:
         rounds: In their order.
         planned: Rounds of the plan, as the last line says; None if it does not.
@@ -69,6 +73,16 @@ class ReadRounds:
     rounds: tuple[Round, ...]
     planned: int | None = None
     problems: tuple[str, ...] = ()
+
+    @property
+    def evaluated(self) -> Round | None:
+        """The last round whose model was measured; None if there is none."""
+        return last_evaluated(self.rounds)
+
+
+def last_evaluated(rounds: Sequence[Round]) -> Round | None:
+    """Return the last round whose model was measured; None if there is none."""
+    return next((each for each in reversed(rounds) if each.is_evaluated), None)
 
 
 def read_rounds(root: Path, name: str) -> ReadRounds:
@@ -95,12 +109,15 @@ def read_rounds(root: Path, name: str) -> ReadRounds:
 
 
 def last_round(root: Path, name: str) -> ReadRounds:
-    """Return the last round alone, from the end of the file; otherwise as `read_rounds`."""
+    """Return the rounds from the last evaluated one on, from the end of the file.
+
+    Otherwise as `read_rounds`.
+    """
     with opened(root, f"{name}/{METRICS}") as stream:
         size = os.fstat(stream.fileno()).st_size
         for most in (1 << 12, _LONGEST_LINE):
             found = rounds_of(_last_bytes(stream, size, most), last_alone=True)
-            if found.rounds or size <= most:
+            if size <= most or (found.rounds and found.rounds[0].is_evaluated):
                 break
     return found
 
@@ -112,7 +129,7 @@ def rounds_of(text: bytes, *, last_alone: bool = False) -> ReadRounds:
 
     Args:
         text: Of `metrics.jsonl`.
-        last_alone: Whether only the last line that is one is wanted.
+        last_alone: Whether only the last lines are wanted, from an evaluated round on.
     """
     lines = text.split(b"\n")[:-1]
     rounds: list[Round] = []
@@ -129,7 +146,7 @@ def rounds_of(text: bytes, *, last_alone: bool = False) -> ReadRounds:
         # Read backwards, so of a round that was done again only the last line counts.
         if not rounds or found.round < rounds[-1].round:
             rounds.append(found)
-        if last_alone:
+        if last_alone and found.is_evaluated:
             break
     problems = (f"{METRICS} has {broken:,} lines that tell no round",) if broken else ()
     return ReadRounds(rounds=tuple(reversed(rounds)), planned=planned, problems=problems)
@@ -165,6 +182,7 @@ def _round(line: bytes) -> tuple[Round, int | None] | None:
         clients=_metrics(clients.items() if isinstance(clients, dict) else ()),
         metrics=_metrics((name, said.get(f"test_{name}")) for name in NUMBERS),
         confusion_matrix=_matrix(said.get("test_confusion_matrix")),
+        is_evaluated=said.get("test_loss") is not None,
         **numbers,
     )
     return found, _count(said.get("rounds"))

@@ -182,6 +182,7 @@ class RunsFolder:
         rounds = self._if_any(name, METRICS, files, last_round, problems)
         rounds = ReadRounds(rounds=()) if rounds is None else rounds
         last = rounds.rounds[-1] if rounds.rounds else None
+        measured = rounds.evaluated
         planned = rounds.planned
         if planned is None and settings.get("rounds", "").isdecimal():
             planned = int(settings["rounds"][:15])
@@ -214,8 +215,8 @@ class RunsFolder:
             changed=max(started, released, logged, stated or 0.0) or None,
             round=None if last is None else last.round,
             rounds=planned,
-            score=_unmeasured(settings) if last is None else last.score,
-            test_loss=None if last is None else last.test_loss,
+            score=_unmeasured(settings) if measured is None else measured.score,
+            test_loss=None if measured is None else measured.test_loss,
             epsilon=None if last is None else last.epsilon,
             problems=(*problems, *rounds.problems),
         )

@@ -128,9 +128,10 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
 
 
 def last_names(groups: Iterable[Group], named: Callable[[Round], Iterable[str]]) -> list[str]:
-    """Return names that the last rounds of runs have, each once."""
-    last = (each for group in groups for run in group.runs for each in run.rounds[-1:])
-    return list(dict.fromkeys(name for each in last for name in named(each)))
+    """Return names that the last rounds, and the last evaluated ones, of runs have, each once."""
+    runs = (run for group in groups for run in group.runs)
+    last = (each for run in runs for each in (*run.rounds[-1:], run.evaluated))
+    return list(dict.fromkeys(name for each in last if each is not None for name in named(each)))
 
 
 def _of_public(name: str) -> Callable[[Round], float | None]:

@@ -89,7 +89,8 @@ class ReportedRun:
     @property
     def confusion(self) -> Table | None:
         """The confusion matrix of the last model on public rows; None if it was not measured."""
-        matrix = self.run.rounds[-1].confusion_matrix if self.run.rounds else None
+        evaluated = self.run.evaluated
+        matrix = None if evaluated is None else evaluated.confusion_matrix
         if matrix is None:
             return None
         return Table(

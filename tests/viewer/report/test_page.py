@@ -108,7 +108,8 @@ def test_a_page_is_in_the_language_that_was_asked_for(tmp_path: Path) -> None:
 def test_a_matrix_that_is_none_is_left_out(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a")
     for wrong in ("[[1, 2], [3]]", "[[1, -2], [3, 4]]", "[[1]]", '{"a": 1}', "[[NaN, 1], [2, 3]]"):
-        (path / "metrics.jsonl").write_text(f'{{"round": 1, "test_confusion_matrix": {wrong}}}\n')
+        line = f'{{"round": 1, "test_loss": 1, "test_confusion_matrix": {wrong}}}\n'
+        (path / "metrics.jsonl").write_text(line)
         assert ReportedRun(read_run(path)).confusion is None
 
 

@@ -1,0 +1,101 @@
+"""`metrics.evaluate_every`: fewer evaluations on public rows, and nothing else is different."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_grid import LocalGrid, answer_with_app
+
+from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.overrides import ConfigError
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.server import train
+from fl_dp.app.task_client import app
+from fl_dp.commands.terminal.progress import progress_line
+from fl_dp.strategies import DPFedAvg
+from fl_dp.tasks.metrics import Score
+from fl_dp.viewer.found_runs import read_run
+
+
+def run(folder: Path, *overrides: str) -> RunFolder:
+    settings = compose_settings(
+        [
+            *("task.num_clients=20", "client.epochs=1", "privacy.insecure_seed=3"),
+            *(f"output_dir={folder}", "run_name=run", *overrides),
+        ]
+    )
+    nodes = settings.simulation.num_nodes(20)
+    train(LocalGrid(answer_with_app(app, nodes), nodes), settings, run_id="1")
+    return RunFolder(folder / "run")
+
+
+def evaluated(lines: list[dict[str, Any]]) -> list[int]:
+    return [line["round"] for line in lines if Score.in_line(line).value is not None]
+
+
+def test_every_third_round_and_the_last_are_evaluated_and_the_model_is_the_same(
+    tmp_path: Path,
+) -> None:
+    each = run(tmp_path / "each", "rounds=7")
+    third = run(tmp_path / "third", "rounds=7", "metrics.evaluate_every=3")
+    lines, all_lines = third.read_metrics(), each.read_metrics()
+    assert evaluated(all_lines) == list(range(8))
+    assert evaluated(lines) == [0, 3, 6, 7]
+    # All else of a line stands in every round: epsilon, cohort, bytes.
+    for line, other in zip(lines, all_lines, strict=True):
+        kept = {name: value for name, value in line.items() if not name.startswith("test_")}
+        assert kept == {name: other[name] for name in kept}
+    assert lines[-1] == all_lines[-1]
+    assert third.model.read_bytes() == each.model.read_bytes()
+    assert third.read_statement()["epsilon"] == each.read_statement()["epsilon"]
+
+
+def test_a_training_that_ends_early_has_its_last_model_evaluated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configure = DPFedAvg.configure_train
+
+    def until_five(self: DPFedAvg, server_round: int, *args: Any) -> Any:
+        if server_round > 5:
+            raise PrivacyBudgetExhausted("the next round does not fit")
+        return configure(self, server_round, *args)
+
+    monkeypatch.setattr(DPFedAvg, "configure_train", until_five)
+    lines = run(tmp_path, "rounds=9", "metrics.evaluate_every=4").read_metrics()
+    assert [line["round"] for line in lines] == list(range(6))
+    assert evaluated(lines) == [0, 4, 5]
+    assert lines[-1]["test_loss"] > 0.0
+
+
+def test_a_plateau_is_looked_for_in_what_was_evaluated(tmp_path: Path) -> None:
+    done = run(
+        tmp_path, "rounds=6", "metrics.evaluate_every=2", "schedule=plateau", "schedule.patience=1"
+    )
+    assert evaluated(done.read_metrics())[:2] == [0, 2]
+
+
+def test_what_is_shown_meanwhile_is_the_last_evaluation(tmp_path: Path) -> None:
+    done = run(tmp_path, "rounds=5", "metrics.evaluate_every=3")
+    lines = done.read_metrics()[:5]
+    done.drop_metrics_after(4)
+    found = read_run(done.path)
+    assert (found.card.round, found.card.score.value) == (4, lines[3]["test_accuracy"])
+    assert found.accuracy == lines[3]["test_accuracy"]
+
+
+def test_the_progress_line_keeps_the_last_score(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    with progress_line(Console(width=200), "a", rounds=2, budget=8.0) as told:
+        told({"round": 1, "test_loss": 0.5, "test_accuracy": 0.75, "epsilon": 1.0})
+        told({"round": 2, "test_loss": None, "test_accuracy": None, "epsilon": 2.0})
+    said = capsys.readouterr().out
+    assert "round 2/2, accuracy 0.750, epsilon 2" in " ".join(said.split())
+
+
+def test_a_round_at_least_lies_between() -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.evaluate_every must be at least 1"):
+        compose_settings(["metrics.evaluate_every=0"])
