@@ -378,6 +378,7 @@ class SecureSums:
         if self.directory is None:
             return
         whole, rest = self._unserved(nodes)
+        self._confirmed -= set(whole)  # of an excerpt, some of them
         self._hand(self.directory.to_json(), whole, ask, timeout)
         self._whole |= set(whole) & self._confirmed
         if rest:  # they see who has checked the whole
