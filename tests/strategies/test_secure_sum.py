@@ -335,17 +335,19 @@ def test_a_node_that_answers_with_another_s_head_is_not_believed(tmp_path: Path)
     assert sums.forget(lies, head={"entries": 1, "hash": "0" * 64, "statement": "0" * 64}) == {}
 
 
-def pinned(folder: Path, **more: Any) -> tuple[dict[int, dict[str, Any]], Roster]:
+def pinned(
+    folder: Path, count: int = NODES, **more: Any
+) -> tuple[dict[int, dict[str, Any]], Roster]:
     """Owners with one roster of all nodes, and the roster."""
     members = []
-    for node in range(NODES):
+    for node in range(count):
         (folder / f"node-{node}").mkdir(mode=0o700)
         identity = Identity.load_or_create(folder / f"node-{node}" / IDENTITY_FILE)
         members.append({"name": f"site-{node:03d}", "identity": identity.public.hex()})
     file = folder / "roster.json"
     file.write_text(json.dumps({"federation": "tests", "members": members}))
     owner = {"secagg-roster": str(file), "require-privacy": "distributed", "max-epsilon": 1e6}
-    return {node: owner | more for node in range(NODES)}, Roster.read(file)
+    return {node: owner | more for node in range(count)}, Roster.read(file)
 
 
 @pytest.mark.slow
@@ -498,6 +500,13 @@ class TestLargeFederations:
             kept += isinstance(directory_from_json(ended.directory), Excerpt)
         assert kept == 5
 
+    def test_members_vouch_to_owners_with_a_roster(self, tmp_path: Path) -> None:
+        owners, roster = pinned(tmp_path, 10)
+        nodes = SecureNodes(tmp_path, updates_of(10), owners=owners)
+        plan = plan_of(10, secure_sum=SecureSum(committee=5, least=9, roster=True))
+        trained(tmp_path, nodes, plan, secure_roster=roster)
+        assert not refusals(nodes)
+
     def test_who_is_away_at_the_set_up_gets_it_later(self, tmp_path: Path) -> None:
         def loses(kind: str, times: int, node: int) -> bool:
             return kind == "secagg_directory" and times == 0 and node < 10
@@ -518,3 +527,13 @@ class TestLargeFederations:
         sums.set_up(grid.get_node_ids(), ask)  # as for an exact total
         after = [kind for kind, _ in nodes.seen].count("secagg_directory")
         assert (before, after) == (10, 15)
+
+    def test_who_has_only_an_excerpt_is_not_asked_for_more(self, tmp_path: Path) -> None:
+        nodes = SecureNodes(tmp_path, updates_of(10), loses=lambda kind, times, node: times == 1)
+        grid = LocalGrid(nodes, 10)
+        sums, ask = SecureSums(), asking(grid, window=None)
+        sums.set_up(grid.get_node_ids(), ask, members=5)
+        sums.set_up(grid.get_node_ids(), ask)  # the whole is lost on its way to the others
+        assert len(sums.places(grid.get_node_ids())) == 5
+        sums.set_up(grid.get_node_ids(), ask)
+        assert len(sums.places(grid.get_node_ids())) == 10
