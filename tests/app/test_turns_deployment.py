@@ -125,14 +125,14 @@ def charges(place: Path, name: str) -> int:
 
 
 def require_complete(place: Path, *, burnt: int = 0) -> None:
-    """All rounds were released, and nobody is charged more than for the visits of one position."""
+    """All rounds but burnt ones were released, and nobody is charged beyond a position's visits."""
     folder = folder_of(place)
     with PrivacyLedger.read(folder.ledger) as ledger:
-        assert ledger.rounds_committed == ROUNDS
-        assert ledger.rounds_spent <= ROUNDS + burnt
+        assert ledger.rounds_committed == ROUNDS - burnt
+        assert ledger.rounds_spent == ROUNDS
         assert ledger.epsilon().best <= ledger.plan.epsilon().best * (1.0 + 1e-9)
     assert folder.read_metrics()[-1]["test_accuracy"] > 0.6  # .5 untrained
-    visits = -(-(ROUNDS + burnt) // TURNS)
+    visits = ROUNDS // TURNS
     for name in NODES:
         assert charges(place, name) <= visits
 
