@@ -6,7 +6,8 @@ A thousand clients of Fashion-MNIST, Dirichlet 0.1 over labels, a tenth of them 
 softmax regression on images of 14x14, clipped updates and one noise on their sum. Each arm changes
 what a client does and nothing that is released: `prox` pulls towards the round's model; `scaffold`
 adds the federation's direction, which the last released models show for nothing, and takes off the
-client's own, which stays at the client. Nothing was chosen: one clipping norm for all. Noise comes from NumPy: this measures accuracy and protects nobody.
+client's own, which stays at the client. Nothing was chosen: one clipping norm for all.
+Noise comes from NumPy: this measures accuracy and protects nobody.
 """
 
 from __future__ import annotations
