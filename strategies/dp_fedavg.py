@@ -571,7 +571,10 @@ class DPFedAvg(RoundLoop):
         if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
             ask = asking(grid, window=self._window, patient=True)
             timeout = patience(grid, min(self._timeout, self._roster.timeout))
-            self._secure_sums.set_up(nodes, ask, timeout=timeout)
+            # Noise with memory reads turns off the whole directory.
+            parts = self.plan.noise.correlation is None
+            members = self.plan.noise.shares.committee if parts else 0
+            self._secure_sums.set_up(nodes, ask, timeout=timeout, members=members)
             self._secure_sums.require_enough(nodes, self.plan.noise.shares.least)
             try:
                 self._secure_sums.require_committee(self.plan.noise.shares)

@@ -35,6 +35,7 @@ from fl_dp.protocol.secure_sum import (
     told_digest,
 )
 from fl_dp.secagg import Directory, Identity, Refused, Roster, SecureNode, SQLiteStore
+from fl_dp.secagg.excerpt import directory_from_json
 
 from .node_config import EXACT_PURPOSE, LEDGER_PATH_KEY, NodeConfig
 from .node_privacy import NodePrivacy, in_simulation, simulated_run_folder
@@ -168,10 +169,12 @@ def _key(message: Message, context: Context) -> Message:
 
 
 def _directory(message: Message, context: Context) -> Message:
-    directory = Directory.from_json(text_of(message.content))
+    directory = directory_from_json(text_of(message.content))
     with secure_node(context) as node:
-        accepted = node.accept(directory)
-    return Message(text_to_content(accepted.hex()), reply_to=message)
+        answer = node.accept(directory).hex()
+        if isinstance(directory, Directory):
+            answer += f" {node.vouch(directory).hex()}"
+    return Message(text_to_content(answer), reply_to=message)
 
 
 def _view(message: Message, context: Context) -> Message:

@@ -35,6 +35,7 @@ from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
     content_digest,
     masked_to_content,
+    near_in,
     receipts_in,
     terms_in,
     without_terms,
@@ -95,7 +96,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         return call_next(message, context)
     began = time.monotonic()
     terms, content = SumTerms.from_json(text), content_digest(message.content)
-    receipts = receipts_in(message.content)
+    receipts, near = receipts_in(message.content), near_in(message.content)
     message.content = without_terms(message.content)
     summed = summed_of(message)
     _require_matching(terms, summed)
@@ -117,7 +118,8 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             node.check_receipt(terms.run, receipt)
         if node.store.get(None, silent):
             raise Refused("late", "work failed or was late before: this run gets nothing more")
-        part = node.begin(text, content=content, purpose=message.metadata.message_type)
+        kind = message.metadata.message_type
+        part = node.begin(text, content=content, purpose=kind, near=near)
         share, turns = terms.share, node.turns(terms)
         steps: NDArray[np.int64] | None = None
         paid = _paid(terms, share, node, turns, summed.price, message, context)

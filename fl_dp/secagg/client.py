@@ -80,6 +80,7 @@ class Participation:
         place: int,
         root: Callable[[int], bytes],
         sent: Callable[[bytes], None],
+        near: bytes,
     ) -> None:
         """Start, after the mark is on disk.
 
@@ -88,9 +89,10 @@ class Participation:
             place: The client's.
             root: Secret that the client shares with a place.
             sent: Is given the message's label before the message leaves.
+            near: Digest of the neighbours' keys that the client was told.
         """
         self.terms, self.place = terms, place
-        self._root, self._sent = root, sent
+        self._root, self._sent, self._near = root, sent, near
         self._used = False
 
     def message(self, values: NDArray[np.int64]) -> MaskedMessage:
@@ -128,10 +130,11 @@ class Participation:
             pack(total, terms.bits), [], b"".join(map(commitment, (own, *pairs)))
         )
         label = message.label
+        bound = terms.hash + label + self._near
         shares = split(b"".join((own, *pairs)), terms.threshold, len(terms.committee))
         for member, share in zip(terms.committee, shares, strict=True):
             nonce = secrets.token_bytes(NONCE_BYTES)
             cipher = bundle_cipher(self._root(member), terms, place, member)
-            message.bundles.append(nonce + cipher.encrypt(nonce, share, terms.hash + label))
+            message.bundles.append(nonce + cipher.encrypt(nonce, share, bound))
         self._sent(label)
         return message

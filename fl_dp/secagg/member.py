@@ -41,6 +41,7 @@ def open_bundles(
     labels: Mapping[int, bytes],
     bundles: Mapping[int, bytes],
     root: Callable[[int], bytes],
+    near: Callable[[int], bytes],
 ) -> tuple[dict[int, bytes], tuple[int, ...]]:
     """Return a member's shares of what the repliers' sum needs, and whose bundles don't decrypt.
 
@@ -54,12 +55,13 @@ def open_bundles(
         labels: Of their messages, which bundles are bound to.
         bundles: For this member, by the replier's place.
         root: Secret that the member shares with a place.
+        near: Digest of the keys that a place's neighbours have in the member's directory.
     """
     alive, shares, unreadable = frozenset(online), {}, []
     for place in online:
         sealed = bundles.get(place, b"")
         cipher = bundle_cipher(root(place), terms, place, member)
-        bound = terms.hash + labels[place]
+        bound = terms.hash + labels[place] + near(place)  # who was told others is not read
         try:
             plain = cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], bound)
         except (InvalidTag, ValueError):  # ValueError: a nonce that is too short

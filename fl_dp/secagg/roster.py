@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -75,7 +76,7 @@ class Roster:
             ("name", [each.name for each in self.members]),
             ("identity", [each.identity.hex() for each in self.members]),
         ):
-            twice = {value for value in values if values.count(value) > 1}
+            twice = [value for value, times in Counter(values).items() if times > 1]
             if twice:
                 raise ValueError(f"the {what} {min(twice)} stands twice in the roster")
 

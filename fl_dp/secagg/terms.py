@@ -20,6 +20,7 @@ from fl_dp.mechanisms.banded_share import BandedShare
 from fl_dp.option_errors import OptionError, require_positive, require_rate
 
 from .directory import MOST_RUNS, Directory
+from .excerpt import Excerpt
 from .key_pairs import KEY_BYTES, is_signed
 from .masks import MOST_BITS
 from .shares import MOST_SHARES
@@ -268,7 +269,9 @@ class SumTerms:
             for at, place in enumerate(ring)
         }
 
-    def signers(self, directory: Directory, signatures: Mapping[int, bytes], said: bytes) -> int:
+    def signers(
+        self, directory: Directory | Excerpt, signatures: Mapping[int, bytes], said: bytes
+    ) -> int:
         """Return how many members of the committee signed a text, such as a view."""
         return sum(
             place in self.committee and is_signed(directory.entries[place].identity, signed, said)

@@ -26,6 +26,7 @@ from fl_dp.protocol.secure_sum import (
     masked_of,
     opened_of,
     signature_of,
+    with_near,
     with_receipts,
     with_terms,
 )
@@ -93,7 +94,10 @@ class OneSum:
             SecureSumFailed: If too few have keys.
         """
         asked, planned = list(nodes), self._noise.shares
-        self._sums.set_up(self._sums.allowed(asked, planned.least), ask)
+        # Whose turn it is, and that totals differ by no node, is read off the whole directory.
+        parts = self._summed.turn is None and isinstance(self._summed.share, NoiseShare)
+        members = planned.committee if parts else 0
+        self._sums.set_up(self._sums.allowed(asked, planned.least), ask, members=members)
         # Only now is it known who a node is that came back under another id.
         self._sums.require_left(asked, planned.least)
         self._places = self._sums.places(self._sums.allowed(asked, planned.least))
@@ -121,7 +125,10 @@ class OneSum:
             terms = self._terms(content_digest(content))
             self._sum = OpenSum(terms, self._sums.known)
             self._told = content, with_terms(content, terms.to_json())
-        return with_receipts(self._told[1], self._sums.receipts_for(node))
+        sent = with_receipts(self._told[1], self._sums.receipts_for(node))
+        assert self._sum is not None
+        near = self._sums.near(node, self._sum.terms)
+        return sent if near is None else with_near(sent, near)
 
     def fold(self, node: int, content: RecordDict) -> None:
         """Add one node's masked message.

@@ -24,8 +24,11 @@ from fl_dp.protocol.secure_sum import (
     text_to_content,
     with_receipts,
 )
-from fl_dp.secagg import Directory, OpenSum, Roster, SecureSumFailed
+from fl_dp.secagg import Directory, Excerpt, OpenSum, Roster, SecureSumFailed, SumTerms
 from fl_dp.secagg.directory import Entry
+from fl_dp.secagg.excerpt import Near, near_of
+from fl_dp.secagg.key_pairs import SIGNATURE_BYTES
+from fl_dp.secagg.receipts import Receipt
 
 from ..exchange import Ask
 from ..rehearsal import RehearsalFailed, meaning_of
@@ -33,6 +36,7 @@ from ..rehearsal import RehearsalFailed, meaning_of
 logger = logging.getLogger("flwr.fl_dp")
 
 _SECONDS = 60.0  # Flower reports a node that is gone after about as many
+MOST_WHOLE = 256  # nodes up to which everybody is sent the whole directory, 83 kB
 _RECEIPTS = 3  # that a node is sent at most: it keeps what it needs to check that number
 _RUN_BITS = 62  # Flower's records hold signed integers of 64 bits
 _APART = "give each node a unit-name, and a ledger in a folder, of its own"
@@ -69,12 +73,22 @@ class SecureSums:
         self.directory: Directory | None = None
         self._place_of: dict[int, int] = {}
         self._confirmed: set[int] = set()
+        self._members = 0
+        self._whole: set[int] = set()  # of those who have confirmed, with all of the directory
+        self._vouchers: dict[int, bytes] = {}  # theirs, by place
         self._let_back: set[int] = set()
         self._late: dict[bytes, str] = {}
-        self._receipts: dict[int, list[str]] = {}
+        self._receipts: dict[int, list[Receipt]] = {}
         self._dropped: dict[int, tuple[int, ...]] = {}
 
-    def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
+    def set_up(
+        self,
+        nodes: Iterable[int],
+        ask: Ask,
+        *,
+        timeout: float = _SECONDS,
+        members: int = 0,
+    ) -> None:
         """Let nodes that are not known yet make their keys, and everybody know them.
 
         Two short messages a node, and none where everybody is known and has confirmed the keys.
@@ -83,7 +97,10 @@ class SecureSums:
             nodes: Flower's ids.
             ask: For the exchange.
             timeout: Seconds to wait for each of the two answers.
+            members: Of the committee, where the others may have an excerpt of a large directory;
+                0: everybody gets the whole.
         """
+        self._members = members
         asked_for = set(nodes)
         if new := sorted(asked_for - set(self._place_of)):
             epoch = 0 if self.directory is None else self.directory.epoch + 1
@@ -96,14 +113,15 @@ class SecureSums:
                     logger.warning("A node's answer with its key can't be read: it takes no part")
             self._take_in(entries, epoch)
             self._hand_out(self._place_of, ask, timeout)
-        elif missed := asked_for - self._confirmed:  # busy or away when it was handed out
-            self._hand_out(missed, ask, timeout)
+        elif any(self._unserved(asked_for)):  # busy or away when it was handed out
+            self._hand_out(asked_for, ask, timeout)
 
     def let_back(self, node: int) -> None:
         """Ask a node for its key again before the next sum, once: it may have lost its own."""
         if node not in self._let_back and self._place_of.pop(node, None) is not None:
             self._let_back.add(node)
             self._confirmed.discard(node)
+            self._whole.discard(node)
 
     def note_late(self, node: int) -> None:
         """Ask a node nothing more: its work was not done in time, and it refuses the whole run."""
@@ -248,7 +266,7 @@ class SecureSums:
         self.leave_out(opened)
         for place in opened.terms.cohort:
             try:
-                receipt = opened.receipt_for(place).to_json()
+                receipt = opened.receipt_for(place)
             except SecureSumFailed:  # too few signed one view: there are none
                 return
             # Who replied has got all earlier ones, and whoever did not may have got none of them.
@@ -287,7 +305,9 @@ class SecureSums:
     def receipts_for(self, node: int) -> list[str]:
         """Return what proves what became of a node's messages, as far as it may not have it."""
         place = self._place_of.get(node)
-        return [] if place is None else self._receipts.get(place, [])
+        # As texts they all list the repliers: of many nodes, too many to keep.
+        kept = [] if place is None else self._receipts.get(place, [])
+        return [each.to_json() for each in kept]
 
     @property
     def known(self) -> Directory:
@@ -336,13 +356,14 @@ class SecureSums:
         if self.directory is None:
             return
         if fresh:
-            self._confirmed = set()
+            self._confirmed, self._whole, self._vouchers = set(), set(), {}
         at = {_keys_of(each): place for place, each in enumerate(self.directory.entries)}
         for node, place in (back | {node: at[_keys_of(e)] for node, e in fresh.items()}).items():
             # A node that came back has another id at Flower.
             self._place_of = {n: p for n, p in self._place_of.items() if p != place}
             self._place_of[node] = place
         self._confirmed &= set(self._place_of)
+        self._whole &= set(self._place_of)
 
     def _problem(self, entry: Entry, epoch: int) -> str | None:
         """Return why every node would refuse a directory with this entry; None: none would."""
@@ -359,17 +380,45 @@ class SecureSums:
     def _hand_out(self, nodes: Iterable[int], ask: Ask, timeout: float) -> None:
         if self.directory is None:
             return
-        told = self.directory.to_json()
-        missing = sorted(set(nodes) - self._confirmed)
-        for node, content in self._ask(DIRECTORY_ACTION, missing, told, ask, timeout):
-            try:
-                confirmed = text_of(content) == self.directory.hash.hex()
-            except ValueError:
-                confirmed = False
-            if confirmed:
-                self._confirmed.add(node)
+        whole, rest = self._unserved(nodes)
+        self._confirmed -= set(whole)  # of an excerpt, some of them
+        self._hand(self.directory.to_json(), whole, ask, timeout)
+        self._whole |= set(whole) & self._confirmed
+        if rest:  # they see who has checked the whole
+            excerpt = Excerpt.of(self.directory, self.committee(self._members), self._vouchers)
+            self._hand(excerpt.to_json(), rest, ask, timeout)
         if left := len(self._place_of) - len(self._confirmed):
             logger.warning("%d nodes did not accept the directory of keys: see their logs", left)
+
+    def _unserved(self, nodes: Iterable[int]) -> tuple[list[int], list[int]]:
+        """Return which of some nodes are to be sent the whole directory, and which an excerpt."""
+        if self.directory is None:
+            return [], []
+        asked, whole = set(nodes), set(self._place_of)
+        if self._members and len(self.directory.current) > MOST_WHOLE:
+            members = set(self.committee(self._members))
+            whole = {node for node, place in self._place_of.items() if place in members}
+        return sorted((asked & whole) - self._whole), sorted(asked - whole - self._confirmed)
+
+    def _hand(self, told: str, nodes: Sequence[int], ask: Ask, timeout: float) -> None:
+        """Send nodes a directory or an excerpt of it, and take note of who has accepted it."""
+        for node, content in self._ask(DIRECTORY_ACTION, nodes, told, ask, timeout):
+            try:
+                accepted, _, voucher = text_of(content).partition(" ")
+                signature = bytes.fromhex(voucher)
+            except ValueError:
+                continue
+            if accepted == self.known.hash.hex():
+                self._confirmed.add(node)
+                if len(signature) == SIGNATURE_BYTES:
+                    self._vouchers[self._place_of[node]] = signature
+
+    def near(self, node: int, terms: SumTerms) -> Near | None:
+        """Return what a node that has an excerpt has to know for a sum; None: it has the whole."""
+        if node in self._whole:
+            return None
+        place = self._place_of[node]
+        return near_of(self.known, place, terms.neighbours[place])
 
     def _ask(
         self, action: str, nodes: Sequence[int], text: str, ask: Ask, timeout: float

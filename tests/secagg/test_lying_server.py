@@ -390,7 +390,8 @@ class TestBegin:
     def refusal(self, node: SecureNode, terms: SumTerms | str, **other: str) -> tuple[str, str]:
         text = terms if isinstance(terms, str) else terms.to_json()
         with pytest.raises(Refused) as refused:
-            node.begin(text, **{"content": CONTENT, "purpose": PURPOSE} | other)
+            asked = {"content": CONTENT, "purpose": PURPOSE} | other
+            node.begin(text, content=asked["content"], purpose=asked["purpose"])
         assert node.store.last(RUN, "sum") == 0
         return refused.value.code, str(refused.value)
 

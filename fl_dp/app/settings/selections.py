@@ -345,7 +345,7 @@ class OwnBudgetsSettings(SelectionSettings):
 
     in_python = ("OwnRatesSampling",)
     name: str = told("own_budgets")
-    method: str = "sample"
+    method: str = told("sample")
     budgets: list[float] | None = told(None)
     shares: list[float] | None = told(None)
     owners: str | None = None

@@ -1,0 +1,219 @@
+"""Cost of a secure sum over very many nodes: set-up and one sum, all in one process.
+
+Every node is real but for its messages, which are only measured. Timed are nodes that have nothing
+in a cache, as a process of their own has, in CPU seconds; the median of a few. The others share
+what is public. With `--set-up` no more clients than these few mask, and nobody opens.
+
+    python benchmarks/secagg_scale.py [--json] [--nodes 1000] [--size 1000] [--whole] [--set-up]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from fl_dp.accounting.shared_noise import usual_colluding
+from fl_dp.mechanisms import Segment
+from fl_dp.secagg import Directory, Excerpt, Identity, OpenSum, Roster, SecureNode, SQLiteStore
+from fl_dp.secagg import directory as directories
+from fl_dp.secagg import node as nodes_module
+from fl_dp.secagg.directory import Entry
+from fl_dp.secagg.excerpt import Near, directory_from_json, near_of
+from fl_dp.secagg.key_pairs import RunKey
+from fl_dp.secagg.roster import Member
+from fl_dp.secagg.terms import SumTerms
+
+_RUN, _CONTENT, _TIMED = 7, "ab" * 32, 5
+_DEGREE, _COMMITTEE = 40, 60
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the CPU seconds of some work, with no public text read before, and its result."""
+    for cached in (directories._check_keys, nodes_module._terms_of, nodes_module._directory_of):
+        cached.cache_clear()
+    began = time.process_time()
+    result = work()
+    return time.process_time() - began, result
+
+
+def accept(node: SecureNode, text: str) -> bytes:
+    """Let a node read and check a directory, or an excerpt of one."""
+    return node.accept(directory_from_json(text))
+
+
+def measure(count: int, size: int, *, whole: bool, all_mask: bool) -> dict[str, Any]:
+    """Return seconds and bytes of one run of `count` nodes.
+
+    Args:
+        count: Nodes.
+        size: Coordinates of the sum.
+        whole: Whether the nodes that are timed get the whole directory.
+        all_mask: Whether all send their message, and the sum is opened.
+    """
+    identities = [Identity.generate() for _ in range(count)]
+    lines = (Member(name=f"node-{at}", identity=e.public) for at, e in enumerate(identities))
+    roster = Roster(federation="scale", members=tuple(lines))
+    of: dict[bytes, SecureNode] = {}
+
+    def node_of(at: int) -> SecureNode:
+        identity = identities[at]
+        made = SecureNode(identity, SQLiteStore(None), name=f"node-{at}", roster=roster)
+        of[identity.public] = made
+        return made
+
+    names = {each.public: at for at, each in enumerate(identities)}
+    # A node of its own only for those who do something.
+    keys = [None if all_mask else RunKey.generate() for _ in identities]
+    entries = [
+        node_of(at).entry(_RUN)
+        if key is None
+        else Entry.make(_RUN, 0, f"node-{at}", identities[at], key)
+        for at, key in enumerate(keys)
+    ]
+    server_first, directory = timed(
+        partial(Directory.first, _RUN, entries, roster_hash=roster.hash)
+    )
+    at = {}
+
+    def serve(place: int) -> SecureNode:
+        entry = directory.entries[place]
+        if place not in at:
+            number = names[entry.identity]
+            made = of.get(entry.identity) or node_of(number)
+            if (key := keys[number]) is not None:
+                made.store.put(_RUN, "run-key", key.secret)
+            at[place] = made
+        return at[place]
+
+    committee = directory.committee(_COMMITTEE)
+    told = directory.to_json()
+    # Set-up: members check everything, and vouch for it.
+    member_check, _ = timed(partial(accept, serve(committee[0]), told))
+    vouchers = {}
+    for place in committee:
+        serve(place).accept(directory)
+        vouchers[place] = serve(place).vouch(directory)
+    excerpt = Excerpt.of(directory, committee, vouchers)
+    sent = told if whole else excerpt.to_json()
+    others = [place for place in range(count) if place not in committee]
+    sampled = [place for place in others if place % 20][:_TIMED]  # the twentieth of each are lost
+    checks = []
+    for node in map(serve, sampled):
+        checks.append(timed(partial(accept, node, sent))[0])
+    for place in set(others) - set(sampled) if all_mask else ():
+        serve(place).accept(excerpt)
+    # The sum.
+    terms = SumTerms(
+        run=_RUN,
+        number=1,
+        purpose="train",
+        directory=directory.hash.hex(),
+        content=_CONTENT,
+        cohort=tuple(range(count)),
+        committee=committee,
+        threshold=-(-4 * len(committee) // 5),
+        least=-(-9 * count // 10),
+        degree=_DEGREE,
+        colluding=usual_colluding(count),
+        cross_check=False,
+        segments=(Segment("updates", size, 1.0, 1.0, 1.0),),
+        bits=16,
+        noise_scale=2.0,
+    )
+    text, values = terms.to_json(), np.ones(size, np.int64)
+
+    def message(place: int, near: Near | None) -> Any:
+        part = serve(place).begin(text, content=_CONTENT, purpose="train", near=near)
+        return part.message(values)
+
+    replying = [place for place in range(count) if place % 20] if all_mask else sampled
+    opening, server = OpenSum(terms, directory), 0.0
+    masking: list[float] = []
+    up = down = 0
+    for place in replying:
+        began = time.process_time()
+        none = place in committee or (whole and place in sampled)
+        near = None if none else near_of(directory, place, terms.neighbours[place])
+        server += time.process_time() - began
+        if place in sampled:
+            seconds, reply = timed(partial(message, place, near))
+            masking.append(seconds)
+            up = len(reply.masked) + sum(map(len, reply.bundles)) + len(reply.commitments)
+            down = len(text) + (0 if near is None else len(near.keys))
+        else:
+            reply = message(place, near)
+        began = time.process_time()
+        opening.fold(place, reply)
+        server += time.process_time() - began
+    found = {
+        "nodes": count,
+        "size": size,
+        "directory": "whole" if whole else "excerpt",
+        "set_up_bytes_down": len(sent),
+        "set_up_seconds": statistics.median(checks),
+        "sum_bytes_down": down,
+        "sum_bytes_up": up,
+        "sum_seconds": statistics.median(masking),
+        "member_set_up_bytes": len(told),
+        "member_set_up_seconds": member_check,
+        "server_set_up_seconds": server_first,
+        "server_set_up_bytes": len(told) * len(committee) + len(sent) * len(others),
+    }
+    if not all_mask:
+        return found
+    opening.require_openable()
+    opens: list[float] = []
+    for member in committee[: terms.threshold]:
+        began = time.process_time()
+        question = opening.question(member)
+        server += time.process_time() - began
+        asked = sum(
+            len(b) + len(label)
+            for b, label in zip(question.bundles.values(), question.labels.values(), strict=True)
+        )
+        if len(opens) < _TIMED:
+            seconds, answer = timed(partial(serve(member).open, text, *question))
+            opens.append(seconds)
+        else:
+            answer = serve(member).open(text, *question)
+        opening.answer(member, answer)
+    began = time.process_time()
+    total = opening.release()
+    server += time.process_time() - began
+    assert (total == len(replying)).all()
+    receipting, receipt = timed(lambda: opening.receipt_for(sampled[0]).to_json())
+    return found | {
+        "member_bytes": len(text) + asked,
+        "member_seconds": statistics.median(opens),
+        "server_sum_seconds": server,
+        "receipt_bytes": len(receipt),
+        "server_receipts_seconds": receipting * count,
+    }
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--size", type=int, default=1000)
+    parser.add_argument("--whole", action="store_true", help="no excerpts")
+    parser.add_argument("--set-up", action="store_true", help="no more than a few clients mask")
+    given = parser.parse_args()
+    found = measure(given.nodes, given.size, whole=given.whole, all_mask=not given.set_up)
+    if given.json:
+        print(json.dumps(found))
+    else:
+        for name, value in found.items():
+            print(f"{name:24}{value:.4g}" if isinstance(value, float) else f"{name:24}{value}")
+
+
+if __name__ == "__main__":
+    main()
