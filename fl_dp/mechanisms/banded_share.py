@@ -39,6 +39,7 @@ from .banded_stream import (
 from .discrete_gaussian import TAIL
 from .noise_share import LEAST_NOISE_SCALE, ROUNDED, NoiseShare
 from .randomness import SecureRandom
+from .threads import in_blocks
 
 _EMPTY = -1
 _EXACT_INTEGERS = 2.0**53
@@ -47,7 +48,6 @@ _REACH = TAIL + 0.25  # of a draw, in scales: the last buckets end a little over
 _MOST_VARIANCE = 2.0  # of a remembered deviation, over that of a memory that lacks nothing
 _SPREAD = 1.5  # above the root of that
 _USUAL_SPREAD = 1.1  # memories that lack something at random stayed within 1.01
-_BLOCK = 1 << 15  # coordinates that pass the processor's caches at a time
 
 
 class CarriedNoise:
@@ -131,11 +131,18 @@ class CarriedNoise:
 
     def carried(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the weighted sum of the rows; exact, whatever the order of the summation."""
-        size = self.rows.shape[1]
-        total = np.empty(size)
-        for start in range(0, size, _BLOCK):
-            block = slice(start, start + _BLOCK)
-            np.matmul(weights, self.rows[:, block], out=total[block])
+        total = np.empty(self.rows.shape[1])
+
+        used = [(weight, self.rows[slot]) for slot, weight in enumerate(weights) if weight]
+
+        def add(block: slice) -> None:
+            part, product = np.zeros_like(total[block]), np.empty_like(total[block])
+            for weight, row in used:
+                part += np.multiply(row[block], weight, out=product)
+            total[block] = part
+
+        # Not by a BLAS, whose threads wait for each other where other work has the processors.
+        in_blocks(total.size, add)
         return total
 
     def remember(

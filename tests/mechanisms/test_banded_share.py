@@ -256,7 +256,7 @@ def test_hidden_shares_need_the_scale_over_the_total_weight() -> None:
 
 @pytest.mark.parametrize("block", [7, 1 << 15])
 def test_what_is_carried_is_that_of_fractions(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr("fl_dp.mechanisms.banded_share._BLOCK", block)
+    monkeypatch.setattr("fl_dp.mechanisms.threads.BLOCK", block)
     rng = np.random.default_rng(4)
     coefficients = optimal_coefficients(100, 6)
     weights = np.array(coefficients[1:]) / 4096
