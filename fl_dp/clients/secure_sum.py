@@ -132,8 +132,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             if marked:
                 node.store.put(None, silent, _BEGUN)
             try:
-                with in_turn(_units_in_turn(terms, turns)):
+                units = _units_in_turn(terms, turns)
+                with in_turn(units):
                     values = work() if apart is None else _values_of(apart, terms)
+                if units is not None and not units.followed:
+                    raise ValueError("what was asked for is of all units, whose turn it is not")
                 steps = _encoded(share, values, terms, part.place, context)
             except Refused:  # by the owner's records, which are not those that were agreed on
                 if marked:

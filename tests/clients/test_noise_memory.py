@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -48,6 +49,7 @@ def test_what_was_remembered_is_there_for_the_next_process(tmp_path: Path) -> No
         share_of((4096, 2868, 2048), size=30),
         share_of(COLUMN, size=30, noise_scale=41.0),
         share_of(COLUMN, size=31),
+        replace(SHARE, segments=(replace(SHARE.segments[0], cap=2.0**30),)),  # of coarser steps
         replace(SHARE, segments=(replace(SHARE.segments[0], scale=1.5),)),
     ],
 )
@@ -130,6 +132,26 @@ def test_an_older_copy_ages_out_and_repeats_no_draw(tmp_path: Path) -> None:
     (tmp_path / MEMORY_FILE).write_bytes(older)
     answer(tmp_path, 9)
     assert remembered(tmp_path) == (9,)
+
+
+def test_an_error_that_somebody_keeps_holds_nobody_up(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as kept, carried_noise(tmp_path, SHARE, run=1) as memory:
+        raise ZeroDivisionError
+    file = os.open(tmp_path / MEMORY_FILE, os.O_RDWR)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who waited for it would wait for good
+    os.close(file)
+    assert kept.traceback and memory.remembered == ()
+
+
+def test_a_size_that_the_disk_does_not_hold_takes_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = os.statvfs(tmp_path)
+    small = os.statvfs_result((*disk[:4], 4_000 // disk.f_frsize, *disk[5:]))
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: small)
+    with pytest.raises(OSError, match="fewer bands"):
+        answer(tmp_path, 0)
+    assert (tmp_path / MEMORY_FILE).stat().st_size == 0
 
 
 def _answers(folder: Path, indices: range) -> None:

@@ -61,6 +61,7 @@ def test_terms_with_a_turn_survive_their_text_and_bind_all_of_it() -> None:
         {"coefficients": (4096, 1.0)},
         {"coefficients": (4096, 2**41)},
         {"coefficients": (4096, 5, 0)},
+        {"coefficients": (4096, *[1] * 1000), "groups": 5000},  # a disk full of rows
         {"index": -1},
         {"index": True},
         {"training": "0d"},
