@@ -12,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
 from remembering_nodes import share_of
 
 from fl_dp.clients import noise_memory
 from fl_dp.clients.noise_memory import MEMORY_FILE, carried_noise, forget_noise
+from fl_dp.clients.secure_node import secure_node
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.banded_share import BandedShare
 
@@ -183,3 +185,17 @@ def test_forgetting_overwrites_and_removes(tmp_path: Path) -> None:
     os.close(kept)
     assert content and not any(content)
     forget_noise(tmp_path)
+
+
+def test_what_no_run_needs_any_more_is_removed(tmp_path: Path) -> None:
+    """The server of a run that is over need not say so."""
+    context = Context(
+        1, 2, {"ledger-path": str(tmp_path / "ledger.db")}, RecordDict(), run_config={}
+    )
+    answer(tmp_path, 0)
+    with secure_node(context) as node:
+        assert not (tmp_path / MEMORY_FILE).exists()
+        node.entry(5)
+    answer(tmp_path, 0)
+    with secure_node(context):
+        assert (tmp_path / MEMORY_FILE).exists()

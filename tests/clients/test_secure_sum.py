@@ -34,7 +34,7 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.mechanisms.banded_share import BandedShare
 from fl_dp.protocol.instruction import SumInstruction
-from fl_dp.protocol.keys import STATISTIC_ACTION, STATISTIC_QUERY_KEY
+from fl_dp.protocol.keys import STATISTIC_ACTION, STATISTIC_QUERY_KEY, STATISTIC_VALUES_KEY
 from fl_dp.protocol.secure_sum import (
     KEY_ACTION,
     OPEN_ACTION,
@@ -280,11 +280,12 @@ def test_work_that_does_not_ask_whose_turn_it_is_adds_nothing(
     query = Mean(lows=(0.0,), highs=(100.0,))
     told: dict[str, Any] = {
         STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query)),
+        STATISTIC_VALUES_KEY: "ages",
         SUM_KEY: json.dumps(asdict(price)),
     }
     content = RecordDict({"config": ConfigRecord(told)})
     segment = replace(SHARE.segments[0], size=query.dimension, clipping_norm=query.l2_sensitivity)
-    federation.nodes.statistics_fn = lambda context, asked: np.array([[90.0]])
+    federation.nodes.statistics_fn = lambda *_: [90.0]
     asked = federation.terms(
         content, purpose=f"query.{STATISTIC_ACTION}", segments=(segment,), turn=turn(0)
     )

@@ -486,3 +486,10 @@ def test_sixteen_bits_hold_noise_with_memory() -> None:
         )
         is NoiseShare
     )
+
+
+def test_more_bands_than_a_node_keeps_rows_for_are_refused() -> None:
+    many = Banded(coefficients=(4096, *[1] * 1000))
+    turns = CyclicSampling(groups=2000, inside=PoissonSampling(sampling_rate=1.0))
+    with pytest.raises(ValueError, match="a row for each band"):
+        planned(**TURNS | {"rounds": 2000, "sampling": turns, "correlation": many})
