@@ -1,147 +1,360 @@
-"""Records across silos against DP-SGD on one data set: accuracy at one budget, over three seeds.
+"""Ten silos whose records are protected: who takes part when, and whose noise it is.
 
-    python benchmarks/silos.py --json
+    python benchmarks/silos.py digits_2 digits_8        # choose rates, train, print a table
+    python benchmarks/silos.py fashion --seeds 0,1,2
+    python benchmarks/silos.py cost                      # a node's answer with memory, and its file
 
-`fl-dp run privacy=distributed_records` trains ten silos, whose sums nobody sees; DP-SGD in one
-process trains on the union of their records, with the same model, steps, sampling rate, clipping
-norm, momentum and budget. Runs that are there already are read. Fashion-MNIST has to be there:
-`fl-dp data fashion_mnist`.
+Each row is a whole `fl-dp run privacy=distributed_records`, and differs in two things alone. All
+records take part in every round, or those of one position in turn, or those whose coins come up.
+And the noise is enough with 8 of 10 shares (nobody is trusted), or with all (as a trusted server
+would add it). What has ended is kept, and read again.
+
+The server's learning rate of each row is chosen on MNIST, which is public here, by the same steps
+in this process: gradients of a linear model, and noise by the code that nodes run. For digits MNIST
+is made as digits were: black or white, counted in blocks of pixels. `--played N` trains on the
+private sets in this way, too, over N seeds: without masks and messages, which change no number. Two
+rows are played alone: turns with independent noise, and silos that each hide their own records.
+Fashion-MNIST and MNIST have to be there: `fl-dp data fashion_mnist`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
-import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import nn
-from torch.utils.data import DataLoader
+import numpy as np
+from accuracy import Row
+from numpy.typing import NDArray
+from side_by_side import Case, compare
 
-from fl_dp.accounting import PrivacyBudget
+from fl_dp.accounting import optimal_coefficients
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.private_training import Records
-from fl_dp.app.workload import dataset_of, model_of
-from fl_dp.clients import DPSGD, RecordWise
-from fl_dp.clients.dp_sgd import train_with_dp_sgd
-from fl_dp.plan import RecordPlan
-from fl_dp.tasks.training import evaluate
+from fl_dp.app.planning import make_plan
+from fl_dp.app.settings import Settings
+from fl_dp.app.workload import dataset_of
+from fl_dp.clients.noise_memory import MEMORY_FILE, carried_noise
+from fl_dp.mechanisms import NoiseShare, SecureRandom, Segment
+from fl_dp.mechanisms.banded_share import BandedShare, CarriedNoise
+from fl_dp.plan import PrivacyPlan
+from fl_dp.plan.distributed_noise import DistributedNoise
 
-SILOS, RECORDS = 10, 60_000
-EPSILON, DELTA = 3.0, 1e-5
-STEPS, RATE, NORM = 200, 0.03, 1.0
-LEARNING_RATE, MOMENTUM = 0.25, 0.9
-TASK = ("task=fashion_mnist", "model=mlp")
+Floats = NDArray[np.float64]
 
-
-def across_silos(runs: Path, seed: int) -> dict[str, Any]:
-    """Train ten silos through `fl-dp run`, and read what came of it."""
-    folder = runs / f"silos-{seed}"
-    if not (folder / "privacy.json").is_file():
-        subprocess.run(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "fl_dp",
-                "run",
-                *TASK,
-                f"seed={seed}",
-                "privacy=distributed_records",
-                f"task.num_clients={SILOS}",
-                f"rounds={STEPS}",
-                f"privacy.epsilon={EPSILON}",
-                f"privacy.delta={DELTA}",
-                f"selection.sampling_rate={RATE}",
-                f"clipping.norm={NORM}",
-                "server_optimizer=fedavgm",
-                f"server_optimizer.momentum={MOMENTUM}",
-                f"server_optimizer.learning_rate={LEARNING_RATE}",
-                f"output_dir={runs.resolve()}",
-                f"run_name={folder.name}",
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-        )
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    statement = json.loads((folder / "privacy.json").read_text(encoding="utf-8"))
-    return {
-        "accuracy": json.loads(lines[-1])["test_accuracy"],
-        "noise_multiplier": statement["noise_multipliers"][0],
-        "rounds": statement["rounds_committed"],
-    }
+SILOS, TURNS = 10, 20
+TRUSTED = ("privacy.secure_sum.least=10", "privacy.secure_sum.colluding=0")
+EVERYBODY = ("selection.sampling_rate=1", "privacy.secure_sum.reply_after=null")
+CYCLIC = (
+    f"selection.sampling_rate={1 / TURNS:g}",
+    "noise=cyclic",
+    "privacy.secure_sum.reply_after=null",
+)
+COINS = (f"selection.sampling_rate={1 / TURNS:g}", "privacy.secure_sum.reply_after=10")
+ARMS = {
+    "all records": EVERYBODY,
+    "cyclic, with memory": CYCLIC,
+    "coins at the nodes": COINS,
+    "central, all records": (*EVERYBODY, *TRUSTED),
+    "central, coins": (*COINS, *TRUSTED),
+}
+# Played alone: no setting asks for them.
+WITHOUT_MEMORY, OWN = "cyclic, independent", "each silo's own noise, all records"
+PLAYED = {WITHOUT_MEMORY: "cyclic, with memory", OWN: "all records"}  # with the settings of
+SIZE = 1_000_000  # of `cost`
 
 
-def on_the_union(runs: Path, seed: int) -> dict[str, Any]:
-    """Train on all records by DP-SGD in this process."""
-    kept = runs / f"union-{seed}.json"
-    if kept.is_file():
-        read: dict[str, Any] = json.loads(kept.read_text(encoding="utf-8"))
-        return read
-    settings = compose_settings([*TASK, f"seed={seed}"])
-    dataset, model = dataset_of(settings), model_of(settings)
-    rows = slice(None)
-    features, labels = dataset.features(rows), dataset.labels(rows)
-    assert len(labels) == RECORDS
-    plan = RecordPlan.calibrate(
-        PrivacyBudget(epsilon=EPSILON, delta=DELTA),
-        sampling_rate=RATE,
-        steps=STEPS,
-        participations=1,
-        clipping_norm=NORM,
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Data, budget and model of a table.
+
+    Attributes:
+        overrides: Of `fl-dp run`, for all of its rows.
+        rates: Server learning rates that are tried.
+        shrunken: MNIST is made as digits were.
+    """
+
+    overrides: tuple[str, ...]
+    rates: tuple[float, ...]
+    shrunken: bool = False
+
+    def settings(self, arm: str, *more: str) -> Settings:
+        """Return the settings of a row."""
+        return compose_settings([*self.overrides, *ARMS[PLAYED.get(arm, arm)], *more])
+
+
+def _digits(epsilon: int) -> Setting:
+    common = ("task.num_clients=10", "rounds=200", "privacy=distributed_records")
+    budget = (f"privacy.epsilon={epsilon}", "privacy.delta=1e-5", "clipping.norm=1")
+    return Setting(
+        overrides=(*common, *budget, "simulation.engine=in_process"),
+        rates=(0.03, 0.1, 0.3, 1.0),
+        shrunken=True,
     )
-    train_with_dp_sgd(
-        model,
-        DataLoader(
-            Records(torch.as_tensor(features), torch.as_tensor(labels)),
-            collate_fn=RecordWise(_same),
-        ),
-        plan=plan,
-        how=DPSGD(
-            optimizer=lambda each: torch.optim.SGD(each, lr=LEARNING_RATE, momentum=MOMENTUM),
-            criterion=nn.CrossEntropyLoss(),
-            expected_batch_size=RATE * RECORDS,
-            grad_sample_mode="ghost",
-            physical_batch_size=256,
-        ),
-    )
-    _, accuracy = evaluate(model, dataset.features(rows, "test"), dataset.labels(rows, "test"))
-    found = {"accuracy": accuracy, "noise_multiplier": plan.noise_multiplier}
-    kept.write_text(json.dumps(found), encoding="utf-8")
+
+
+TABLES = {
+    "digits_2": _digits(2),
+    "digits_8": _digits(8),
+    "fashion": Setting(overrides=("experiment=fashion_silos",), rates=(5.0, 10.0, 20.0, 40.0)),
+}
+
+
+# The same steps in this process.
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Data:
+    """Rows, each with a one for the constant, and labels: to train on, and to measure on."""
+
+    rows: Floats
+    labels: NDArray[np.int64]
+    test_rows: Floats
+    test_labels: NDArray[np.int64]
+
+
+@cache
+def data_of(table: str, task: str) -> Data:
+    """Return the records of a table's task; `mnist` is what rates are chosen on."""
+    setting = TABLES[table]
+    shrunken = setting.shrunken and task == "mnist"
+    named = () if setting.shrunken and task != "mnist" else (f"task={task}",)
+    dataset = dataset_of(setting.settings("all records", *named))
+
+    def part(name: str, most: int) -> tuple[Floats, NDArray[np.int64]]:
+        rows = slice(0, most) if shrunken else slice(None)
+        features = np.asarray(dataset.features(rows, name), dtype=np.float64)
+        features = _as_digits(features) if shrunken else features
+        features = features.reshape(len(features), -1)
+        labels = np.asarray(dataset.labels(rows, name), dtype=np.int64)
+        return np.hstack([features, np.ones((len(features), 1))]), labels
+
+    rows, labels = part("train", 1_437)
+    test_rows, test_labels = part("test", 10_000)
+    return Data(rows=rows, labels=labels, test_rows=test_rows, test_labels=test_labels)
+
+
+def _as_digits(images: Floats) -> Floats:
+    """Return images of 28 x 28 as counts of black pixels in blocks of 3 x 3, in [-.3, .7]."""
+    middle = images.reshape(-1, 28, 28)[:, 2:26, 2:26]
+    black = middle > middle.min() + 0.5 * np.ptp(middle)
+    counts: Floats = black.reshape(-1, 8, 3, 8, 3).mean(axis=(2, 4)) - 0.3
+    return counts
+
+
+class Nodes:
+    """Ten nodes that answer with noise by the code that nodes run."""
+
+    def __init__(self, share: NoiseShare) -> None:
+        """Make them, with nothing to remember yet."""
+        self._share, self._rng = share, SecureRandom()
+        self._memories: list[CarriedNoise] | None = None
+        if isinstance(share, BandedShare):
+            size = share.segments[0].size
+            self._memories = [
+                CarriedNoise.empty(bands=share.bands, size=size) for _ in range(SILOS)
+            ]
+
+    def opened(self, sums: Sequence[Floats], index: int) -> Floats:
+        """Return the sum of all answers, in the units of gradients."""
+        total = np.zeros(self._share.size, dtype=np.int64)
+        for node, each in enumerate(sums):
+            values = [each, *(np.zeros(part.size) for part in self._share.segments[1:])]
+            if self._memories is not None:
+                assert isinstance(self._share, BandedShare)
+                memory = self._memories[node]
+                total += self._share.encode(values, self._rng, memory, index)
+            else:
+                total += self._share.encode(values, self._rng)
+        return self._share.decode(total)[0]
+
+
+def _share_of(arm: str, plan: PrivacyPlan, size: int) -> NoiseShare:
+    """Return a node's noise: that of the plan, or what costs a participation the same."""
+    assert isinstance(plan.noise, DistributedNoise)
+    share = plan.shared_bundle(plan.noise_multiplier, size=size).share
+    if arm == OWN:
+        return replace(share, noise_scale=share.noise_scale * plan.noise.honest_shares**0.5)
+    if arm == WITHOUT_MEMORY:
+        plain = NoiseShare(segments=share.segments, noise_scale=share.noise_scale)
+        scale = share.noise_scale * plain.sensitivity / share.sensitivity
+        return replace(plain, noise_scale=scale)
+    return share
+
+
+def played(table: str, arm: str, rate: float, seed: int, *, task: str | None = None) -> float:
+    """Train in this process and return the accuracy on the test part."""
+    settings = TABLES[table].settings(arm)
+    data = data_of(table, task or settings.task.name)
+    plan = make_plan(settings)
+    records, width = data.rows.shape
+    classes = int(data.labels.max()) + 1
+    nodes = Nodes(_share_of(arm, plan, width * classes))
+    random = np.random.default_rng(seed)
+    dealt = np.array_split(random.permutation(records), SILOS)
+    places = [silo * TURNS // SILOS + np.arange(len(rows)) for silo, rows in enumerate(dealt)]
+    cyclic = settings.noise.name == "cyclic"
+    share_of_records = settings.selection.sampling_rate
+    model, speed = np.zeros((classes, width)), np.zeros((classes, width))
+    optimizer = settings.server_optimizer
+    for index in range(settings.rounds):
+        sums = []
+        for rows, at in zip(dealt, places, strict=True):
+            inside = np.ones(len(rows), dtype=np.bool_)
+            if cyclic:
+                inside = at % TURNS == index % TURNS
+            elif share_of_records < 1.0:
+                inside = random.random(len(rows)) < share_of_records
+            sums.append(_clipped(model, data.rows[rows[inside]], data.labels[rows[inside]]))
+        step = nodes.opened(sums, index).reshape(classes, width) / (records * share_of_records)
+        speed = optimizer.momentum * speed + step
+        left = 1.0 - index / settings.rounds if optimizer.linear_decay else 1.0
+        model -= rate * left * speed
+    return float((np.argmax(data.test_rows @ model.T, axis=1) == data.test_labels).mean())
+
+
+def _clipped(model: Floats, rows: Floats, labels: NDArray[np.int64]) -> Floats:
+    """Return the sum of gradients of the cross entropy, each clipped to norm 1."""
+    scores = rows @ model.T
+    chances = np.exp(scores - scores.max(axis=1, keepdims=True))
+    chances /= chances.sum(axis=1, keepdims=True)
+    chances[np.arange(len(labels)), labels] -= 1.0
+    norms = np.linalg.norm(chances, axis=1) * np.linalg.norm(rows, axis=1)
+    total: Floats = (chances / np.maximum(norms, 1.0)[:, None]).T @ rows
+    return total.ravel()
+
+
+# Tables.
+
+
+def chosen_rates(table: str, arm: str, seeds: Sequence[int], kept: Path) -> dict[str, float]:
+    """Return the accuracy on MNIST by server learning rate, mean over seeds."""
+    name = "-".join(re.findall("[a-z]+", arm))
+    file = kept / f"rates-{table}-{name}.json"
+    if not file.is_file():
+        tried = {
+            f"{rate:g}": statistics.fmean(
+                played(table, arm, rate, seed, task="mnist") for seed in seeds
+            )
+            for rate in TABLES[table].rates
+        }
+        file.write_text(json.dumps(tried), encoding="utf-8")
+    found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
     return found
 
 
-def _same(batch: Any) -> Any:
-    return batch
+def printed(table: str, asked: argparse.Namespace) -> Iterator[str]:
+    """Choose, train and yield the lines of a table in Markdown."""
+    seeds = [int(seed) for seed in asked.seeds.split(",")]
+    yield f"**{table}**\n"
+    yield "| who takes part, whose noise | rate | whole runs | each | s a round | played |"
+    yield "|---|---|---|---|---|---|"
+    for arm in (*ARMS, *PLAYED):
+        if asked.arms and arm not in asked.arms:
+            continue
+        scores = chosen_rates(table, arm, range(100, 100 + asked.tried), asked.runs)
+        rate = max(scores, key=scores.__getitem__)
+        print(f"{table}, {arm}: on MNIST {scores}", file=sys.stderr, flush=True)
+        cells = ["-", "-", "-"]
+        if arm in ARMS and seeds and not asked.only_played:
+            cells = _of_runs(table, arm, rate, seeds, asked.runs)
+        again = "-"
+        if asked.played:
+            numbers = [played(table, arm, float(rate), seed) for seed in range(asked.played)]
+            error = statistics.stdev(numbers) / len(numbers) ** 0.5 if len(numbers) > 1 else 0.0
+            again = f"{_short(statistics.fmean(numbers))} ± {_short(error)} ({len(numbers)})"
+        yield f"| {arm} | {rate} | {' | '.join(cells)} | {again} |"
+
+
+def _of_runs(table: str, arm: str, rate: str, seeds: Sequence[int], runs: Path) -> list[str]:
+    """Return mean, single accuracies and seconds a round of whole runs."""
+    asked = (*TABLES[table].overrides, *ARMS[arm], f"server_optimizer.learning_rate={rate}")
+    row = Row(label=f"{table}, {arm}", overrides=asked)
+    numbers, seconds = [], []
+    for seed in seeds:
+        if row.result(seed, runs) is None:
+            row.trained(seed, runs)
+        result = row.result(seed, runs)
+        assert result is not None
+        numbers.append(float(result["metric"]))
+        seconds.append(float(result["seconds"]))
+    rounds = TABLES[table].settings(arm).rounds
+    mean, each = _short(statistics.fmean(numbers)), ", ".join(map(_short, numbers))
+    return [mean, each, f"{min(seconds) / rounds:.2g}"]
+
+
+def _short(number: float) -> str:
+    return f"{number:.4f}".removeprefix("0")
+
+
+def cost(repeats: int) -> None:
+    """Print what a node's answer takes with memory and without, and how large its file is."""
+    updates = Segment("updates", SIZE, 1.0, 100_000.0, 1.0)
+    plain = NoiseShare(segments=(updates,), noise_scale=580.0)
+    values, rng = np.zeros(SIZE), SecureRandom()
+    for bands in (2, 8, TURNS):
+        coefficients = optimal_coefficients(200, bands, momentum=0.9)
+        share = BandedShare(segments=(updates,), noise_scale=580.0, coefficients=coefficients)
+        with tempfile.TemporaryDirectory() as folder:
+            answer = partial(_answer, share, count(), rng, Path(folder))
+            case = Case(
+                name=f"{bands} bands, {SIZE:,} coordinates, file included",
+                peer="independent noise",
+                ours=answer,
+                theirs=partial(plain.encode, [values], rng),
+                before=partial(_filled, answer, bands),
+            )
+            ((name, found),) = compare([case], repeats).items()
+            size = (Path(folder) / MEMORY_FILE).stat().st_size
+        print(
+            f"{name}: {1e3 * found['ours_s']:.0f} ms, independent {1e3 * found['peer_s']:.0f} ms, "
+            f"{found['ratio']:.2f} times; file {size:,} bytes",
+            flush=True,
+        )
+
+
+def _answer(share: BandedShare, index: Iterator[int], rng: SecureRandom, folder: Path) -> None:
+    """Answer once, with the memory in its file."""
+    with carried_noise(folder, share, run=1) as memory:
+        share.encode([np.zeros(SIZE)], rng, memory, next(index))
+
+
+def _filled(answer: Callable[[], None], bands: int) -> None:
+    """Answer until nothing more is remembered."""
+    for _ in range(bands):
+        answer()
 
 
 def main() -> None:
-    """Train what is missing, and print both."""
+    """Choose rates, train what is missing, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("tables", nargs="+", choices=[*TABLES, "cost"])
+    parser.add_argument("--seeds", default="0,1,2", help="of whole runs")
+    parser.add_argument("--arms", nargs="*", choices=[*ARMS, *PLAYED], help="some alone")
+    parser.add_argument("--tried", type=int, default=3, help="seeds that a rate is tried with")
+    parser.add_argument("--played", type=int, default=0, help="seeds of trainings in this process")
+    parser.add_argument("--only-played", action="store_true", help="no whole runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/silos"), help="folder of the runs")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    parser.add_argument("--repeats", type=int, default=9, help="timings a side, of cost")
     asked = parser.parse_args()
+    asked.runs = asked.runs.resolve()
     asked.runs.mkdir(parents=True, exist_ok=True)
-    ways = {"on the union": on_the_union, "across silos": across_silos}
-    found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
-    for seed in range(asked.seeds):
-        for way, train in ways.items():
-            began = time.monotonic()
-            found[way].append(train(asked.runs, seed) | {"seed": seed})
-            seconds = time.monotonic() - began
-            print(f"{way}, seed {seed}: {found[way][-1]}, {seconds:.0f} s", file=sys.stderr)
-    means = {way: statistics.fmean(run["accuracy"] for run in runs) for way, runs in found.items()}
-    if asked.json:
-        print(json.dumps({"runs": found, "mean_accuracy": means}))
-        return
-    for way, mean in means.items():
-        print(f"{way}: accuracy {mean:.4f}, mean of {asked.seeds}")
+    for table in asked.tables:
+        began = time.monotonic()
+        if table == "cost":
+            cost(asked.repeats)
+            continue
+        for line in printed(table, asked):
+            print(line, flush=True)
+        print(f"{table}: {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,11 @@ def cautions(settings: Settings) -> list[str]:
     """Return what to think of before a promise is relied on, a line each."""
     from fl_dp.app.planning import target_delta
 
-    said = [*_of_held_out_rows(settings), *_of_empty_rounds(settings)]
+    said = [
+        *_of_public_records(settings),
+        *_of_held_out_rows(settings),
+        *_of_empty_rounds(settings),
+    ]
     if not settings.protects_clients:
         return said
     clients, delta = settings.task.num_clients, target_delta(settings)
@@ -89,6 +93,20 @@ def _of_empty_rounds(settings: Settings) -> list[str]:
         f"nobody takes part in {empty:.0%} of the rounds, with {clients} clients and "
         f"selection.sampling_rate={chosen.sampling_rate:g}; write selection.sampling_rate=1 for "
         "everybody in each round, and the noise is chosen for that"
+    ]
+
+
+def _of_public_records(settings: Settings) -> list[str]:
+    """Return a line if records of somebody's own are taken for public."""
+    from fl_dp.tasks.datasets import OWN_DATA
+
+    public = getattr(settings.features, "public", 0)
+    if settings.task.name not in OWN_DATA or not public:
+        return []
+    return [
+        f"features.public={public} takes {public} of your own training records for public and out "
+        "of training: nothing is promised to the people in them; where they are private, write "
+        "features.statistics=..., or features=scattering features.public=0 without features.project"
     ]
 
 

@@ -163,8 +163,12 @@ def missing_key(name: str) -> str:
         return _unknown(name)
     also = f"dp_sgd.{name.rpartition('.')[2]}"
     of_clients = inside[0].group == "privacy" and also in all_keys()
+    if name == "selection.coins":
+        also_by = " (privacy=distributed_records brings it, and takes no other selection)"
+    else:
+        also_by = ""
     return (
-        f"{name} is a key of {inside[0].of_options}, which is not chosen: write that too"
+        f"{name} is a key of {inside[0].of_options}, which is not chosen{also_by}: write that too"
         + (f", or {also} for records" if of_clients else "")
         + ", or leave the key out"
     )

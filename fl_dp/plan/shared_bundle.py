@@ -137,7 +137,11 @@ class WordSize:
     def _fits(
         self, bundle: GaussianBundle, size: int, noise_scale: float, cap: float, bits: int
     ) -> bool:
-        return self._share(bundle, size, noise_scale, cap).fits(self.noise.cohort, bits)
+        try:
+            share = self._share(bundle, size, noise_scale, cap)
+        except ValueError:  # more noise than memory's sums hold exactly
+            return False
+        return share.fits(self.noise.cohort, bits)
 
     def _share(
         self, bundle: GaussianBundle, size: int, noise_scale: float, cap: float

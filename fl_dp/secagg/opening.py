@@ -108,6 +108,11 @@ class OpenSum:
     @property
     def online(self) -> tuple[int, ...]:
         """Places of the repliers so far, ascending."""
+        return self._fixed if self._asked else tuple(sorted(self._heads))
+
+    @cached_property
+    def _fixed(self) -> tuple[int, ...]:
+        """The repliers from the first question on: one tuple for everybody's receipts."""
         return tuple(sorted(self._heads))
 
     @property

@@ -28,6 +28,7 @@ from fl_dp.secagg import Directory, Excerpt, OpenSum, Roster, SecureSumFailed, S
 from fl_dp.secagg.directory import Entry
 from fl_dp.secagg.excerpt import Near, near_of
 from fl_dp.secagg.key_pairs import SIGNATURE_BYTES
+from fl_dp.secagg.receipts import Receipt
 
 from ..exchange import Ask
 from ..rehearsal import RehearsalFailed, meaning_of
@@ -77,7 +78,7 @@ class SecureSums:
         self._vouchers: dict[int, bytes] = {}  # theirs, by place
         self._let_back: set[int] = set()
         self._late: dict[bytes, str] = {}
-        self._receipts: dict[int, list[str]] = {}
+        self._receipts: dict[int, list[Receipt]] = {}
         self._dropped: dict[int, tuple[int, ...]] = {}
 
     def set_up(
@@ -265,7 +266,7 @@ class SecureSums:
         self.leave_out(opened)
         for place in opened.terms.cohort:
             try:
-                receipt = opened.receipt_for(place).to_json()
+                receipt = opened.receipt_for(place)
             except SecureSumFailed:  # too few signed one view: there are none
                 return
             # Who replied has got all earlier ones, and whoever did not may have got none of them.
@@ -304,7 +305,9 @@ class SecureSums:
     def receipts_for(self, node: int) -> list[str]:
         """Return what proves what became of a node's messages, as far as it may not have it."""
         place = self._place_of.get(node)
-        return [] if place is None else self._receipts.get(place, [])
+        # As texts they all list the repliers: of many nodes, too many to keep.
+        kept = [] if place is None else self._receipts.get(place, [])
+        return [each.to_json() for each in kept]
 
     @property
     def known(self) -> Directory:

@@ -493,3 +493,24 @@ def test_more_bands_than_a_node_keeps_rows_for_are_refused() -> None:
     turns = CyclicSampling(groups=2000, inside=PoissonSampling(sampling_rate=1.0))
     with pytest.raises(ValueError, match="a row for each band"):
         planned(**TURNS | {"rounds": 2000, "sampling": turns, "correlation": many})
+
+
+def test_silos_of_many_records_have_noise_with_memory() -> None:
+    # The search for a grid meets noise of which float64 could not hold weighted sums.
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=3.0, delta=1e-5),
+        rounds=80,
+        num_clients=50_000,
+        nodes=10,
+        units_per_node=50_000,
+        unit="record",
+        coins_at_nodes=True,
+        sampling=CyclicSampling(groups=20, inside=PoissonSampling(sampling_rate=1.0)),
+        correlation=Banded.optimal(rounds=80, bands=20, momentum=0.9),
+        clipping_norm=1.0,
+        secure_sum=SecureSum(),
+        contribution_check=False,
+    )
+    shared = plan.shared_bundle(plan.noise_multiplier, size=16_010)
+    assert shared.noise_scale >= shared.share.least_noise_scale
+    assert shared.share.fits(10, shared.bits)

@@ -52,7 +52,9 @@ class RememberingNode:
     def log(self) -> dict[int, dict[int, float]]:
         return dict(self.memory.log)
 
-    def answer(self, index: int, value: float = 0.0, *, crashes: bool = False) -> np.ndarray:
+    def answer(
+        self, index: int, value: float | np.ndarray = 0.0, *, crashes: bool = False
+    ) -> np.ndarray:
         """What it sends; a crash between the draw and the write keeps the answer and the row."""
         kept = self.memory.indices.copy(), self.memory.covariance.copy(), self.memory.rows.copy()
         size = self.share.segments[0].size

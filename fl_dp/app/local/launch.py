@@ -359,7 +359,12 @@ def run_and_follow(
 
     status = engine.run(settings, overrides, follow)
     if not status.succeeded:
-        raise LaunchError(f"the run ended as '{status.status}': {status.details}")
+        busy = (
+            "; a busy machine does that: try again, or write simulation.engine=in_process, which "
+            "starts no Ray"
+        )
+        hint = busy * ("timed out during startup" in str(status.details))
+        raise LaunchError(f"the run ended as '{status.status}': {status.details}{hint}")
 
 
 def _free_ports(count: int) -> list[int]:

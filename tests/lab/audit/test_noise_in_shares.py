@@ -1,0 +1,204 @@
+"""Canaries in sums whose noise has memory in shares, by the code that nodes run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from remembering_nodes import RememberingNode, covariance_of_sums, share_of
+
+from fl_dp.accounting import (
+    NeighboringRelation,
+    VisibleSampling,
+    optimal_coefficients,
+)
+from fl_dp.accounting.shared_noise import shared_noise_multiplier
+from fl_dp.accounting.trade_off import trade_off
+from fl_dp.lab.audit.canaries import Canaries
+from fl_dp.lab.audit.correlated_run import WhoseTurn, seen_with_memory
+from fl_dp.lab.audit.lower_bounds import gaussian_epsilon_of
+from fl_dp.lab.audit.verdict import Finding
+from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
+from fl_dp.mechanisms.banded_stream import column_norm
+
+pytestmark = pytest.mark.slow
+
+ROUNDS, TURNS, NODES, HONEST = 40, 8, 5, 4
+SCALE, Z = 40.0, 1.5
+COEFFICIENTS = optimal_coefficients(ROUNDS, TURNS, momentum=0.9)
+COLUMN = np.array(COEFFICIENTS) / 4096.0
+TURN = range(3, ROUNDS, TURNS)  # the canaries' own: five, and the last block ends with the run
+TRIALS = 20_000
+
+Floats = NDArray[np.float64]
+Sign = Callable[[int, list[Floats]], Floats]
+
+
+def norm_in_steps() -> float:
+    """The norm of a canary for which four shares of noise are multiplier 1.5."""
+    total = float(COLUMN.sum())
+    return shared_noise_multiplier(SCALE, column_norm(COEFFICIENTS), HONEST, total) / Z
+
+
+@dataclass(kw_only=True)
+class Federation:
+    """Nodes, of which one at random is late in each sum, and mostly told so.
+
+    Attributes:
+        size: Coordinates; each is a trial of its own, as noise is fresh in each.
+        count: Nodes; the charge is for four.
+        late: Whether any is late: else all are in each sum.
+        lies: Whether nodes are told to forget what was in a sum.
+        sums: That were opened.
+    """
+
+    size: int
+    count: int = NODES
+    late: bool = True
+    lies: bool = False
+    sums: list[Floats] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        share = share_of(COEFFICIENTS, size=self.size, noise_scale=SCALE)
+        self.nodes = [RememberingNode(share) for _ in range(self.count)]
+        self.random = np.random.default_rng(7)
+        self.opened: dict[int, frozenset[int]] = {}
+
+    def run(self, values: Callable[[int, list[Floats]], Floats]) -> None:
+        """Open all sums; values are those of the first node, which is never late."""
+        for index in range(ROUNDS):
+            given = [values(index, self.sums), *[np.zeros(self.size)] * (self.count - 1)]
+            sent = [
+                node.answer(index, value) for node, value in zip(self.nodes, given, strict=True)
+            ]
+            late = int(self.random.integers(1, self.count)) if self.late else self.count
+            self.opened[index] = frozenset(range(self.count)) - {late}
+            self.sums.append(
+                np.sum([sent[node] for node in self.opened[index]], axis=0, dtype=float)
+            )
+            if self.late and self.random.random() < 0.8:
+                self.nodes[late].memory.forget([index])
+            if self.lies and self.random.random() < 0.2:
+                self.nodes[int(self.random.integers(self.count))].memory.forget([index - 1])
+
+
+def seen_mu(
+    visits: tuple[int, ...], *, best: bool = False, adaptive: bool = False, **given: Any
+) -> tuple[float, float]:
+    """How far apart canaries in some indices are from none, by one threshold, and its error."""
+    there, norm = np.arange(TRIALS) % 2 == 0, norm_in_steps()
+    signs = np.ones((ROUNDS, TRIALS))
+
+    def values(index: int, sums: list[Floats]) -> Floats:
+        if adaptive and sums:
+            signs[index] = np.where(sums[-1] > 0.0, 1.0, -1.0)
+        given: Floats = signs[index] * there * (norm if index in visits else 0.0)
+        return given
+
+    federation = Federation(size=TRIALS, **given)
+    federation.run(values)
+    seen = np.array(federation.sums)
+    if best:  # by the covariance of the sums, which everybody can compute who knows what was told
+        logs = [node.log for node in federation.nodes]
+        weights = np.linalg.inv(covariance_of_sums(logs, federation.opened))
+    else:  # the matched filter on C Y, as if nobody had ever been late
+        matrix = sum(w * np.eye(ROUNDS, k=-back) for back, w in enumerate(COLUMN))
+        weights = matrix.T @ matrix
+    shift = np.zeros((ROUNDS, TRIALS))
+    shift[list(visits)] = signs[list(visits)]
+    score: Floats = (shift * (weights @ seen)).sum(axis=0)
+    return apart(score[there], score[~there])
+
+
+def apart(present: Floats, absent: Floats) -> tuple[float, float]:
+    """Return mu of the two error rates at the threshold between the means, and its error."""
+    middle, normal = (present.mean() + absent.mean()) / 2, NormalDist()
+    mu, variance = 0.0, 0.0
+    for side, sign in ((present, 1.0), (absent, -1.0)):
+        share = float((side > middle).mean())
+        quantile = normal.inv_cdf(share)
+        mu += sign * quantile
+        variance += share * (1.0 - share) / len(side) / normal.pdf(quantile) ** 2
+    return mu, math.sqrt(variance)
+
+
+CHARGED = math.sqrt(len(TURN)) / Z
+
+
+# No more nodes than the charge counts, and none late: then it is all that there is.
+TIGHT: dict[str, Any] = {"count": HONEST, "late": False}
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_canary_in_its_turns_is_seen_as_what_is_charged(adaptive: bool) -> None:
+    # Adaptive: its sign is that of the last sum.
+    mu, error = seen_mu(tuple(TURN), adaptive=adaptive, **TIGHT)
+    assert mu == pytest.approx(CHARGED, abs=4.0 * error)
+
+
+@pytest.mark.parametrize("lies", [False, True])
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("best", [False, True])
+def test_whoever_is_late_and_whatever_is_told_shows_no_more(
+    best: bool, adaptive: bool, lies: bool
+) -> None:
+    mu, error = seen_mu(tuple(TURN), best=best, adaptive=adaptive, lies=lies)
+    # What a late share left in memory hides canaries, too.
+    assert 0.3 * CHARGED < mu <= CHARGED + 3.0 * error
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_one_visit_twice_is_convicted(best: bool) -> None:
+    # The batch of a "failed" index again at the next.
+    mu, error = seen_mu((*TURN, TURN[2] + 1), best=best, **TIGHT)
+    assert mu > CHARGED + 3.0 * error
+
+
+def test_nine_tenths_of_the_noise_are_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    canary = norm_in_steps() / 0.9
+    monkeypatch.setattr(f"{__name__}.norm_in_steps", lambda: canary)
+    mu, error = seen_mu(tuple(TURN), **TIGHT)
+    assert mu > CHARGED + 3.0 * error
+
+
+def audited(asked: NDArray[np.bool_], *, charged: int) -> Finding:
+    """What the audit of whole runs says of sums with noise in shares."""
+    count, size = asked.shape[1], 2_000
+    canaries = Canaries(count=count, size=size, seed=0)
+    norm = norm_in_steps()
+    present = np.zeros((ROUNDS, size))
+    present[:, :count] = norm * (asked & canaries.there)
+    # All five are in each sum: the audit knows C, and no other covariance.
+    federation = Federation(size=size, late=False)
+    federation.run(lambda index, sums: present[index])
+    multiplier = Z * math.sqrt(NODES / HONEST)
+    rounds = [SeenRound(along=each / norm, noise_multiplier=multiplier) for each in federation.sums]
+    seen = seen_with_memory(
+        rounds, range(ROUNDS), WhoseTurn(asked=asked), coefficients=COEFFICIENTS
+    )
+    return finding_of_run(
+        canaries,
+        seen,
+        sampling_rate=1.0,
+        claim=gaussian_epsilon_of(math.sqrt(charged) / Z, delta=1e-5),
+        delta=1e-5,
+        alpha=1e-6,
+        curve=trade_off(
+            {VisibleSampling(cohort=10).event(Z, 1000): charged},
+            neighboring_relation=NeighboringRelation.ZERO_OUT,
+        ),
+    )
+
+
+def test_the_audit_of_runs_convicts_records_that_come_twice() -> None:
+    positions = np.arange(400) % TURNS
+    own = np.arange(ROUNDS)[:, None] % TURNS == positions
+    assert audited(own, charged=5).stands
+    often = np.arange(ROUNDS)[:, None] % 2 == positions % 2  # every second sum
+    assert not audited(often, charged=5).stands
