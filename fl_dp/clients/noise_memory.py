@@ -7,6 +7,7 @@ overwriting promises nothing.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import mmap
@@ -42,7 +43,7 @@ def carried_noise(folder: Path, share: BandedShare, *, run: int) -> Iterator[Car
         run: Of the secure sums.
 
     Raises:
-        OSError: If the file can't be made, or the disk is full.
+        OSError: If the file can't be made, or would take more than half of what the disk has left.
     """
     bands, size = share.bands, share.segments[0].size
     kept = bands - 1
@@ -59,6 +60,7 @@ def carried_noise(folder: Path, share: BandedShare, *, run: int) -> Iterator[Car
         if not fits:
             _overwrite(descriptor)
             os.ftruncate(descriptor, 0)
+            _require_room(descriptor, length)
             os.posix_fallocate(descriptor, 0, length)  # a full disk shows here, not in a fault
         mapped = mmap.mmap(descriptor, length)
         # Not whole until the block is over: a process that dies in it has forgotten all.
@@ -72,6 +74,8 @@ def carried_noise(folder: Path, share: BandedShare, *, run: int) -> Iterator[Car
         yield CarriedNoise(indices, covariance.reshape(kept, kept), rows.reshape(kept, size))
         mapped[:_HEADER] = key + _WHOLE
     finally:
+        # A mapping keeps the file open, and who logs an error may keep that for good.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
@@ -96,6 +100,18 @@ def _overwrite(descriptor: int) -> None:
         os.pwrite(descriptor, bytes(min(_CHUNK, size - start)), start)
 
 
+def _require_room(descriptor: int, length: int) -> None:
+    """Check that a file takes no more than half of a disk: its size is the server's word."""
+    disk = os.fstatvfs(descriptor)
+    free = disk.f_bavail * disk.f_frsize
+    if length > free // 2:
+        raise OSError(
+            errno.ENOSPC,
+            f"remembered noise takes {length} bytes, and the disk has {free} left: use fewer bands "
+            "or a larger disk",
+        )
+
+
 def _key_of(share: BandedShare, run: int) -> bytes:
     """Return a digest of all that has to be the same for remembered noise to count."""
     # Adaptive clipping moves grids with their norms, and by a rounding error their product.
@@ -105,5 +121,7 @@ def _key_of(share: BandedShare, run: int) -> bytes:
         boot = _BOOT.read_text(encoding="ascii")
     except OSError:
         boot = f"process {os.getpid()}"  # who can't tell whether the machine was started again
-    said = (run, share.coefficients, share.noise_scale.hex(), sizes, steps, boot)
+    # What is remembered in finer steps than sums are exact in would make them inexact.
+    form = (share.coefficients, share.noise_scale.hex(), share.fine_bits, sizes, steps)
+    said = (run, form, boot)
     return hashlib.sha256(repr(said).encode()).digest()

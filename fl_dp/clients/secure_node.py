@@ -60,7 +60,7 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
     try:
         identity = Identity.load_or_create(folder / IDENTITY_FILE)
         with nullcontext() if in_simulation() else _witnessed(store, context):
-            yield SecureNode(
+            node = SecureNode(
                 identity,
                 store,
                 name=owner.node_name or identity.public.hex()[:16],
@@ -74,6 +74,9 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
                 exact=frozenset({EXACT_PURPOSE}) if owner.exact else frozenset(),
                 told=told_digest(context.run_config),
             )
+            if not store.runs():  # all have ended, or are as old as that
+                forget_noise(folder)
+            yield node
     finally:
         store.close()
 

@@ -132,8 +132,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             if marked:
                 node.store.put(None, silent, _BEGUN)
             try:
-                with in_turn(_units_in_turn(terms, turns)):
+                units = _units_in_turn(terms, turns)
+                with in_turn(units):
                     values = work() if apart is None else _values_of(apart, terms)
+                if units is not None and not units.followed:
+                    raise ValueError("what was asked for is of all units, whose turn it is not")
                 steps = _encoded(share, values, terms, part.place, context)
             except Refused:  # by the owner's records, which are not those that were agreed on
                 if marked:
@@ -253,36 +256,43 @@ def _paid(
     message: Message,
     context: Context,
 ) -> bool:
-    """Charge a sum, and return whether it may be of anything but noise."""
-    if turns is not None and not turns.costs:
-        return True  # no position was visited more often than was charged
+    """Charge a sum, and return whether it may be of anything but noise.
+
+    Raises:
+        Refused: `stale`, if a later turn was answered meanwhile.
+    """
     if isinstance(share, ExactShare):  # `begin` has asked the owner
         logger.warning("adds to an exact total without noise, which no ledger charges")
         return True
     assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
     try:
-        _charge(terms, share, assumed, node.largest(terms), asked, message, context)
+        multiplier = _multiplier_of(terms, share, assumed, context)
+        price = f"{asked.unit} {asked.neighboring_relation}", multiplier
+        if turns is not None and not turns.costs(terms.hash, price):
+            return True  # no position was visited more often, or with less noise, than was charged
+        charged = _charge(terms, multiplier, node.largest(terms), asked, message, context)
     except PrivacyBudgetExhausted as exhausted:
         logger.info("%s; the sum gets the noise around zero", exhausted)
         return False
+    except Refused:
+        raise
     except Exception:
         logger.exception("nothing can be charged; the sum gets the noise around zero")
         return False
-    if turns is not None:
-        turns.charged(terms.hash)
+    if turns is not None and charged:
+        turns.charged(terms.hash, price)
     return True
 
 
 def _charge(
     terms: SumTerms,
-    share: NoiseShare,
-    shares: SharedNoise,
+    multiplier: float,
     largest: tuple[int, int],
     asked: SumInstruction,
     message: Message,
     context: Context,
-) -> None:
-    """Write the sum to the node's ledger, if it keeps one, before anything is computed.
+) -> bool:
+    """Write the sum to the node's ledger before anything is computed; False: it keeps none.
 
     Raises:
         PrivacyBudgetExhausted: If it would exceed what the server or the node's owner allows.
@@ -290,18 +300,13 @@ def _charge(
     """
     node = NodePrivacy.of(context, config_of(message))
     if node.ledger is None:
-        return
+        return False
     budget = node.budget_of_noise(asked)
     if budget is None:
         raise ValueError(
             "the server names no budget, as its noise changes over the rounds, and the node's "
             "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
         )
-    owner = NodeConfig.of(context.node_config)
-    honest = shares.honest_shares(server_lies=owner.roster is not None)
-    multiplier = _same_each_round(
-        shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest, share.total_weight)
-    )
     account = node.account(unit=asked.unit)
     with node.open_ledger() as ledger:
         charged = ledger.spending(account).charges
@@ -327,6 +332,22 @@ def _charge(
             neighboring_relation=NeighboringRelation(asked.neighboring_relation),
             use=node.use(message.metadata.message_type),
         )
+    return True
+
+
+def _multiplier_of(
+    terms: SumTerms, share: NoiseShare, shares: SharedNoise, context: Context
+) -> float:
+    """Return what the shares amount to that nobody knows, as far as its owner says who colludes.
+
+    Raises:
+        ValueError: If they are too few to be taken for a Gaussian.
+    """
+    owner = NodeConfig.of(context.node_config)
+    honest = shares.honest_shares(server_lies=owner.roster is not None)
+    return _same_each_round(
+        shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest, share.total_weight)
+    )
 
 
 def _same_each_round(multiplier: float) -> float:

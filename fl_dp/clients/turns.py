@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class UnitsInTurn:
     """Units whose turn it is.
 
@@ -22,15 +22,18 @@ class UnitsInTurn:
         first: Position of the node's first unit.
         require_same: Checks a fingerprint of the list of records, which stays the same for the
             training.
+        followed: Whether the work has asked whose turn it is.
     """
 
     position: int
     groups: int
     first: int
     require_same: Callable[[str], None]
+    followed: bool = False
 
     def of(self, count: int) -> range:
         """Return the numbers of the units in turn, of `count` that the node has."""
+        self.followed = True
         return range((self.position - self.first) % self.groups, count, self.groups)
 
 

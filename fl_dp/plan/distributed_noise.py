@@ -22,6 +22,7 @@ from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import OptionError, require_count, require_positive
 from fl_dp.secagg.terms import require_time
+from fl_dp.secagg.turn import MOST_BANDS
 
 from .correlation import Banded
 from .hosting import Hosting
@@ -183,8 +184,8 @@ class DistributedNoise(Noise):
         """Validate.
 
         Raises:
-            ValueError: If sums of these nodes would hide no client, or the accounting's own error
-                is beyond what may be charged for it.
+            ValueError: If sums of these nodes would hide no client, the accounting's own error is
+                beyond what may be charged for it, or nodes would have to remember too much.
         """
         if self.slack > _LARGEST_SLACK:
             raise OptionError(
@@ -192,6 +193,11 @@ class DistributedNoise(Noise):
                 f"sums of {self.nodes} nodes make float64's own error {self.slack:.2g}, above "
                 f"{_LARGEST_SLACK:g}: write {{secure_sum.max_parameters=...}} with the model's own "
                 "size"
+            )
+        if self.correlation is not None and self.correlation.bands > MOST_BANDS:
+            raise OptionError(
+                f"each node keeps a row for each band, of which there may be {MOST_BANDS} in "
+                f"shares: {self.correlation.bands} {{bands}} are more"
             )
 
     @cached_property

@@ -270,10 +270,10 @@ class SecureNode:
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)
         turns = self.turns(terms)
-        if turns is not None:
-            turns.check(agreed.rank, len(agreed.whole.current))
+        stands = (0, 1) if turns is None else (agreed.rank, len(agreed.whole.current))
         self._mark(terms, _SUM, Mark(terms.hash))
-        if turns is not None:
+        if turns is not None:  # behind the mark: what is kept of trainings costs a server its sums
+            turns.check(*stands)
             turns.take(terms.hash)
         if terms.exact:
             self._require_only_exact(agreed)

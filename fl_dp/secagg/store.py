@@ -123,16 +123,14 @@ class SQLiteStore:
             ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time())),
         )
 
-    def first(self, key: str, value: bytes) -> bytes:
-        """Keep a value that outlives runs unless one is kept, and return the one that is."""
-        self._together(("INSERT OR IGNORE INTO kept VALUES (?, ?, ?)", (_ANY_RUN, key, value)))
-        kept = self.get(None, key)
-        assert kept is not None  # nothing deletes what outlives runs
-        return kept
-
-    def drop(self, key: str) -> None:
-        """Delete a value that outlives runs, if there is one."""
-        self._together(("DELETE FROM kept WHERE run = ? AND key = ?", (_ANY_RUN, key)))
+    def first(self, key: str, value: bytes, *, run: int | None = None) -> bytes:
+        """Keep a value of a run, or that outlives runs, unless one is kept; return the one kept."""
+        self._together(
+            ("INSERT OR IGNORE INTO kept VALUES (?, ?, ?)", (_name(run), key, value)),
+            ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time())),
+        )
+        kept = self.get(run, key)
+        return value if kept is None else kept  # a run may have ended in between
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
         """Keep a mark, in one step with the check that no mark of the role has such a number.

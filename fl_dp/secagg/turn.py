@@ -21,6 +21,8 @@ _MOST_INDEX = 2**53
 _MOST_PLACES = 2**32 - 1
 _TRAINING_BYTES = 32
 _MOST_COEFFICIENT = 2**40
+MOST_BANDS = 1_000
+"""Sums that one draw of noise reaches at most: nodes keep a row of a model's size for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +53,13 @@ class Turn:
         hex_bytes(self.training, _TRAINING_BYTES, "training")
         require_integers(0, _MOST_INDEX, index=self.index)
         require_integers(2, MOST_GROUPS, groups=self.groups)
+        require_integers(2, MOST_BANDS, coefficients=len(self.coefficients))
         for each in self.coefficients:
             require_integers(-_MOST_COEFFICIENT, _MOST_COEFFICIENT, coefficients=each)
         require_coefficients(self.coefficients)
-        if not 2 <= len(self.coefficients) <= self.groups:
+        if len(self.coefficients) > self.groups:
             raise ValueError(
-                f"{len(self.coefficients)} coefficients must be at least 2, and no more than the "
+                f"{len(self.coefficients)} coefficients must be no more than the "
                 f"{self.groups} positions: noise would reach a unit's next turn, which is not "
                 "charged for"
             )

@@ -145,7 +145,7 @@ def nothing(*told: Any) -> None:
     """A charge that is forgotten."""
 
 
-def too_late(charge: Callable[..., None], patch: pytest.MonkeyPatch) -> Callable[..., None]:
+def too_late(charge: Callable[..., object], patch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A charge that is written once the message is made, and not before."""
     message = Participation.message
 

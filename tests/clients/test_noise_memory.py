@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flwr.app import Context, RecordDict
 from remembering_nodes import share_of
 
 from fl_dp.clients import noise_memory
 from fl_dp.clients.noise_memory import MEMORY_FILE, carried_noise, forget_noise
+from fl_dp.clients.secure_node import secure_node
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.banded_share import BandedShare
 
@@ -48,6 +51,7 @@ def test_what_was_remembered_is_there_for_the_next_process(tmp_path: Path) -> No
         share_of((4096, 2868, 2048), size=30),
         share_of(COLUMN, size=30, noise_scale=41.0),
         share_of(COLUMN, size=31),
+        replace(SHARE, segments=(replace(SHARE.segments[0], cap=2.0**30),)),  # of coarser steps
         replace(SHARE, segments=(replace(SHARE.segments[0], scale=1.5),)),
     ],
 )
@@ -132,6 +136,26 @@ def test_an_older_copy_ages_out_and_repeats_no_draw(tmp_path: Path) -> None:
     assert remembered(tmp_path) == (9,)
 
 
+def test_an_error_that_somebody_keeps_holds_nobody_up(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as kept, carried_noise(tmp_path, SHARE, run=1) as memory:
+        raise ZeroDivisionError
+    file = os.open(tmp_path / MEMORY_FILE, os.O_RDWR)
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who waited for it would wait for good
+    os.close(file)
+    assert kept.traceback and memory.remembered == ()
+
+
+def test_a_size_that_the_disk_does_not_hold_takes_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = os.statvfs(tmp_path)
+    small = os.statvfs_result((*disk[:4], 4_000 // disk.f_frsize, *disk[5:]))
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: small)
+    with pytest.raises(OSError, match="fewer bands"):
+        answer(tmp_path, 0)
+    assert (tmp_path / MEMORY_FILE).stat().st_size == 0
+
+
 def _answers(folder: Path, indices: range) -> None:
     for index in indices:
         answer(folder, index)
@@ -161,3 +185,17 @@ def test_forgetting_overwrites_and_removes(tmp_path: Path) -> None:
     os.close(kept)
     assert content and not any(content)
     forget_noise(tmp_path)
+
+
+def test_what_no_run_needs_any_more_is_removed(tmp_path: Path) -> None:
+    """The server of a run that is over need not say so."""
+    context = Context(
+        1, 2, {"ledger-path": str(tmp_path / "ledger.db")}, RecordDict(), run_config={}
+    )
+    answer(tmp_path, 0)
+    with secure_node(context) as node:
+        assert not (tmp_path / MEMORY_FILE).exists()
+        node.entry(5)
+    answer(tmp_path, 0)
+    with secure_node(context):
+        assert (tmp_path / MEMORY_FILE).exists()

@@ -488,6 +488,13 @@ def test_sixteen_bits_hold_noise_with_memory() -> None:
     )
 
 
+def test_more_bands_than_a_node_keeps_rows_for_are_refused() -> None:
+    many = Banded(coefficients=(4096, *[1] * 1000))
+    turns = CyclicSampling(groups=2000, inside=PoissonSampling(sampling_rate=1.0))
+    with pytest.raises(ValueError, match="a row for each band"):
+        planned(**TURNS | {"rounds": 2000, "sampling": turns, "correlation": many})
+
+
 def test_silos_of_many_records_have_noise_with_memory() -> None:
     # The search for a grid meets noise of which float64 could not hold weighted sums.
     plan = PrivacyPlan.calibrate(

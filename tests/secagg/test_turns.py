@@ -17,6 +17,7 @@ from fl_dp.secagg.turns import Turns, forget_turns
 
 TRAINING = "0d" * 32
 COLUMN = (4096, 2867, 2048)
+PRICE = ("client zero-out", 1.5)
 
 
 def turn(index: int = 5, **changes: Any) -> Turn:
@@ -61,6 +62,7 @@ def test_terms_with_a_turn_survive_their_text_and_bind_all_of_it() -> None:
         {"coefficients": (4096, 1.0)},
         {"coefficients": (4096, 2**41)},
         {"coefficients": (4096, 5, 0)},
+        {"coefficients": (4096, *[1] * 1000), "groups": 5000},  # a disk full of rows
         {"index": -1},
         {"index": True},
         {"training": "0d"},
@@ -126,14 +128,27 @@ def test_positions_stay_for_a_training_and_another_number_is_refused() -> None:
     first = Turns(store, 1, turn(0))
     first.check(3, 5)
     assert first.first == 2  # floor(3 * 4 / 5)
+    first.take(b"t" * 32)
+    forget_turns(store, 1)  # the training may go on
+    store.forget(1)
     again = Turns(store, 2, turn(9))
     again.check(1, 7)  # another run, of other nodes
     assert again.first == 2
     with pytest.raises(Refused, match="had 4 positions, and now 5"):
         Turns(store, 2, turn(10, groups=5)).check(3, 5)
-    other = Turns(store, 2, turn(0, training="0e" * 32, groups=5))
+    other = Turns(store, 3, turn(0, training="0e" * 32, groups=5))
     other.check(0, 5)
     assert other.first == 0
+
+
+def test_a_run_is_of_one_training() -> None:
+    """In another one of other positions, a unit's next turn would come before noise has left."""
+    store = SQLiteStore(None)
+    Turns(store, 1, turn(0)).check(0, 5)
+    for groups in (4, 5):
+        other = Turns(store, 1, turn(1, training="0e" * 32, groups=groups))
+        with pytest.raises(Refused, match="of another training"):
+            other.check(0, 5)
 
 
 def test_other_records_within_a_training_are_refused() -> None:
@@ -151,26 +166,59 @@ def test_ten_indices_of_four_positions_are_three_charges() -> None:
         turns = Turns(store, 1, turn(index))
         turns.check(0, 5)
         turns.take(b"t" * 32)
-        if turns.costs:
+        if turns.costs(b"t" * 32, PRICE):
             charges += 1
-            turns.charged(b"t" * 32)
+            turns.charged(b"t" * 32, PRICE)
     assert charges == 3
+
+
+@pytest.mark.parametrize(
+    ("prices", "charged"),
+    [
+        ([("client", 2.0), ("client", 1.0)], [True, True]),  # the first did not pay for that noise
+        ([("client", 1.0), ("client", 2.0)], [True, False]),
+        ([("client", 1.0), ("record", 1.0)], [True, True]),
+        (
+            [("client", 1.0), ("client", 2.0), ("client", 1.0), ("client", 2.0)],
+            [True] + [False] * 3,
+        ),
+    ],
+)
+def test_a_charge_pays_for_no_less_noise_and_nobody_else(
+    prices: list[tuple[str, float]], charged: list[bool]
+) -> None:
+    """A lying server would have the first position pay for much noise, and ask all with little."""
+    store, found = SQLiteStore(None), []
+    for index, price in enumerate(prices):
+        turns = Turns(store, 1, turn(index))
+        turns.check(0, 5)
+        found.append(turns.costs(b"t" * 32, price))
+        if found[-1]:
+            turns.charged(b"t" * 32, price)
+    assert found == charged
 
 
 @given(st.data())
 def test_no_position_is_visited_more_often_than_was_charged(data: st.DataObject) -> None:
-    """Over restarts of the server, crashes of the node between any two steps, and lying indices."""
-    store, charges, run, ended = SQLiteStore(None), 0, 1, set[int]()
-    visits: Counter[int] = Counter()
+    """Over restarts of the server, crashes of the node between any two steps, lying indices, noise.
+
+    Each visit needs a charge to itself of no more noise (Hall's condition at each level).
+    """
+    store, charges, run = SQLiteStore(None), list[float](), 1
+    visits: dict[int, list[float]] = {position: [] for position in range(4)}
     last: Counter[int] = Counter()
+    gone = set[int]()
+    steps = ["sum"] * 6 + ["restart", "ends", "half", "crash", "crash 2"]
     for _ in range(data.draw(st.integers(1, 40))):
-        what = data.draw(st.sampled_from(["sum"] * 6 + ["restart", "ends", "crash", "crash 2"]))
+        what = data.draw(st.sampled_from(steps))
         if what == "restart":
             run += 1
-        elif what == "ends" and run > 1 and run - 1 not in ended:
-            ended.add(run - 1)
-            forget_turns(store, run - 1)
-            store.forget(run - 1)
+        elif what in ("ends", "half"):
+            if (over := data.draw(st.integers(1, run))) not in gone:
+                forget_turns(store, over)
+                if what == "ends" and over < run:  # else it died in between
+                    store.forget(over)
+                    gone.add(over)
         else:
             index = last[run] + data.draw(st.integers(0, 5))
             last[run] = index + 1
@@ -179,26 +227,34 @@ def test_no_position_is_visited_more_often_than_was_charged(data: st.DataObject)
             turns.take(b"t" * 32)
             if what == "crash":
                 continue
-            if turns.costs:
-                charges += 1
+            multiplier = data.draw(st.sampled_from([1.0, 1.0, 2.0, 3.0]))
+            if turns.costs(b"t" * 32, ("client", multiplier)):
+                charges.append(multiplier)
                 if what == "crash 2":
                     continue  # charged, and not noted
-                turns.charged(b"t" * 32)
-            visits[index % 4] += 1
-        assert charges >= max(visits.values(), default=0)
+                turns.charged(b"t" * 32, ("client", multiplier))
+            visits[index % 4].append(multiplier)
+        for each in visits.values():
+            for level in (1.0, 2.0, 3.0):
+                assert sum(m <= level for m in charges) >= sum(m <= level for m in each)
 
 
-def test_what_a_training_left_is_gone_with_its_last_run() -> None:
+def test_an_end_that_comes_twice_counts_once() -> None:
     store = SQLiteStore(None)
-    for run in (1, 2):
-        turns = Turns(store, run, turn(run))
+
+    def answered(run: int, index: int) -> bool:
+        turns = Turns(store, run, turn(index))
         turns.check(0, 5)
-        turns.take(b"t" * 32)
-        turns.require_same_records("a")
-    for run in (1, 2):
-        forget_turns(store, run)
-        store.forget(run)
-        assert (store.lasting_keys() == ()) == (run == 2)
+        costs = turns.costs(b"t" * 32, PRICE)
+        if costs:
+            turns.charged(b"t" * 32, PRICE)
+        return costs
+
+    assert [answered(1, index) for index in (0, 4, 5)] == [True, True, False]
+    for _ in range(2):
+        forget_turns(store, 1)  # and the node dies before the run is gone
+    # One visit of position 1 is paid for, and no third.
+    assert [answered(2, index) for index in (1, 5, 9)] == [False, True, True]
 
 
 def test_a_client_is_told_by_its_place() -> None:
