@@ -174,10 +174,12 @@ def positions(nodes: Silos) -> list[int]:
 def steps_are_right(training: Training, rounds: Sequence[int], *, first_index: int = 0) -> None:
     # Six deviations of the widest sum of noise, in clipping norms over 7 records.
     allowed = 6.0 * training.plan.noise_multiplier * NORM * 3.0 / training.plan.denominator
+    largest = 0.0
     for place, server_round in enumerate(rounds):
         expected = training.expected(first_index + place, server_round)
         assert np.abs(training.step(server_round) - expected).max() < allowed
-        assert np.abs(expected).max() > 3.0 * allowed
+        largest = max(largest, float(np.abs(expected).max()))
+    assert largest > 2.0 * allowed  # no step of nothing would pass; identities decide who meets
 
 
 def test_each_index_is_the_turn_of_one_position_and_visits_are_charged(tmp_path: Path) -> None:
