@@ -658,7 +658,7 @@ POLICY_KEYS = (
         does=(
             "Joins a run that plans more than `max-epsilon`, [at its own budget]"
             "(selection.md#the-owner-decides): in the group whose whole price fits, or under "
-            "DP-SGD with more noise."
+            "DP-SGD with more noise. In secure sums it changes nothing."
         ),
         otherwise="Takes part until `max-epsilon` is spent; under `central` not at all",
     ),

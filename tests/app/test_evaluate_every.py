@@ -17,7 +17,6 @@ from fl_dp.app.task_client import app
 from fl_dp.commands.terminal.progress import progress_line
 from fl_dp.strategies import DPFedAvg
 from fl_dp.tasks.metrics import Score
-from fl_dp.viewer.found_runs import read_run
 
 
 def run(folder: Path, *overrides: str) -> RunFolder:
@@ -75,15 +74,6 @@ def test_a_plateau_is_looked_for_in_what_was_evaluated(tmp_path: Path) -> None:
         tmp_path, "rounds=6", "metrics.evaluate_every=2", "schedule=plateau", "schedule.patience=1"
     )
     assert evaluated(done.read_metrics())[:2] == [0, 2]
-
-
-def test_what_is_shown_meanwhile_is_the_last_evaluation(tmp_path: Path) -> None:
-    done = run(tmp_path, "rounds=5", "metrics.evaluate_every=3")
-    lines = done.read_metrics()[:5]
-    done.drop_metrics_after(4)
-    found = read_run(done.path)
-    assert (found.card.round, found.card.score.value) == (4, lines[3]["test_accuracy"])
-    assert found.accuracy == lines[3]["test_accuracy"]
 
 
 def test_the_progress_line_keeps_the_last_score(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,8 @@ HOOKS = ROOT / ".pre-commit-config.yaml"
 # What `make bench` leaves out, and why.
 NEEDS_MORE = {
     "gpu": "a GPU",
+    "drift_correction": "an hour of Fashion-MNIST",
+    "silos": "whole trainings of ten silos in many arms: hours",
     "opacus_reference": "MNIST, and an hour",
     "ray_cluster": "loopback addresses of its own, which macOS lacks, and a quiet machine",
     "pfl_cifar10": "CIFAR-10, pfl-research in an environment of its own, and an hour",
