@@ -122,6 +122,9 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         part = node.begin(text, content=content, purpose=kind, near=near)
         share, turns = terms.share, node.turns(terms)
         steps: NDArray[np.int64] | None = None
+        if isinstance(share, BandedShare):  # a full disk shows before anything is charged
+            with carried_noise(keys_folder(context), share, run=terms.run):
+                pass
         paid = _paid(terms, share, node, turns, summed.price, message, context)
         if slots is not None and time.monotonic() > slots.begin:
             # Nothing was read yet, so that depends on no data, and is over with this sum.
@@ -131,18 +134,18 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             marked = apart is None and not summed.of_one and not in_simulation()
             if marked:
                 node.store.put(None, silent, _BEGUN)
+            units = _units_in_turn(terms, turns)
             try:
-                units = _units_in_turn(terms, turns)
                 with in_turn(units):
                     values = work() if apart is None else _values_of(apart, terms)
                 if units is not None and not units.followed:
                     raise ValueError("what was asked for is of all units, whose turn it is not")
                 steps = _encoded(share, values, terms, part.place, context)
-            except Refused:  # by the owner's records, which are not those that were agreed on
-                if marked:
-                    node.store.put(None, silent, _ENDED)
-                raise
             except Exception:
+                if units is not None and units.changed:  # by the owner, and not by what is in them
+                    if marked:
+                        node.store.put(None, silent, _ENDED)
+                    raise
                 logger.exception("the client's work failed or was late, and nothing of it is sent")
                 late = not summed.of_one
             if late or marked:
@@ -211,7 +214,7 @@ def _units_in_turn(terms: SumTerms, turns: Turns | None) -> UnitsInTurn | None:
         position=terms.turn.position,
         groups=terms.turn.groups,
         first=turns.first,
-        require_same=turns.require_same_records,
+        check=turns.require_same_records,
     )
 
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from fl_dp.secagg import Refused
+
 
 @dataclass(kw_only=True)
 class UnitsInTurn:
@@ -20,16 +22,29 @@ class UnitsInTurn:
         position: Whose turn it is.
         groups: Positions in all.
         first: Position of the node's first unit.
-        require_same: Checks a fingerprint of the list of records, which stays the same for the
-            training.
+        check: Of a fingerprint of the list of records, which stays the same for the training.
         followed: Whether the work has asked whose turn it is.
+        changed: Whether the list was found to be another one.
     """
 
     position: int
     groups: int
     first: int
-    require_same: Callable[[str], None]
+    check: Callable[[str], None]
     followed: bool = False
+    changed: bool = False
+
+    def require_same(self, fingerprint: str) -> None:
+        """Check a fingerprint of the list of records.
+
+        Raises:
+            Refused: `policy`, if it is not the one that the training began with.
+        """
+        try:
+            self.check(fingerprint)
+        except Refused:
+            self.changed = True  # user code could raise the same, for a reason in its data
+            raise
 
     def of(self, count: int) -> range:
         """Return the numbers of the units in turn, of `count` that the node has."""

@@ -454,23 +454,27 @@ def test_noise_with_memory_is_charged_as_its_terms_say(
     assert PrivacyPlan.from_dict(plan.to_dict()) == plan
 
 
-def test_sixteen_bits_hold_noise_with_memory() -> None:
-    # 10 silos, 8 records a batch, 20 bands at momentum .9: 580 steps where 30 are needed.
-    correlation = Banded.optimal(rounds=200, bands=20, momentum=0.9)
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=2.0, delta=1e-5),
-        rounds=200,
-        num_clients=1200,
+def silos_in_turns(epsilon: float, *, rounds: int, records: int, most: int) -> PrivacyPlan:
+    """Ten silos whose records take one of 20 turns, at momentum .9."""
+    return PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=epsilon, delta=1e-5),
+        rounds=rounds,
+        num_clients=records,
         nodes=10,
-        units_per_node=150,
+        units_per_node=most,
         unit="record",
         coins_at_nodes=True,
         sampling=CyclicSampling(groups=20, inside=PoissonSampling(sampling_rate=1.0)),
-        correlation=correlation,
+        correlation=Banded.optimal(rounds=rounds, bands=20, momentum=0.9),
         clipping_norm=1.0,
         secure_sum=SecureSum(),
         contribution_check=False,
     )
+
+
+def test_sixteen_bits_hold_noise_with_memory() -> None:
+    # 8 records a batch: 580 steps where 30 are needed.
+    plan = silos_in_turns(2.0, rounds=200, records=1200, most=150)
     shared = plan.shared_bundle(plan.noise_multiplier, size=650)
     assert shared.bits == 16
     assert shared.noise_scale == pytest.approx(580.0, rel=0.05)
@@ -497,20 +501,7 @@ def test_more_bands_than_a_node_keeps_rows_for_are_refused() -> None:
 
 def test_silos_of_many_records_have_noise_with_memory() -> None:
     # The search for a grid meets noise of which float64 could not hold weighted sums.
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=3.0, delta=1e-5),
-        rounds=80,
-        num_clients=50_000,
-        nodes=10,
-        units_per_node=50_000,
-        unit="record",
-        coins_at_nodes=True,
-        sampling=CyclicSampling(groups=20, inside=PoissonSampling(sampling_rate=1.0)),
-        correlation=Banded.optimal(rounds=80, bands=20, momentum=0.9),
-        clipping_norm=1.0,
-        secure_sum=SecureSum(),
-        contribution_check=False,
-    )
+    plan = silos_in_turns(3.0, rounds=80, records=50_000, most=50_000)
     shared = plan.shared_bundle(plan.noise_multiplier, size=16_010)
     assert shared.noise_scale >= shared.share.least_noise_scale
     assert shared.share.fits(10, shared.bits)

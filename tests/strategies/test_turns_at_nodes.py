@@ -27,9 +27,9 @@ from fl_dp.clients.secure_node import STORE_FILE
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.plan import Banded, PrivacyPlan, SecureSum
 from fl_dp.protocol.secure_sum import terms_in, with_terms, without_terms
-from fl_dp.secagg import Identity, SumTerms
+from fl_dp.secagg import Identity, Refused, SumTerms
 from fl_dp.statement import privacy_statement
-from fl_dp.strategies import DPFedAvg
+from fl_dp.strategies import DPFedAvg, RoundFailed
 
 pytestmark = pytest.mark.slow
 
@@ -356,3 +356,29 @@ def test_losing_keys_and_memory_ends_in_fewer_rows_and_never_in_an_old_index(
 def test_what_the_charge_does_not_hold_for_is_refused(changed: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         plan_of(**changed)
+
+
+def test_a_disk_without_room_for_the_noise_shows_before_anything_is_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, length: int) -> None:
+        raise OSError("no room")
+
+    monkeypatch.setattr("fl_dp.clients.noise_memory._require_room", full)
+    nodes = Silos(tmp_path)
+    with pytest.raises(RoundFailed):
+        Training(tmp_path, nodes, plan_of(3)).run(3)
+    assert set(refusals(nodes)) == {"OSError"}
+    assert not any(nodes.charges(node) for node in range(len(SIZES)))
+
+
+def test_code_that_raises_what_nodes_refuse_with_is_late_like_any_other(tmp_path: Path) -> None:
+    class Raises(Silos):
+        def _records(self, node: int) -> Data:
+            if node == 1 and max(self.terms, default=0) == 2:
+                raise Refused("policy", "says the data")
+            return super()._records(node)
+
+    nodes = Raises(tmp_path)
+    Training(tmp_path, nodes, plan_of(6)).run(6)
+    assert set(refusals(nodes)) == {"Refused late"}
