@@ -42,7 +42,7 @@ from .noise_share import LEAST_NOISE_SCALE, ROUNDED, NoiseShare
 from .randomness import SecureRandom
 
 _EMPTY = -1
-_STRETCH = 1 << 13  # of the coordinates: its sums stay in a processor's nearest cache
+_STRETCH = 1 << 15  # of the coordinates: their sums stay in a processor's cache
 _EXACT_INTEGERS = 2.0**53
 _FINEST_BITS = 20
 _REACH = TAIL + 0.25  # of a draw, in scales: the last buckets end a little over the tail
