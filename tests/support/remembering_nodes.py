@@ -21,9 +21,7 @@ class Noting(CarriedNoise):
     log: dict[int, dict[int, float]]
 
     @contextmanager
-    def remembering(
-        self, index: int, weights: np.ndarray, variance: float
-    ) -> Iterator[np.ndarray]:
+    def remembering(self, index: int, weights: np.ndarray, variance: float) -> Iterator[np.ndarray]:
         pairs = zip(self.indices.tolist(), weights.tolist(), strict=True)
         self.log[index] = {earlier: weight for earlier, weight in pairs if weight}
         with super().remembering(index, weights, variance) as row:
