@@ -335,7 +335,7 @@ class SecureNode:
             place = directory.places[self.identity.public]
         else:  # as the members know it who could read its shares
             place = int(mine[0]["place"]) if mine else -1
-        left_out = place not in receipt.online
+        left_out = not receipt.has(place)
         if left_out and self.store.marked(run, _SUM, receipt.number) is None:
             return
         if not mine:

@@ -14,13 +14,12 @@ from secure_sums import CONTENT, PURPOSE, RUN, Federation, segments
 
 from fl_dp.secagg import Directory, Excerpt, Identity, OpenSum, Refused, SecureNode, SumTerms
 from fl_dp.secagg import node as nodes
-from fl_dp.secagg.client import sign_of
+from fl_dp.secagg.client import pair_seed, sign_of
 from fl_dp.secagg.directory import Entry
 from fl_dp.secagg.evidence import Evidence, summary_of
 from fl_dp.secagg.excerpt import Near, directory_from_json, near_of, whole_text
 from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.masks import add_mask, unpack
-from fl_dp.secagg.texts import prf
 
 NODES, MEMBERS, SIZE = 30, 10, 20
 VALUES = np.arange(NODES * SIZE).reshape(NODES, SIZE)
@@ -148,7 +147,7 @@ class TestNeighbours:
         mine = house.directory.entries[victim].run_key
         for other, fake in zip(terms.neighbours[victim], fakes, strict=True):
             root = fake.root(mine, victim, other)
-            seed = prf(root, "pair", terms.hash, *sorted((victim, other)))
+            seed = pair_seed(root, terms.hash, victim, other)
             add_mask(bare, seed, sign=-sign_of(victim, other))
         assert (bare == VALUES[victim]).all()
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
-from secure_sums import CONTENT, PURPOSE, RUN, Federation, ask, segments, send
+from secure_sums import CONTENT, PURPOSE, RUN, Federation, ask, bundles_for, segments, send
 
 from fl_dp.accounting import SharedNoise
 from fl_dp.mechanisms import Segment
@@ -29,13 +29,13 @@ from fl_dp.secagg import (
     SQLiteStore,
     SumTerms,
 )
-from fl_dp.secagg.client import sign_of
+from fl_dp.secagg.client import pair_seed, sign_of
 from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.masks import add_mask, unpack
 from fl_dp.secagg.member import lost_neighbours
 from fl_dp.secagg.roster import Member
 from fl_dp.secagg.shares import combine
-from fl_dp.secagg.texts import digest, prf
+from fl_dp.secagg.texts import digest
 
 ZEROS = np.zeros((40, 20), np.int64)
 
@@ -78,13 +78,14 @@ class TestViewsThatDiffer:
             opening.fold(place, message)
         seeds: dict[int, dict[int, bytes]] = {}  # shares of the victim's seeds, by index and x
         for member, node in enumerate(house.nodes):
-            _, labels, bundles = opening.question(member)
+            labels = opening.question(member).labels
             told = sorted(three_views(member, frozenset(range(9))))
+            bundles = bundles_for(opening, member, told)
             seen = {place: labels[place] for place in told}
             share = node.open(terms.to_json(), told, seen, bundles).shares[8]
             wanted = [0, *(at for at, _ in lost_neighbours(terms, 8, frozenset(told)))]
             for slot, at in enumerate(wanted):
-                seeds.setdefault(at, {})[member + 1] = share[32 * slot : 32 * slot + 32]
+                seeds.setdefault(at, {})[member + 1] = share[16 * slot : 16 * slot + 16]
         bare = unpack(sent[8].masked, terms.bits, terms.size)
         for at, shares in seeds.items():
             seed = combine(dict(list(shares.items())[: terms.threshold]))
@@ -358,10 +359,10 @@ class TestCuriousServer:
         bare = unpack(sent[0].masked, terms.bits, terms.size)
         add_mask(bare, opening._seeds[0][0], sign=-1)  # as in every sum
         shared = house.nodes[2]._run_key(RUN).root(house.directory.entries[0].run_key, 0, 2)
-        add_mask(bare, prf(shared, "pair", terms.hash, 0, 2), sign=-1)  # from the one who colludes
+        add_mask(bare, pair_seed(shared, terms.hash, 0, 2), sign=-1)  # from the one who colludes
         for guess in range(1 << self.BITS):
             tried = bare.copy()
-            add_mask(tried, prf(self.weak(guess), "pair", terms.hash, 0, 1), sign=-1)
+            add_mask(tried, pair_seed(self.weak(guess), terms.hash, 0, 1), sign=-1)
             if (tried < 1 << 10).all():  # as updates are: 20 values by chance with 2^-120
                 assert (tried == values[0]).all()
                 return tried
