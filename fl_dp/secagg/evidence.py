@@ -91,7 +91,7 @@ class Evidence:
         if isinstance(directory, Directory) and identity not in directory.places:
             found.append("this node is not in the directory")
         elif self.receipted:
-            found += self._receipt_findings(directory, identity)
+            found += self._receipt_findings(directory, identity, roster)
         # While a run goes on, the receipt of its last sum comes with the next message.
         if overdue := [each for each in self.missing if self.ended or each != self.last]:
             found.append(
@@ -99,7 +99,9 @@ class Evidence:
             )
         return tuple(found)
 
-    def _receipt_findings(self, directory: Directory | Excerpt, identity: bytes) -> list[str]:
+    def _receipt_findings(
+        self, directory: Directory | Excerpt, identity: bytes, roster: Roster | None
+    ) -> list[str]:
         try:
             if isinstance(directory, Directory):
                 place = directory.places[identity]
@@ -115,6 +117,12 @@ class Evidence:
             found.append("the terms of the last sum are of another directory")
         elif isinstance(directory, Excerpt) and terms.committee != tuple(directory.entries):
             return [*found, "the terms of the last sum are of another committee"]
+        if (
+            isinstance(directory, Excerpt)
+            and roster is not None
+            and not directory.is_vouched(roster, terms.colluding)
+        ):
+            found.append(f"no more than {terms.colluding} members vouch for the directory")
         if not receipt.accounts_for(terms.hash, place, label):
             found.append("the last receipt is not of this node's message")
         if len(receipt.online) < terms.least:

@@ -37,7 +37,7 @@ from .turns import Turns, forget_turns
 KEPT_DAYS = 30.0  # of a run's keys, where no message says that the run is done
 _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
-_KEY, _DIRECTORY = "run-key", "directory"
+_KEY, _DIRECTORY, _WHOLE = "run-key", "directory", "whole directory"
 _DUE, _RECEIPTED = "unreceipted", "receipted"
 _EXACT = "exact"  # and the purpose: whom exact totals are over; in a run, the mark of its only one
 _ENDED = "ended"  # and the run, unless it had no sum
@@ -145,8 +145,12 @@ class SecureNode:
         elif self.identity.public in {each.identity for each in listed}:
             raise Refused("directory", "a member of the committee needs the whole directory")
         earlier = self.store.get(directory.run, _DIRECTORY)
-        if earlier is not None and not _continues(directory, _directory_of(earlier)):
-            raise Refused("directory", "the directory does not continue the one before")
+        whole = self.store.get(directory.run, _WHOLE)  # which excerpts have followed
+        for text in (earlier, whole):
+            if text is not None and not _continues(directory, _directory_of(text)):
+                raise Refused("directory", "the directory does not continue the one before")
+        if earlier is not None and isinstance(_directory_of(earlier), Directory):
+            self.store.put(directory.run, _WHOLE, earlier)  # first: a node may die in between
         self.store.put(directory.run, _DIRECTORY, directory.to_json().encode())
         if self.roster is None:
             known = self._known()
@@ -625,9 +629,11 @@ def _listed(directory: Directory | Excerpt) -> tuple[Entry, ...]:
 
 
 def _continues(directory: Directory | Excerpt, earlier: Directory | Excerpt) -> bool:
-    """Tell whether a directory may follow another one; of excerpts members tell what was kept."""
-    if isinstance(directory, Directory) and isinstance(earlier, Directory):
-        return directory.continues(earlier)
+    """Tell whether a directory may follow another one; behind an excerpt members know it."""
+    if isinstance(directory, Directory):
+        if isinstance(earlier, Directory):
+            return directory.continues(earlier)
+        return directory.as_of(earlier.epoch).hash == earlier.hash
     return directory.epoch > earlier.epoch or directory.hash == earlier.hash
 
 

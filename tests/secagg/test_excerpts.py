@@ -12,7 +12,16 @@ import numpy as np
 import pytest
 from secure_sums import CONTENT, PURPOSE, RUN, Federation, segments
 
-from fl_dp.secagg import Directory, Excerpt, Identity, OpenSum, Refused, SecureNode, SumTerms
+from fl_dp.secagg import (
+    Directory,
+    Excerpt,
+    Identity,
+    OpenSum,
+    Refused,
+    SecureNode,
+    SQLiteStore,
+    SumTerms,
+)
 from fl_dp.secagg import node as nodes
 from fl_dp.secagg.client import pair_seed, sign_of
 from fl_dp.secagg.directory import Entry
@@ -325,3 +334,79 @@ def test_receipts_are_checked_by_the_members_of_the_excerpt() -> None:
     other = house.large(number=1, segments=segments(3)).to_json()
     spoilt = replace(evidence, receipted=dict(evidence.receipted) | {"terms": other})
     assert "the last receipt is not of this node's message" in spoilt.findings(node.roster)
+
+
+class TestEpochs:
+    """A server that changes what a directory was, by way of an excerpt in between."""
+
+    def another(self, house: Large) -> Directory:
+        """A directory that came about otherwise: one node is in it from the second epoch on."""
+        *first, late = house.directory.entries
+        without = Directory.first(RUN, first, roster_hash=house.directory.roster_hash)
+        node = next(node for node in house.nodes if node.identity.public == late.identity)
+        return without.extended([node.entry(RUN, epoch=1)])
+
+    def excerpt_of(self, whole: Directory, house: Large) -> Excerpt:
+        """An excerpt for which one member vouches, who colludes."""
+        members = whole.committee(MEMBERS)
+        node = house.nodes[members[0]]
+        said = whole_text(whole.hash, whole.epoch, NODES, RUN, whole.roster_hash)
+        return Excerpt.of(whole, members, {members[0]: node.identity.sign(said)})
+
+    def client_of_both(self, house: Large, other: Directory) -> SecureNode:
+        """A node that is in neither committee, and in the same place in both directories."""
+        members = {*house.excerpt.entries, *other.committee(MEMBERS), NODES - 1}
+        return next(node for place, node in enumerate(house.nodes) if place not in members)
+
+    def test_a_whole_directory_is_continued_whatever_came_between(self) -> None:
+        house = Large.made()  # every node has had the whole
+        other = self.another(house)
+        node = self.client_of_both(house, other)
+        assert "does not continue" in refused(node, other)
+        node.accept(self.excerpt_of(other, house))
+        assert "does not continue" in refused(node, other)
+
+    def test_a_whole_directory_is_what_the_excerpt_was_of(self) -> None:
+        house = Large.made()
+        other = self.another(house)
+        node = self.client_of_both(house, other)
+        fresh = SecureNode(node.identity, SQLiteStore(None), name=node.name, roster=node.roster)
+        fresh.store.put(RUN, "run-key", node._run_key(RUN).secret)
+        fresh.accept(house.excerpt)
+        assert "does not continue" in refused(fresh, other)
+        assert fresh.accept(house.directory) == house.directory.hash
+        again = house.nodes[0].entry(RUN, epoch=1)
+        with pytest.raises(ValueError, match="twice"):
+            house.directory.extended([again])  # its key is the same
+
+    def test_an_honest_epoch_is_taken_by_either_way(self) -> None:
+        house = Large.made()
+        new = SecureNode(
+            house.nodes[0].identity,
+            SQLiteStore(None),
+            name=house.nodes[0].name,
+            roster=house.nodes[0].roster,
+        )
+        grown = house.directory.extended([new.entry(RUN, epoch=1)])  # it has lost its keys
+        node = next(
+            house.nodes[place]
+            for place in house.others
+            if place and place not in grown.committee(MEMBERS)
+        )
+        told = replace(self.excerpt_of(grown, house), vouchers={})
+        members = [each for each in told.entries if grown.entries[each].epoch == 0]
+        vouchers = {each: house.nodes[each].vouch(grown) for each in members}
+        node.accept(replace(told, vouchers=vouchers))
+        assert node.accept(grown) == grown.hash
+
+
+def test_the_owner_s_check_wants_more_vouchers_than_may_collude() -> None:
+    house = Large.made()
+    terms, place = house.large(), house.others[0]
+    opening = house.ask(house.folded(terms))
+    node = house.nodes[place]
+    node.check_receipt(RUN, opening.receipt_for(place).to_json())
+    few = replace(house.excerpt, vouchers=dict(list(house.excerpt.vouchers.items())[:1]))
+    spoilt = replace(node.evidence(RUN), directory=few.to_json())
+    assert spoilt.findings(node.roster) == ("no more than 1 members vouch for the directory",)
+    assert spoilt.findings() == ()  # without a roster none is asked for

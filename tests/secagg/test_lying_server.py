@@ -29,10 +29,10 @@ from fl_dp.secagg import (
     SQLiteStore,
     SumTerms,
 )
-from fl_dp.secagg.client import pair_seed, sign_of
+from fl_dp.secagg.client import commitment, pair_seed, sign_of
 from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.masks import add_mask, unpack
-from fl_dp.secagg.member import lost_neighbours
+from fl_dp.secagg.member import lost_neighbours, needed_of
 from fl_dp.secagg.roster import Member
 from fl_dp.secagg.shares import combine
 from fl_dp.secagg.texts import digest
@@ -335,6 +335,73 @@ class TestAnotherStory:
         with pytest.raises(Refused) as refused:
             house.nodes[1].open(terms.to_json(), online, labels, bundles)
         assert refused.value.code == "stale"
+
+
+class TestPieces:
+    """A server that hands members other parts of a client's bundles than their view opens."""
+
+    GONE = 4  # whose masks with everybody are opened
+
+    def asked(self) -> tuple[Federation, OpenSum]:
+        house = Federation.of(9)
+        terms = house.terms(threshold=8, least=8)
+        opening = OpenSum(terms, house.directory)
+        for place in set(range(9)) - {self.GONE}:
+            opening.fold(place, send(house.nodes[place], terms, np.zeros(20)))
+        return house, opening
+
+    def test_a_member_gets_of_a_client_what_it_opens_and_no_more(self) -> None:
+        _, opening = self.asked()
+        question = opening.question(0)
+        assert {len(each) for each in question.bundles.values()} == {8 + 2 * 32}
+        assert len(opening._heads[8].bundles[0]) == 8 + 9 * 32
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            lambda whole: needed_of(whole, (0, 1)),  # the mask with a client who replied
+            lambda whole: needed_of(whole, (1, 5)),  # that one in the self seed's place
+            lambda whole: needed_of(whole, (5, 0)),
+            lambda whole: needed_of(whole, (0, 0)),
+            lambda whole: needed_of(whole, (0, 1, 5)),
+            lambda whole: whole,
+            lambda whole: bytes(8) + needed_of(whole, (0, 5))[8:],
+            lambda whole: needed_of(whole, (0, 5))[:-1],
+            lambda whole: b"",
+        ],
+    )
+    def test_other_parts_are_not_read(self, lie: Any) -> None:
+        house, opening = self.asked()
+        online, labels, bundles = opening.question(0)
+        whole = opening._heads[8].bundles[0]
+        assert bundles[8] == needed_of(whole, (0, 5))  # its own seed, and that with the one gone
+        text = opening.terms.to_json()
+        opened = house.nodes[0].open(text, online, labels, bundles | {8: lie(whole)})
+        assert opened.unreadable == (8,) and 8 not in opened.shares
+
+    def test_parts_of_another_sum_client_or_member_are_not_read(self) -> None:
+        house, opening = self.asked()
+        online, labels, bundles = opening.question(0)
+        other = send(house.nodes[8], house.terms(number=2, threshold=8, least=8), np.zeros(20))
+        lies = {
+            8: needed_of(other.bundles[0], (0, 5)),
+            7: bundles[6],
+            6: needed_of(opening._heads[6].bundles[1], (0, 5)),
+        }
+        opened = house.nodes[0].open(opening.terms.to_json(), online, labels, bundles | lies)
+        assert opened.unreadable == (6, 7, 8)
+
+    def test_two_places_commit_to_one_seed_differently(self) -> None:
+        # A guess that could be compared with every commitment there is would be a cheap one.
+        house = Federation.of(2)
+        terms = house.terms(threshold=2, least=2)
+        sent = [send(node, terms, np.zeros(20)) for node in house.nodes]
+        root = house.nodes[0]._run_key(RUN).root(house.directory.entries[1].run_key, 0, 1)
+        seed = pair_seed(root, terms.hash, 0, 1)
+        assert [each.commitments[16:] for each in sent] == [
+            commitment(seed, terms, place) for place in (0, 1)
+        ]
+        assert sent[0].commitments[16:] != sent[1].commitments[16:]
 
 
 class TestCuriousServer:
