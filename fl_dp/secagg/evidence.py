@@ -32,7 +32,8 @@ class Evidence:
         ended: Whether no receipt can come any more.
         last: Number of the last sum that the node took part in; 0: it took part in none.
         receipted: The last sum with a receipt: its `terms`, the `label` of the node's message in
-            hex, the `receipt`, and with an excerpt the node's `place`; empty if there is none.
+            hex, the `receipt`, and with an excerpt the node's `place` and that `excerpt`; empty if
+            there is none.
         summed: Numbers of sums with a receipt that has the node's message, checked when it came.
         left_out: Numbers of sums with a receipt that has not: the message was opened in none.
         missing: Numbers of sums without a receipt: what became of the message is not known.
@@ -103,6 +104,9 @@ class Evidence:
         self, directory: Directory | Excerpt, identity: bytes, roster: Roster | None
     ) -> list[str]:
         try:
+            if kept := self.receipted.get("excerpt"):  # members may be others since
+                directory = Excerpt.from_json(kept)
+                directory.check()
             if isinstance(directory, Directory):
                 place = directory.places[identity]
             else:
@@ -112,7 +116,7 @@ class Evidence:
             label = hex_bytes(self.receipted["label"], None, "label")
         except (KeyError, ValueError) as error:
             return [f"the last receipt can't be read: {error}"]
-        found = []
+        found = directory.strangers(roster) if kept and roster is not None else []
         if terms.directory != directory.hash.hex():
             found.append("the terms of the last sum are of another directory")
         elif isinstance(directory, Excerpt) and terms.committee != tuple(directory.entries):

@@ -281,8 +281,8 @@ class SecureNode:
             turns.take(terms.hash)
         if terms.exact:
             self._require_only_exact(agreed)
-        self._remember(terms, place)  # without a label: a node that dies now sends nothing
-        sent = partial(self._remember, terms, place)
+        self._remember(agreed)  # without a label: a node that dies now sends nothing
+        sent = partial(self._remember, agreed)
         return Participation(terms, place, agreed.root, sent, agreed.near(place))
 
     def turns(self, terms: SumTerms) -> Turns | None:
@@ -305,13 +305,16 @@ class SecureNode:
         except Refused:
             raise Refused("policy", f"this run had its exact total of '{terms.purpose}'") from None
 
-    def _remember(self, terms: SumTerms, place: int, label: bytes = b"") -> None:
+    def _remember(self, agreed: _Agreed, label: bytes = b"") -> None:
         """Keep what a receipt is checked with."""
+        terms = agreed.terms
         sums = [each for each in self._due(terms.run) if each["number"] != terms.number]
-        text, label_text = terms.to_json(), label.hex()
-        sums.append({"number": terms.number, "terms": text, "label": label_text, "place": place})
-        kept = sums[-max(_REMEMBERED, self.receipts) :]
-        self.store.put(terms.run, _DUE, canonical(kept).encode())
+        kept = {"terms": terms.to_json(), "label": label.hex(), "place": agreed.place}
+        if isinstance(agreed.directory, Excerpt):  # the next one may be of other members
+            kept["excerpt"] = agreed.directory.to_json()
+        sums.append({"number": terms.number} | kept)
+        last = sums[-max(_REMEMBERED, self.receipts) :]
+        self.store.put(terms.run, _DUE, canonical(last).encode())
 
     def check_receipt(self, run: int, text: str) -> None:
         """Check a receipt: this node's message is in the one sum that could be opened, or in none.
@@ -349,6 +352,9 @@ class SecureNode:
         if not receipt.accounts_for(terms.hash, place, label):
             raise Refused("view", "the receipt is not of this node's message")
         self._check_repliers(terms, receipt.online, self._noise(terms))
+        excerpt = str(mine[0].get("excerpt", ""))
+        if isinstance(directory, Excerpt):
+            directory = self._known_in(run, excerpt)
         good = terms.signers(directory, receipt.signatures, receipt.view)
         if good < terms.threshold:
             raise Refused("view", f"{good} members signed, {terms.threshold} are needed")
@@ -356,8 +362,21 @@ class SecureNode:
         self.store.mark(run, _RECEIPT, receipt.number, mark)
         receipted = {"terms": mine[0]["terms"], "label": mine[0]["label"], "receipt": text}
         if isinstance(directory, Excerpt):
-            receipted["place"] = str(place)
+            receipted |= {"place": str(place), "excerpt": excerpt}
         self.store.put(run, _RECEIPTED, canonical(receipted).encode())
+
+    def _known_in(self, run: int, excerpt: str) -> Directory | Excerpt:
+        """Return what a sum's receipt is checked with, where an excerpt is known now.
+
+        Args:
+            run: Flower's run id.
+            excerpt: What was known in the sum; empty: the whole.
+        """
+        whole = self.store.get(run, _WHOLE)
+        text = excerpt.encode() if excerpt or whole is None else whole
+        known = _directory_of(text)
+        self._check_strangers(known)
+        return known
 
     def unreceipted(self, run: int) -> int:
         """Return how many sums the node took part in since the last receipt."""

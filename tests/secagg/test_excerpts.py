@@ -407,6 +407,36 @@ def test_the_owner_s_check_wants_more_vouchers_than_may_collude() -> None:
     node = house.nodes[place]
     node.check_receipt(RUN, opening.receipt_for(place).to_json())
     few = replace(house.excerpt, vouchers=dict(list(house.excerpt.vouchers.items())[:1]))
-    spoilt = replace(node.evidence(RUN), directory=few.to_json())
+    kept = node.evidence(RUN)
+    told = dict(kept.receipted) | {"excerpt": few.to_json()}
+    spoilt = replace(kept, directory=few.to_json(), receipted=told)
     assert spoilt.findings(node.roster) == ("no more than 1 members vouch for the directory",)
     assert spoilt.findings() == ()  # without a roster none is asked for
+
+
+@pytest.mark.parametrize("knew", ["excerpt", "whole"])
+def test_a_receipt_is_checked_by_the_members_of_its_sum_whoever_they_are_now(knew: str) -> None:
+    """A node loses its keys: in the next epoch all members are others."""
+    house = Large.made()
+    new = house.nodes[0]
+    fresh = SecureNode(new.identity, SQLiteStore(None), name=new.name, roster=new.roster)
+    grown = house.directory.extended([fresh.entry(RUN, epoch=1)])
+    members = grown.committee(MEMBERS)
+    place = next(each for each in house.others if each and each not in members)
+    node = house.nodes[place]
+    if knew == "whole":
+        node.accept(house.directory)
+    opening = house.ask(house.folded(house.large()))
+    vouchers = {
+        each: (fresh if each == len(house.nodes) else house.nodes[each]).vouch(grown)
+        for each in members
+    }
+    node.accept(Excerpt.of(grown, members, vouchers))
+    receipt = opening.receipt_for(place)
+    few = replace(receipt, signatures=dict(list(receipt.signatures.items())[:8]))
+    with pytest.raises(Refused, match="8 members signed"):
+        node.check_receipt(RUN, few.to_json())
+    node.check_receipt(RUN, receipt.to_json())
+    assert node.unreceipted(RUN) == 0
+    if knew == "excerpt":
+        assert node.evidence(RUN).findings(node.roster) == ()
