@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fl_dp.accounting import SharedNoise
 from fl_dp.accounting.shared_noise import shared_noise_multiplier
@@ -69,7 +69,7 @@ class SharedBundle:
             memory: Of the node in this training, where the noise has one; changed.
             index: Of the sum, with memory.
         """
-        values = [updates, *scalars]
+        values: list[ArrayLike] = [updates, *scalars]
         if isinstance(self.share, BandedShare):
             return self.share.encode(values, rng, memory, index)
         return self.share.encode(values, rng)

@@ -385,7 +385,7 @@ def _off(points: Mapping[int, bytes], xs: tuple[int, ...]) -> set[int]:
     return {x for x in points if x not in fitted and interpolate(fitted, x) != points[x]}
 
 
-def centred_words(words: NDArray[np.unsignedinteger], bits: int) -> NDArray[np.int64]:
+def centred_words(words: NDArray[np.integer], bits: int) -> NDArray[np.int64]:
     """Return the low bits of each word as an integer in [-2^(bits - 1), 2^(bits - 1))."""
     half = 1 << (bits - 1)
     return ((words.astype(np.int64) + half) & (2 * half - 1)) - half

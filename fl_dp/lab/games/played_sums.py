@@ -100,13 +100,14 @@ def turns_of(plan: PrivacyPlan, count: int) -> NDArray[np.bool_]:
     """
     law, rounds = plan.sampling, plan.rounds
     if not law.visible:
-        coins = SecureRandom().bernoulli(rate_of_coins(law), rounds * count)
-        return coins.reshape(rounds, count)
+        rng = SecureRandom()
+        return np.stack([rng.bernoulli(rate_of_coins(law), count) for _ in range(rounds)])
     every = law.least_separation
     # Positions that have the most turns, of which each is charged.
     position = np.arange(count) % ((rounds - 1) % every + 1)
     turn, at = np.divmod(np.arange(rounds)[:, None], every)
-    return (at == position) & (turn < plan.charged_rounds)
+    asked: NDArray[np.bool_] = (at == position) & (turn < plan.charged_rounds)
+    return asked
 
 
 def play_sums(
