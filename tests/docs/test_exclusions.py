@@ -45,7 +45,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (f"{_GRADIENTS} model.shared=['1.bias']",),
     tuple(
         f"{each} model.lora_rank=2 model.lora_train=alternating"
-        for each in ("privacy=central", "privacy=local selection=public", _SHARES)
+        for each in (f"{_SHARES} privacy.unit=record", "selection=buffered")
     ),
     (
         *(f"privacy=local selection={name}" for name in ("poisson", "truncated_poisson")),
