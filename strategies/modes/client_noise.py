@@ -64,8 +64,7 @@ class ClientNoiseMode(Mode):
         self._law = plan.sampling if isinstance(plan.sampling, OwnRatesSampling) else None
         groups = 1 if self._law is None else self._law.num_groups
         self._instructions = [of_group(group) for group in range(groups)]
-        # Who has no group takes no part: the first has the most noise, for a mistake of ours.
-        self._group_of = lambda unit: group_of(unit) or 0
+        self._group_of = group_of
         super().__init__(layout, self._instructions[0])
         self._denominator = plan.denominator
         self._total = PlainSum(layout, origin)  # no grid: what arrives needs no exact sum
@@ -73,17 +72,21 @@ class ClientNoiseMode(Mode):
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
         """Return what one client is sent, with its group's noise. See `Mode.content_for`."""
-        return self.told(content, self._instructions[self._group_of(Unit(node))])
+        return self.told(content, self._instructions[self._group(Unit(node))])
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
         """Add one reply. See `Mode.fold`."""
         update = update_in(content, self.instruction.compression, self.layout.size)
-        weight = 1.0 if self._law is None else self._law.weight_of(self._group_of(units[0]))
+        weight = 1.0 if self._law is None else self._law.weight_of(self._group(units[0]))
         norm = self._total.add(update, weight=weight)
         self._contributions += 0.0 < norm < math.inf
         return [observed(units[0], server_round, norm, math.nan)]
+
+    def _group(self, unit: Unit) -> int:
+        # Who has no group takes no part: the first has the most noise, for a mistake of ours.
+        return self._group_of(unit) or 0
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Divide. See `Mode.release`."""
