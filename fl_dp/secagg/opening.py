@@ -358,7 +358,7 @@ class OpenSum:
             for (_, other), seed in zip(self._wanted(place), seeds, strict=True)
         ]
         add_masks(total, masks)
-        return _centred(total, self.terms.bits)
+        return centred_words(total, self.terms.bits)
 
     def receipt_for(self, place: int) -> Receipt:
         """Return the proof for a client that its message is in the one sum that was opened.
@@ -395,7 +395,7 @@ def _off(points: Mapping[int, bytes], xs: tuple[int, ...]) -> set[int]:
     return {x for x in points if x not in fitted and interpolate(fitted, x) != points[x]}
 
 
-def _centred(words: NDArray[np.unsignedinteger], bits: int) -> NDArray[np.int64]:
+def centred_words(words: NDArray[np.integer], bits: int) -> NDArray[np.int64]:
     """Return the low bits of each word as an integer in [-2^(bits - 1), 2^(bits - 1))."""
     half = 1 << (bits - 1)
     return ((words.astype(np.int64) + half) & (2 * half - 1)) - half
