@@ -309,10 +309,15 @@ class SecureNode:
         """Keep what a receipt is checked with."""
         terms = agreed.terms
         sums = [each for each in self._due(terms.run) if each["number"] != terms.number]
-        kept = {"terms": terms.to_json(), "label": label.hex(), "place": agreed.place}
+        kept: dict[str, str | int] = {
+            "number": terms.number,
+            "terms": terms.to_json(),
+            "label": label.hex(),
+            "place": agreed.place,
+        }
         if isinstance(agreed.directory, Excerpt):  # the next one may be of other members
             kept["excerpt"] = agreed.directory.to_json()
-        sums.append({"number": terms.number} | kept)
+        sums.append(kept)
         last = sums[-max(_REMEMBERED, self.receipts) :]
         self.store.put(terms.run, _DUE, canonical(last).encode())
 
