@@ -37,6 +37,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         f"{_NUMBERS} selection=dp_utility selection.utility=accuracy",
     ),
     (f"{_OWN} schedule=plateau",),
+    (f"privacy=local {_OWN}", f"{_OWN} selection.method=noise"),
     (
         f"{_OWN} selection.method=scale weights.cap=9 weights.total=99 "
         "weights.capped_denominator=true simulation.units_per_node=1",

@@ -147,8 +147,10 @@ def require_auditable(settings: Settings) -> None:
         ValueError: With what to write instead.
     """
     wrong = {
-        f"canary clients are for the server's noise: write privacy=central, not "
-        f"privacy={settings.privacy.mode}": settings.privacy.noised_by != "server",
+        f"canaries are for noise of the server, or in shares: write privacy=central or "
+        f"privacy=distributed, not privacy={settings.privacy.mode}": (
+            settings.privacy.noised_by != "server"
+        ),
         f"canary clients need secret coins, or cohorts that everybody sees: write "
         f"selection=poisson, public or own_budgets, not selection={settings.selection.name}": (
             settings.selection.name not in ("poisson", "public", "own_budgets")

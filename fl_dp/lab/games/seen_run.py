@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,53 @@ def report_of_run(
     quoted = float(statement["epsilon"].get(statement["quoted"], math.inf))
     with folder.read_ledger() as ledger:
         claims = claims_of(ledger.plan, ledger.history, quoted)
+    return report_of(
+        seen,
+        canaries,
+        sampling,
+        claims=claims,
+        delta=delta,
+        alpha=alpha,
+        subject=f"{settings.task.name}, {len(seen.rounds)} rounds",
+        known=f"what all others sent{_known_of_cohorts(seen.turn)}",
+        estimates={
+            "one-shot estimate from the last model alone, which is no bound": one_shot_epsilon(
+                canaries, seen.moved, delta=delta
+            ),
+        },
+    )
+
+
+def report_of(
+    seen: SeenRun,
+    canaries: Canaries,
+    sampling: Sampling,
+    *,
+    claims: Sequence[Claim],
+    delta: float,
+    alpha: float,
+    subject: str,
+    known: str,
+    estimates: Mapping[str, float] | None = None,
+    notes: Sequence[str] = (),
+) -> AuditReport:
+    """Return the findings of a run, and what a reader has to know besides.
+
+    Args:
+        seen: What was released, and who took part.
+        canaries: Those of the run.
+        sampling: As charged.
+        claims: Of the ledger, or the plan.
+        delta: Of the claims.
+        alpha: Probability that a run that keeps its claims is accused, over all findings.
+        subject: What is audited.
+        known: To the adversary, beside the releases.
+        estimates: Numbers that are no bounds, by name.
+        notes: What else a reader has to know.
+
+    Raises:
+        ValueError: As `bound_of`.
+    """
     surely = {
         f"lower bound at confidence 0.95{claim.whose}, on which no verdict rests": bound_of(
             seen, canaries, claim, delta=delta, alpha=_SURELY
@@ -180,19 +227,14 @@ def report_of_run(
         for claim in claims
     }
     return AuditReport(
-        subject=f"{settings.task.name}, {len(seen.rounds)} rounds",
+        subject=subject,
         findings=findings_of(seen, canaries, sampling, claims=claims, delta=delta, alpha=alpha),
-        estimates={
-            **surely,
-            "one-shot estimate from the last model alone, which is no bound": one_shot_epsilon(
-                canaries, seen.moved, delta=delta
-            ),
-        },
+        estimates={**surely, **(estimates or {})},
         notes=(
-            f"at delta {delta:.3g}; the adversary sees every released model and knows what all "
-            f"others sent{_known_of_cohorts(seen.turn)}",
+            f"at delta {delta:.3g}; the adversary sees every release and knows {known}",
             "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's, that by "
             "Clopper-Pearson nothing; the verdict goes by the claimed curve itself",
+            *notes,
         ),
     )
 
@@ -271,7 +313,8 @@ def findings_of(
     Raises:
         ValueError: As `bound_of`.
     """
-    each = _OTHERS * alpha / (1.0 if sampling.visible else 2.0)
+    coins = [] if sampling.visible or not len(seen.drawn) else claims
+    each = _OTHERS * alpha / (2.0 if coins else 1.0)
     share = (1.0 - _OTHERS) * alpha / len(claims)
     fresh, scales, _ = without_memory(seen.rounds, seen.indices, seen.coefficients)
     idle = fresh[:, canaries.count :] / scales[:, None]
@@ -279,9 +322,10 @@ def findings_of(
         *(bound_of(seen, canaries, claim, delta=delta, alpha=share) for claim in claims),
         *findings_on_noise(idle, alpha=each, cohorts=seen.cohorts),
     ]
-    for claim in [] if sampling.visible else claims:
-        coins = _coins(seen, sampling, claim)
-        found = cohorts_are_poisson(coins, claim.sampling_rate, alpha=each / len(claims))
+    for claim in coins:
+        found = cohorts_are_poisson(
+            _coins(seen, sampling, claim), claim.sampling_rate, alpha=each / len(claims)
+        )
         findings.append(replace(found, name=found.name + claim.whose))
     return tuple(findings)
 
