@@ -83,16 +83,16 @@ class CohortLaw:
         """
         if plan is None:
             return cls(units=asked, rate=1.0)
+        if isinstance(law := plan.sampling, OwnRatesSampling) and law.method == "scale":
+            each = zip(law.shares, law.scales, strict=True)
+            counted = [(round(share * plan.num_clients), counted_as(s)) for share, s in each]
+            return cls(units=plan.num_clients, rate=law.rates[-1], counted=tuple(counted))
         # Of records, and of turns at the nodes, nobody asks one by one.
         seen = plan.sampling.visible and not plan.asked().turns_at_nodes
         if seen and not plan.hosting.of_records:
             return cls(units=min(asked, plan.num_clients), rate=1.0)
         if isinstance(plan.sampling, FixedSizeSampling):
             return cls(units=plan.sampling.cohort, rate=1.0)
-        if isinstance(law := plan.sampling, OwnRatesSampling) and law.scales:
-            each = zip(law.shares, law.scales, strict=True)
-            counted = [(round(share * plan.num_clients), counted_as(s)) for share, s in each]
-            return cls(units=plan.num_clients, rate=law.rates[-1], counted=tuple(counted))
         mean = plan.expected_cohort
         if isinstance(plan.sampling, TruncatedPoissonSampling):
             mean = min(mean, plan.sampling.max_cohort)

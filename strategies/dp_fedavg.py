@@ -481,7 +481,14 @@ class DPFedAvg(RoundLoop):
                 training=self.ledger.training,
             )
         if isinstance(self.plan.noise, ClientNoise):
-            return ClientNoiseMode(self.plan, multiplier, layout, origin, instruction)
+            return ClientNoiseMode(
+                self.plan,
+                multiplier,
+                layout,
+                origin,
+                instruction,
+                group_of=self._participations.group_of,
+            )
         return CentralMode(
             self.plan,
             multiplier,
@@ -499,7 +506,7 @@ class DPFedAvg(RoundLoop):
     def _scale_of(self) -> Callable[[Unit], float] | None:
         """Return the factor on what each unit may move; None where it is 1 for everybody."""
         law = self.plan.sampling
-        if not (isinstance(law, OwnRatesSampling) and law.scales):
+        if not (isinstance(law, OwnRatesSampling) and law.method == "scale"):
             return None
         scales, group_of = law.scales, self._participations.group_of
 
@@ -600,7 +607,8 @@ class DPFedAvg(RoundLoop):
         if not isinstance(self.plan.noise, ClientNoise):
             return {}
         compression = None if self._compression.up == "none" else self._compression
-        noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], compression)
+        # Where groups have their own, that of the strictest: who allows no more may take part.
+        noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], compression, group=0)
         return {INSTRUCTION_KEY: RoundInstruction(server_round=1, client_noise=noise).to_json()}
 
     def _prices(self) -> tuple[TrainingPrice, ...]:
@@ -610,6 +618,8 @@ class DPFedAvg(RoundLoop):
         """
         plan, law = self.plan, self.plan.sampling
         if not isinstance(law, OwnRatesSampling) or plan.hosting.sums_at_nodes:
+            return ()
+        if isinstance(plan.noise, ClientNoise):  # nodes see it, and count each message
             return ()
         if len(plan.history) != 1:
             return ()

@@ -15,7 +15,7 @@ a saved state leaks nothing beyond them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -66,6 +66,9 @@ class ServerOptimizer:
     Attributes:
         strategy: The Flower strategy that does it.
         last_round: The last round that was stepped, here or before `restore`; None before any.
+        rests: Given a round and the name of an array, whether the array keeps its values in that
+            round; None: all move. What a private mean says of it, noise at least, is dropped
+            after the release, which costs and saves no budget.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -79,6 +82,7 @@ class ServerOptimizer:
         refuse_unfit(strategy)
         self.strategy = strategy
         self.last_round: int | None = None
+        self.rests: Callable[[int, str], bool] | None = None
         self._restored_round: int | None = None
         # What the strategy wrote into the train config, for strategies that decay a value there.
         self._config: dict[str, Any] = {}
@@ -151,7 +155,9 @@ class ServerOptimizer:
         """
         weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
         key = next(iter(instruction.array_records))
-        content = RecordDict({key: _computable(arrays), "metrics": MetricRecord({weight: 1})})
+        resting = self._resting(server_round, instruction.array_records[key])
+        moved = ArrayRecord(dict(_computable(arrays)) | resting)
+        content = RecordDict({key: moved, "metrics": MetricRecord({weight: 1})})
         origin = Message(RecordDict(), dst_node_id=1, message_type="train")
         # Flower fills the id of a message when it is sent; this one never is.
         give_id(origin, f"fl-dp-round-{server_round}")
@@ -166,7 +172,8 @@ class ServerOptimizer:
         }:
             raise ValueError(f"{self._name} returned arrays of other names or shapes")
         self.last_round = server_round
-        return updated
+        # Once more: a momentum of earlier rounds moves it, too.
+        return ArrayRecord(dict(updated) | resting)
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the rounds so far left in the strategy, to go on in another process.
@@ -239,6 +246,12 @@ class ServerOptimizer:
             vars(self.strategy).update(saved["attributes"])
         self.last_round = self._restored_round = saved["round"]
         self._config = saved["config"]
+
+    def _resting(self, server_round: int, asked: ArrayRecord) -> dict[str, Array]:
+        """Return the arrays that keep their values in a round, as the clients were sent them."""
+        if self.rests is None:
+            return {}
+        return {name: array for name, array in asked.items() if self.rests(server_round, name)}
 
     @property
     def _name(self) -> str:

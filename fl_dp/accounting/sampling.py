@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from fl_dp.documents import known_kind
-from fl_dp.mechanisms.events import Checked, GaussianEvent
+from fl_dp.mechanisms.events import Checked, GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.option_errors import OptionError, require_count, require_rate
 
 from .events import (
@@ -426,16 +426,17 @@ class CyclicSampling(GroupedSampling):
         return {"kind": self.kind, "groups": self.groups, "inside": self.inside.to_dict()}
 
 
-OWN_METHODS = ("sample", "scale")
+OWN_METHODS = ("sample", "scale", "noise")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRatesSampling(GroupedSampling):
-    """Secret coins, and a rate or a norm for each public group of units with a budget of its own.
+    """A rate, a norm or a noise for each public group of units with a budget of its own.
 
-    Noise is everybody's. Who allows less takes part less often (`sample`), or is clipped to a
-    smaller norm (`scale`). A unit is charged at its own group's rate, and at the noise over its own
-    norm: neighbours differ in that unit, whose group is public.
+    Where noise is everybody's, who allows less takes part less often (`sample`), or is clipped to a
+    smaller norm (`scale`). Where each unit adds its own, who allows less adds more, and its message
+    weighs the inverse of its variance (`noise`). A unit is charged at its own group's rate, and at
+    its noise over its norm: neighbours differ in that unit, whose group is public.
 
     Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for
     DP-SGD", both of its methods.
@@ -443,9 +444,10 @@ class OwnRatesSampling(GroupedSampling):
     Attributes:
         budgets: Epsilon of each group, increasing.
         shares: Share of the declared units in each group; public.
-        rates: Probability of each unit of a group in each round, below 1.
-        method: `sample` or `scale`: what differs between the groups.
-        scales: Norm of each group over that of the last one, which is the plan's; empty: all 1.
+        rates: Probability of each unit of a group in each round; by `sample` below 1.
+        method: `sample`, `scale` or `noise`: what differs between the groups.
+        scales: Norm of each group over that of the last one, which is the plan's; by `noise` the
+            last one's noise over that of each group; empty: all 1.
     """
 
     kind: ClassVar[str] = "own-rates"
@@ -470,7 +472,7 @@ class OwnRatesSampling(GroupedSampling):
             sampling_rate: Mean rate over all units.
             budgets: Epsilon of each group, increasing.
             shares: Share of the declared units in each group.
-            method: `sample`, by rates, or `scale`, by norms.
+            method: `sample`, by rates, `scale`, by norms, or `noise`, by each unit's own.
 
         Raises:
             ValueError: If an argument is out of range.
@@ -499,14 +501,17 @@ class OwnRatesSampling(GroupedSampling):
                 "{shares} must be positive and add up to 1, got "
                 f"{list(self.shares)}: write for example [0.5,0.3,0.2]"
             )
-        if not (min(self.rates) > 0.0 and self.rates[-1] == max(self.rates) < 1.0):
-            raise OptionError(
-                "with {budgets} of their own clients take part at a {sampling_rate} in (0, 1), the "
-                f"last group at the largest, got {list(self.rates)}"
-            )
         if self.method not in OWN_METHODS:
             raise OptionError(
                 f"{{method}} must be one of {', '.join(OWN_METHODS)}, got '{self.method}'"
+            )
+        if not (min(self.rates) > 0.0 and self.rates[-1] == max(self.rates) <= 1.0) or (
+            self.method == "sample" and self.rates[-1] == 1.0
+        ):
+            raise OptionError(
+                "with {budgets} of their own clients take part at a {sampling_rate} in (0, 1), or "
+                "at 1 where not rates differ but {method=scale} or {method=noise}, the last group "
+                f"at the largest, got {list(self.rates)}"
             )
         if self.scales and not (
             len(self.scales) == len(self.budgets)
@@ -528,9 +533,21 @@ class OwnRatesSampling(GroupedSampling):
         within = sum(budget <= epsilon for budget in self.budgets)
         return within - 1 if within else None
 
+    @property
+    def visible(self) -> bool:
+        """Whether all units take part."""
+        return min(self.rates) == 1.0
+
     def scale_of(self, group: int) -> float:
-        """Return the norm of a group over that of the last one."""
+        """Return the norm of a group over that of the last one, or the last noise over its own."""
         return self.scales[group] if self.scales else 1.0
+
+    def weight_of(self, group: int) -> float:
+        """Return what a unit of a group weighs in a sum, one of the last group weighing 1.
+
+        By `scale` as much as its norm allows; by `noise` the inverse of its noise's variance.
+        """
+        return self.scale_of(group) ** (2 if self.method == "noise" else 1)
 
     def next_group(self, sizes: Mapping[int, int]) -> int:
         """Return the group that most lacks units of its share."""
@@ -544,6 +561,8 @@ class OwnRatesSampling(GroupedSampling):
 
     def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
         """Return what a release costs a unit of a group, from what it costs those of the last."""
+        if self.method == "noise":
+            return _with_noise_over(event, self.scale_of(group))
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == self.rates[-1]:
             # The noise is the same, and a multiplier is the noise over the unit's own norm.
             multiplier = event.noise_multiplier / self.scale_of(group)
@@ -562,19 +581,30 @@ class OwnRatesSampling(GroupedSampling):
 
     def expected_weight(self, num_units: int) -> float:
         """Return what such a cohort weighs, where a unit weighs as much as its norm allows."""
-        if not self.scales:
-            return self.expected_cohort(num_units)
-        each = zip(self.shares, self.rates, self.scales, strict=True)
-        return num_units * math.fsum(share * rate * scale for share, rate, scale in each)
+        each = zip(self.shares, self.rates, strict=True)
+        return num_units * math.fsum(
+            share * rate * self.weight_of(group) for group, (share, rate) in enumerate(each)
+        )
 
     def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
         each = zip(self.budgets, self.scales or self.rates, strict=True)
         said = ", ".join(f"{number:.4g} for epsilon {budget:g}" for budget, number in each)
+        if self.method == "noise":
+            return f"none: every round is charged in full, at noise over its group's number: {said}"
         coins = f"Poisson: a secret coin for each {unit} in each round"
         if self.scales:
             return f"{coins}, at rate {self.rates[-1]:g}, and its group's share of the norm: {said}"
         return f"{coins}, at its group's rate: {said}"
+
+
+def _with_noise_over(event: PrivacyEvent, scale: float) -> PrivacyEvent:
+    """Return the event of one client's message whose noise is larger, by one over `scale`."""
+    if isinstance(event, GaussianEvent | LaplaceEvent):
+        return replace(event, noise_multiplier=event.noise_multiplier / scale)
+    if isinstance(event, ZcdpEvent):
+        return replace(event, rho=event.rho * scale**2)
+    return event  # of no client's message
 
 
 _KINDS: dict[str, type[Sampling]] = {

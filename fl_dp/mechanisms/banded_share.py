@@ -21,7 +21,8 @@ Learning", for cohorts that change.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NoReturn, Self
@@ -39,9 +40,9 @@ from .banded_stream import (
 from .discrete_gaussian import TAIL
 from .noise_share import LEAST_NOISE_SCALE, NoiseShare
 from .randomness import SecureRandom
-from .threads import in_blocks
 
 _EMPTY = -1
+_STRETCH = 1 << 15  # of the coordinates: their sums stay in a processor's cache
 _EXACT_INTEGERS = 2.0**53
 _FINEST_BITS = 20
 _REACH = TAIL + 0.25  # of a draw, in scales: the last buckets end a little over the tail
@@ -102,9 +103,7 @@ class CarriedNoise:
             gone &= np.isin(self.indices, list(indices))
         for slot in np.flatnonzero(gone):
             self.rows[slot] = 0.0
-        self.indices[gone] = _EMPTY
-        self.covariance[gone, :] = 0.0
-        self.covariance[:, gone] = 0.0
+        self._clear(gone)
 
     def weights(
         self, index: int, coefficients: NDArray[np.float64], most_variance: float
@@ -129,46 +128,59 @@ class CarriedNoise:
             return np.zeros_like(found), 1.0
         return found, variance
 
-    def carried(self, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the weighted sum of the rows; exact, whatever the order of the summation."""
-        total = np.empty(self.rows.shape[1])
-
-        used = [(weight, self.rows[slot]) for slot, weight in enumerate(weights) if weight]
-
-        def add(block: slice) -> None:
-            part, product = np.zeros_like(total[block]), np.empty_like(total[block])
-            for weight, row in used:
-                part += np.multiply(row[block], weight, out=product)
-            total[block] = part
-
-        # Not by a BLAS, whose threads wait for each other where other work has the processors.
-        in_blocks(total.size, add)
-        return total
-
-    def remember(
-        self,
-        index: int,
-        deviation: NDArray[np.float64],
-        weights: NDArray[np.float64],
-        variance: float,
-    ) -> None:
-        """Keep an answer's deviation, unless a later one is kept already.
+    def carried(
+        self, weights: NDArray[np.float64], part: slice = slice(None)
+    ) -> NDArray[np.float64]:
+        """Return the weighted sum of the rows; exact, whatever the order of the summation.
 
         Args:
-            index: Of the sum.
-            deviation: Of the answer from the values, in grid steps.
-            weights: With which rows counted in it.
-            variance: Its own, as `weights` found it.
+            weights: What each row counts.
+            part: Of the coordinates.
+        """
+        rows = self.rows[:, part]
+        total, product = np.zeros(rows.shape[1]), np.empty(_STRETCH)
+        used = np.flatnonzero(weights)
+        # Not by a BLAS, whose threads wait for each other where other work has the processors.
+        for start in range(0, total.size, _STRETCH):
+            stretch = slice(start, start + _STRETCH)
+            into = total[stretch]
+            for slot in used:
+                into += np.multiply(rows[slot, stretch], weights[slot], out=product[: into.size])
+        return total
+
+    @contextmanager
+    def remembering(
+        self, index: int, weights: NDArray[np.float64], variance: float
+    ) -> Iterator[NDArray[np.float64]]:
+        """Give the row for an answer's deviation, from its values, in grid steps.
+
+        What the row held counts as forgotten from then on, but is there to be read until it is
+        written over. Where the block fails, nothing is remembered in its place.
+
+        Args:
+            index: Of the sum. Where a later one is remembered, nothing is kept of this one.
+            weights: With which rows count in it.
+            variance: The deviation's own, as `weights` found it.
         """
         if index <= self.indices.max():
+            yield np.empty(self.rows.shape[1])
             return
         slot = index % len(self.indices)
         shared = -(weights @ self.covariance)
-        self.rows[slot] = deviation
-        self.covariance[slot, :] = shared
-        self.covariance[:, slot] = shared
-        self.covariance[slot, slot] = variance
+        self._clear(slot)
+        try:
+            yield self.rows[slot]
+        except BaseException:
+            self.rows[slot] = 0.0  # half of a row is no deviation
+            raise
+        shared[slot] = variance
+        self.covariance[slot, :] = self.covariance[:, slot] = shared
         self.indices[slot] = index
+
+    def _clear(self, slots: int | NDArray[np.bool_]) -> None:
+        self.indices[slots] = _EMPTY
+        self.covariance[slots, :] = 0.0
+        self.covariance[:, slots] = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,20 +296,32 @@ class BandedShare(NoiseShare):
         if memory is None or index is None:
             raise ValueError("noise with memory needs the node's memory and the sum's index")
         centres = self.placed(values)
-        updates = centres[: self.segments[0].size]
-        fine = 2.0**self.fine_bits
-        updates *= fine
-        np.rint(updates, out=updates)
-        updates /= fine
+        steps = centres.view(np.int64)  # each part is read before it is written over
         weights, variance = memory.weights(
             index, self._weights, _MOST_VARIANCE * self._inverse_norm**2
         )
-        exact = updates.copy()
-        updates -= memory.carried(weights)
-        steps = self._law.sample_around(centres, rng)
-        deviation = steps[: updates.size] - exact
+        fine = 2.0**self.fine_bits
         reach = _REACH * self.noise_scale * math.sqrt(variance)
-        if deviation.size and not np.abs(deviation).max() <= reach:
-            raise ValueError("the noise is larger than sums can hold: this answer stays away")
-        memory.remember(index, deviation, weights, variance)
+        with memory.remembering(index, weights, variance) as row:
+
+            def answer(part: slice, stream: SecureRandom) -> None:
+                around, deviation = centres[part], row[part]
+                updates = around[: deviation.size]
+                updates *= fine
+                np.rint(updates, out=updates)
+                updates *= 1.0 / fine
+                exact = updates.copy()
+                updates -= memory.carried(weights, slice(part.start, part.start + exact.size))
+                drawn = self._law.sample_around(around, stream)
+                np.subtract(drawn[: exact.size], exact, out=exact)
+                # "not <=" instead of ">": a NaN has to fail, too.
+                if exact.size and not max(exact.max(), -exact.min()) <= reach:
+                    raise ValueError(
+                        "the noise is larger than sums can hold: this answer stays away"
+                    )
+                deviation[:] = exact
+                steps[part] = drawn
+
+            # In one pass: what is read from memory is far more than what a processor's cache holds.
+            rng.in_parts(centres.size, answer)
         return steps

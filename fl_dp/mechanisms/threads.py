@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from typing import ParamSpec, TypeVar
 
@@ -48,10 +48,14 @@ def share(count: int, work: Callable[[int], None], *, at_most: int | None = None
 
     helpers = min(processors(), count if at_most is None else at_most) - 1
     running = [submit(until_done) for _ in range(helpers)]
-    until_done()
+    try:
+        until_done()
+    finally:
+        waiting.clear()  # where a part fails, no other begins, and nobody works on behind the error
+        running = [future for future in running if not future.cancel()]
+        wait(running)
     for future in running:
-        if not future.cancel():  # one that did not start has nothing left to do
-            future.result()
+        future.result()
 
 
 def in_blocks(size: int, work: Callable[[slice], None]) -> None:

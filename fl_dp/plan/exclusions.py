@@ -222,6 +222,17 @@ _OWN_BUDGETS: tuple[Exclusion[Asked], ...] = (
         instead="leave {sampling=?} out without privacy, and {plateau} with it",
     ),
     Exclusion(
+        options=("method", "client_scheme"),
+        when=lambda asked: (
+            isinstance(asked.sampling, OwnRatesSampling)
+            and (asked.sampling.method == "noise") != asked.local
+        ),
+        why="noise at the clients is each one's own, and so is its amount; noise of a sum is "
+        "everybody's, and leaves rates or norms to differ",
+        instead="write {method=noise} with {client_scheme=...}, and {method=sample} or "
+        "{method=scale} without",
+    ),
+    Exclusion(
         options=("method", "capped_denominator"),
         when=lambda asked: (
             isinstance(asked.sampling, OwnRatesSampling)

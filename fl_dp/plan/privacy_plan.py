@@ -208,8 +208,9 @@ class PrivacyPlan:
             )
         if any(law.event_for(0, event) != event for event, _ in self.other_releases):
             raise OptionError(
-                "another release is sampled at the rate of the last group, and would be charged at "
-                "that of each: change its rate a little"
+                "another release is sampled at the rate of the last group, or noised like a "
+                "client's message, and would be charged at each group's own: change its rate a "
+                "little, or leave it out"
             )
 
     @classmethod
@@ -336,8 +337,8 @@ class PrivacyPlan:
 
     def _own_rates(self, law: OwnRatesSampling) -> dict[str, Any]:
         """Return noise, and rates or norms, with which each group spends its own budget."""
-        if law.method == "scale":
-            return self._own_norms(law)
+        if law.method != "sample":
+            return self._own_scales(law)
 
         def rounds(noise_multiplier: float, rate: float) -> FrozenHistory:
             everybody = replace(law, rates=(rate,) * law.num_groups)
@@ -357,8 +358,8 @@ class PrivacyPlan:
             "sampling": replace(law, rates=rates),
         }
 
-    def _own_norms(self, law: OwnRatesSampling) -> dict[str, Any]:
-        """Return the last group's noise, and the norm at which each other needs no more of it."""
+    def _own_scales(self, law: OwnRatesSampling) -> dict[str, Any]:
+        """Return the last group's noise, and what it is over the noise that each other needs."""
         noise, planned = calibrated_noise(self.noise, self.planned_releases), self.planned_releases
         scales = []
         for budget in law.budgets[:-1]:

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fl_dp.accounting import SharedNoise
 from fl_dp.accounting.shared_noise import shared_noise_multiplier
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism, NoiseShare, SecureRandom, Segment
-from fl_dp.mechanisms.banded_share import BandedShare
+from fl_dp.mechanisms.banded_share import BandedShare, CarriedNoise
 from fl_dp.mechanisms.banded_stream import column_norm, total_weight
 from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE, WRAPS
 from fl_dp.mechanisms.rotation import largest_stretch
@@ -62,16 +62,26 @@ class SharedBundle:
         return self.share.noise_scale
 
     def encode(
-        self, updates: NDArray[np.float64], scalars: Sequence[float], rng: SecureRandom
+        self,
+        updates: NDArray[np.float64],
+        scalars: Sequence[float],
+        rng: SecureRandom,
+        memory: CarriedNoise | None = None,
+        index: int | None = None,
     ) -> NDArray[np.int64]:
-        """Return a node's sums with its share of the noise; see `NoiseShare.encode`.
+        """Return a node's sums with its share of the noise; see `BandedShare.encode`.
 
         Args:
             updates: Sum of its units' clipped updates, in the updates' units, not in grid steps.
             scalars: Sums of its units' scalars, in the order and units of `scalar_values`.
             rng: Where the noise comes from.
+            memory: Of the node in this training, where the noise has one; changed.
+            index: Of the sum, with memory.
         """
-        return self.share.encode([updates, *scalars], rng)
+        values: list[ArrayLike] = [updates, *scalars]
+        if isinstance(self.share, BandedShare):
+            return self.share.encode(values, rng, memory, index)
+        return self.share.encode(values, rng)
 
     def decode(self, total: NDArray[np.int64]) -> tuple[NDArray[np.float64], list[float]]:
         """Return the noisy sum of updates and those of scalars, in the units of `encode`."""

@@ -166,6 +166,7 @@ class OwnPromise:
         sampling_rate: Their chance to take part in a round.
         epsilon: The smallest known bound, at the statement's delta.
         norm_scale: The norm that they are clipped to over that of the last group.
+        noise_scale: Their own noise over that of the last group, where clients add it.
     """
 
     budget: float
@@ -173,6 +174,7 @@ class OwnPromise:
     sampling_rate: float
     epsilon: float
     norm_scale: float = 1.0
+    noise_scale: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

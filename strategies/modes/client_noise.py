@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from fl_dp.accounting import OwnRatesSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.plan import PrivacyPlan
@@ -29,6 +30,9 @@ from .node_budget import budget_for_nodes
 class ClientNoiseMode(Mode):
     """The sum of what clients have clipped and noised themselves, over a public constant.
 
+    Where groups of clients have noise of their own, each message weighs the inverse of its noise's
+    variance: groups are public, and so are these weights.
+
     Privacy: none of its own; each message is private before it gets here, even against the server.
     """
 
@@ -39,6 +43,8 @@ class ClientNoiseMode(Mode):
         layout: VectorLayout,
         origin: NDArray[np.float64],
         instruction: RoundInstruction,
+        *,
+        group_of: Callable[[Unit], int | None],
     ) -> None:
         """Prepare a round.
 
@@ -48,20 +54,39 @@ class ClientNoiseMode(Mode):
             layout: Of the model that is sent.
             origin: That model, flattened.
             instruction: What every client is asked; it encodes its update once the noise is in it.
+            group_of: Returns the group of a unit, where groups have noise of their own.
         """
-        noise = client_noise_of(plan, noise_multiplier, instruction.compression)
-        super().__init__(layout, replace(instruction, client_noise=noise))
+
+        def of_group(group: int) -> RoundInstruction:
+            noise = client_noise_of(plan, noise_multiplier, instruction.compression, group=group)
+            return replace(instruction, client_noise=noise)
+
+        self._law = plan.sampling if isinstance(plan.sampling, OwnRatesSampling) else None
+        groups = 1 if self._law is None else self._law.num_groups
+        self._instructions = [of_group(group) for group in range(groups)]
+        self._group_of = group_of
+        super().__init__(layout, self._instructions[0])
         self._denominator = plan.denominator
         self._total = PlainSum(layout, origin)  # no grid: what arrives needs no exact sum
         self._contributions = 0
+
+    def content_for(self, node: int, content: RecordDict) -> RecordDict:
+        """Return what one client is sent, with its group's noise. See `Mode.content_for`."""
+        return self.told(content, self._instructions[self._group(Unit(node))])
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
         """Add one reply. See `Mode.fold`."""
-        norm = self._total.add(update_in(content, self.instruction.compression, self.layout.size))
+        update = update_in(content, self.instruction.compression, self.layout.size)
+        weight = 1.0 if self._law is None else self._law.weight_of(self._group(units[0]))
+        norm = self._total.add(update, weight=weight)
         self._contributions += 0.0 < norm < math.inf
         return [observed(units[0], server_round, norm, math.nan)]
+
+    def _group(self, unit: Unit) -> int:
+        # Who has no group takes no part: the first has the most noise, for a mistake of ours.
+        return self._group_of(unit) or 0
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Divide. See `Mode.release`."""
@@ -71,11 +96,22 @@ class ClientNoiseMode(Mode):
 
 
 def client_noise_of(
-    plan: PrivacyPlan, noise_multiplier: float, compression: Compression | None
+    plan: PrivacyPlan, noise_multiplier: float, compression: Compression | None, *, group: int
 ) -> NoiseInstruction:
-    """Return the noise that clients have to add in a round of that noise multiplier."""
+    """Return the noise that clients have to add in a round of that noise multiplier.
+
+    Args:
+        plan: The training's.
+        noise_multiplier: What the round is charged as.
+        compression: Of the noised update.
+        group: Of the clients; looked at only where groups have budgets of their own.
+    """
     assert isinstance(plan.noise, ClientNoise)  # no other noise is told to clients
     budget = budget_for_nodes(plan)
+    if isinstance(law := plan.sampling, OwnRatesSampling):
+        noise_multiplier /= law.scale_of(group)
+        if budget is not None:
+            budget = replace(budget, epsilon=law.budgets[group])
     return NoiseInstruction(
         scheme=plan.noise.scheme,
         noise_multiplier=noise_multiplier,

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fl_dp.app.compose import compose_settings
@@ -33,7 +34,8 @@ def trained(tmp_path: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
             *overrides,
         ]
     )
-    grid = InProcessGrid(app, [{"partition-id": node} for node in range(2)])
+    nodes = range(settings.task.num_clients)
+    grid = InProcessGrid(app, [{"partition-id": node} for node in nodes])
     with simulated_nodes():
         result = train(grid, settings, run_id="1")
     return result, json.loads((tmp_path / "run" / "privacy.json").read_text())
@@ -73,7 +75,29 @@ def test_factors_need_a_rank() -> None:
         compose_settings(["model.lora_train=both"])
 
 
-def test_alternating_factors_are_refused_where_updates_are_noised_as_a_whole() -> None:
-    settings = compose_settings([*SMALL, "model.lora_rank=2", "model.lora_train=alternating"])
-    with pytest.raises(IncompatibleOptions, match="the factor at rest"):
-        make_plan(settings)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "privacy=central privacy.contribution_check=false",
+        "privacy=local selection=public",
+        "privacy=distributed selection.sampling_rate=1 task.num_clients=3",
+    ],
+)
+def test_the_factor_at_rest_gets_no_noise_of_its_round(tmp_path: Path, mode: str) -> None:
+    turns = ["model.lora_rank=2", "model.lora_train=alternating", "rounds=1", *mode.split()]
+    first = initial_arrays_of(compose_settings([*SMALL, *turns]))
+    result, _ = trained(tmp_path, *turns)
+    moved = {
+        name: not np.array_equal(first[name].numpy(), values.numpy())
+        for name, values in result.arrays.items()
+    }
+    assert moved == {name: ".b." in name for name in first}
+
+
+@pytest.mark.parametrize(
+    "override", ["selection=buffered", "privacy=distributed_records selection.sampling_rate=1"]
+)
+def test_factors_in_turn_are_refused_where_a_round_has_both(override: str) -> None:
+    turns = ["model.lora_rank=2", "model.lora_train=alternating", *override.split()]
+    with pytest.raises(IncompatibleOptions, match="one factor a round"):
+        make_plan(compose_settings([*SMALL, *turns]))

@@ -214,7 +214,9 @@ def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> Non
 
 
 def test_told_settings_are_plain_values_and_null_is_left_out() -> None:
-    told = told_settings(compose_settings(["metrics.loss=[0,5]", "privacy.insecure_seed=424243444546"]))
+    told = told_settings(
+        compose_settings(["metrics.loss=[0,5]", "privacy.insecure_seed=424243444546"])
+    )
     assert told["metrics.loss"] == "[0.0, 5.0]"
     assert "metrics.accuracy" not in told and "privacy.insecure_seed" not in told
 

@@ -37,6 +37,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         f"{_NUMBERS} selection=dp_utility selection.utility=accuracy",
     ),
     (f"{_OWN} schedule=plateau",),
+    (f"privacy=local {_OWN}", f"{_OWN} selection.method=noise"),
     (
         f"{_OWN} selection.method=scale weights.cap=9 weights.total=99 "
         "weights.capped_denominator=true simulation.units_per_node=1",
@@ -44,7 +45,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (f"{_GRADIENTS} model.shared=['1.bias']",),
     tuple(
         f"{each} model.lora_rank=2 model.lora_train=alternating"
-        for each in ("privacy=central", "privacy=local selection=public", _SHARES)
+        for each in (f"{_SHARES} privacy.unit=record", "selection=buffered")
     ),
     (
         *(f"privacy=local selection={name}" for name in ("poisson", "truncated_poisson")),

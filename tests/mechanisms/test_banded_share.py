@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -343,6 +344,42 @@ def test_a_draw_beyond_what_sums_can_hold_stays_away_and_is_not_remembered(
     with pytest.raises(ValueError, match="stays away"):
         share.encode([np.zeros(1)], SecureRandom(), memory, 0)
     assert memory.remembered == ()
+
+
+def test_an_answer_that_fails_leaves_nothing_of_the_row_that_it_was_to_replace() -> None:
+    """One part of many fails, when others are written: half of a row is no deviation."""
+    size = 3 << 17  # parts of several threads
+    share = share_of(COEFFICIENTS, size=size)
+    memory = CarriedNoise.empty(bands=3, size=size)
+    for index in range(2):
+        share.encode([np.zeros(size)], SecureRandom(), memory, index)
+    values = np.zeros(size)
+    values[-1] = np.nan
+    with pytest.raises(ValueError, match="finite"):
+        share.encode([values], SecureRandom(), memory, 2)
+    assert memory.remembered == (1,) and memory.rows[1].any() and not memory.rows[0].any()
+    assert not memory.covariance[0].any() and memory.covariance[1, 1] > 0.0
+    share.encode([np.zeros(size)], SecureRandom(), memory, 3)
+    assert memory.remembered == (3,)  # in the place of 1
+
+
+def test_parts_of_several_threads_are_those_of_the_whole() -> None:
+    size = (2 << 17) + 77
+    updates = share_of(COEFFICIENTS, size=size).segments[0]
+    counts = replace(updates, name="counts", size=1000)  # of a segment without memory
+    share = BandedShare(segments=(updates, counts), noise_scale=40.0, coefficients=COEFFICIENTS)
+    memory = CarriedNoise.empty(bands=3, size=size)
+    values = [np.random.default_rng(2).normal(0.0, 300.0, each.size) for each in share.segments]
+    placed = np.rint(np.clip(values[0], -1000.0, 1000.0) * 2.0**20) / 2.0**20
+    for index in range(3):
+        before, weights = memory.rows.copy(), np.zeros(2)
+        for each in memory.remembered:
+            weights[each % 2] = COEFFICIENTS[index - each] / 4096
+        sent = share.encode(values, SecureRandom(), memory, index)
+        assert (memory.rows[index % 2] == sent[:size] - placed).all()
+        fresh = sent[:size] - (placed - weights @ before)
+        assert abs(fresh.std() / 40.0 - 1.0) < 0.01 and np.abs(fresh).max() < 40.0 * 12.75
+        assert abs((sent[size:] - values[1]).std() / 40.0 - 1.0) < 0.15
 
 
 # 5. Neighbours.

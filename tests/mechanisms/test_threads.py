@@ -113,3 +113,21 @@ def test_a_part_that_fails_fails_the_whole(
 
     with pytest.raises(MemoryError, match="of a part"):
         threads.share(9, work)
+
+
+def test_nobody_works_on_behind_the_error_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "processors", lambda: 2)
+    began, over = threading.Event(), threading.Event()
+    late: list[int] = []
+
+    def work(index: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            assert began.wait(10)
+            raise MemoryError("of a part")
+        began.set()
+        over.wait(0.2)
+        late.append(index)
+
+    with pytest.raises(MemoryError, match="of a part"):
+        threads.share(9, work)
+    assert len(late) == 1  # the part that had begun is over, and no other began

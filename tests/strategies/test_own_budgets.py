@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
@@ -18,8 +18,9 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from draws import a_draw
+from fl_dp.strategies.modes import client_noise_of
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
-from laws import ALARM, counts_p
+from laws import ALARM, counts_p, normal_p
 from local_grid import FIRST_NODE, LocalGrid, introducing
 from trainings import FixedClient
 
@@ -35,6 +36,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.filters import OwnBudgetsFilter
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.statement import PrivacyStatement
@@ -327,7 +329,7 @@ def test_who_allows_less_moves_the_sum_by_its_own_norm_and_no_more(
         ({"rates": (0.5, 1.0)}, "in \\(0, 1\\)"),
         ({"rates": (0.5, 0.4)}, "in \\(0, 1\\)"),
         ({"rates": (0.0, 0.4)}, "in \\(0, 1\\)"),
-        ({"method": "both"}, "one of sample, scale"),
+        ({"method": "both"}, "one of sample, scale, noise"),
         ({"scales": (1.0, 0.5)}, "the last one's is 1"),
         ({"scales": (0.0, 1.0)}, "the last one's is 1"),
         ({"scales": (1.0,)}, "the last one's is 1"),
@@ -379,3 +381,94 @@ def test_a_plan_is_read_as_it_was_written() -> None:
     document = json.loads(json.dumps(PLAN.to_dict()))
     assert sampling_from_dict(document["sampling"]) == LAW
     assert PrivacyPlan.from_dict(document) == PLAN
+
+
+# --- Noise of their own, at the clients -----------------------------------------------------------
+
+
+SCHEMES = pytest.mark.parametrize("scheme", ["gaussian", "laplace", "exponential"])
+
+
+def locally(scheme: str = "gaussian", **others: Any) -> PrivacyPlan:
+    law = OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES, method="noise")
+    return planned(sampling=law, client_scheme=scheme, rounds=5, **others)
+
+
+LOCAL = locally()
+OWN_NOISE = cast(OwnRatesSampling, LOCAL.sampling)
+
+
+@SCHEMES
+def test_each_message_is_as_noisy_as_its_groups_budget_needs(scheme: str) -> None:
+    plan = locally(scheme)
+    law = cast(OwnRatesSampling, plan.sampling)
+    for group, bounds in enumerate(plan.own_epsilons()):
+        assert 0.998 * BUDGETS[group] < bounds.best <= BUDGETS[group]
+        # What a client of the group would charge for what it is told, by its own mechanism.
+        told = client_noise_of(plan, plan.noise_multiplier, None, group=group)
+        charged = law.event_for(group, plan.event_of(1))
+        assert asdict(charged) == pytest.approx(asdict(told.mechanism().event()), rel=1e-12)
+        assert told.epsilon == BUDGETS[group]
+
+
+def test_own_noise_spends_the_budget_by_another_accountant() -> None:
+    for group, budget in enumerate(BUDGETS):
+        accountant = PLDAccountant()
+        noise = LOCAL.noise_multiplier / OWN_NOISE.scale_of(group)
+        accountant.compose(SelfComposedDpEvent(GaussianDpEvent(noise), 5))
+        assert 0.99 * budget < accountant.get_epsilon(DELTA) <= budget * (1.0 + 1e-4)
+
+
+def test_messages_have_their_groups_noise_and_weigh_the_inverse_of_its_variance(
+    tmp_path: Path,
+) -> None:
+    size, sent = 4_000, {}
+    app = numpy_client_app(lambda context: FixedClient([np.zeros(size)]))
+
+    def answer(message: Message, number: int) -> Message:
+        config: dict[str, Any] = {
+            "partition-id": number,
+            "unit-name": f"ward-{number}",
+            "ledger-path": str(tmp_path / f"ward-{number}.db"),
+        }
+        reply = app(message, Context(1, FIRST_NODE + number, config, RecordDict(), {}))
+        if reply.has_content() and reply.content.array_records:
+            sent[number] = next(iter(reply.content.array_records.values()))["w"].numpy()
+        return reply
+
+    plan = replace(LOCAL, rounds=1)
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        strategy = Watched(plan=plan, ledger=ledger)
+        grid = LocalGrid(introducing(answer), 10)
+        start = ArrayRecord({"w": Array(np.zeros(size))})
+        result = strategy.start(grid, start, num_rounds=1)
+        groups = ledger.group_of
+        statement = privacy_statement(ledger)
+    weights = np.zeros(10)
+    for number, message in sent.items():
+        group = groups[f"ward-{number}"]
+        std = plan.noise_multiplier / OWN_NOISE.scale_of(group)
+        assert normal_p(message / std) > ALARM
+        assert normal_p(message / (1.1 * std)) < ALARM  # the power of this test
+        weights[number] = std**-2.0
+        # The node's own ledger has what its own noise costs, within its own group's budget.
+        with NodeLedger.read(tmp_path / f"ward-{number}.db") as own:
+            (spending,) = own.spendings
+        ((event, count),) = spending.history
+        assert count == 1
+        assert cast(GaussianEvent, event).noise_multiplier == pytest.approx(std)
+    mean = sum(weights[number] * message for number, message in sent.items()) / weights.sum()
+    np.testing.assert_allclose(result.arrays["w"].numpy(), mean, atol=1e-9)
+    said = f"at rate 1 and {1.0 / OWN_NOISE.scale_of(0):.4g} times the noise"
+    assert said in statement_markdown(statement)
+
+
+def test_noise_of_their_own_is_for_clients_that_add_it() -> None:
+    with pytest.raises(IncompatibleOptions, match="write method=noise with client_scheme"):
+        planned(client_scheme="gaussian")
+    with pytest.raises(IncompatibleOptions, match="everybody's"):
+        planned(method="noise")
+    with pytest.raises(IncompatibleOptions, match="sees each message"):
+        planned(method="noise", client_scheme="gaussian")  # at rate .2
+    with pytest.raises(OptionError, match="at 1 where not rates differ"):
+        OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,16 +20,12 @@ class Noting(CarriedNoise):
 
     log: dict[int, dict[int, float]]
 
-    def remember(
-        self,
-        index: int,
-        deviation: np.ndarray,
-        weights: np.ndarray,
-        variance: float,
-    ) -> None:
+    @contextmanager
+    def remembering(self, index: int, weights: np.ndarray, variance: float) -> Iterator[np.ndarray]:
         pairs = zip(self.indices.tolist(), weights.tolist(), strict=True)
         self.log[index] = {earlier: weight for earlier, weight in pairs if weight}
-        super().remember(index, deviation, weights, variance)
+        with super().remembering(index, weights, variance) as row:
+            yield row
 
 
 def share_of(

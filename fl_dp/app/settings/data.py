@@ -188,7 +188,7 @@ class ModelSettings:
             trained on.
         initial_digest: SHA-256 that this file must have; null takes what it holds.
         lora_train: Factors of LoRA that are trained: `b` (A keeps its first values), `both`, or
-            `alternating` (B in odd rounds, A in even ones; under `privacy=dp_sgd`).
+            `alternating` (B in odd rounds, A in even ones).
     """
 
     name: str = told("logistic", tunable=True)

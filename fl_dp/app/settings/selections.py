@@ -332,11 +332,12 @@ class BufferedSettings(SelectionSettings):
 
 @dataclass(kw_only=True)
 class OwnBudgetsSettings(SelectionSettings):
-    """Secret coins, at a rate or a norm of its own for each group, which has its own epsilon.
+    """A rate, a norm or a noise of its own for each group, which has its own epsilon.
 
     Attributes:
-        method: What differs between groups: `sample`, how often clients take part, or `scale`, the
-            norm that they are clipped to; `clipping.norm` is then that of the last group.
+        method: What differs between groups: `sample`, how often clients take part; `scale`, the
+            norm that they are clipped to, where `clipping.norm` is that of the last group; or
+            `noise`, the noise that they add themselves, under `privacy=local`.
         budgets: Epsilon of each group, increasing; the last one is `privacy.epsilon`.
         shares: Share of the clients in each group; public. They are dealt to the groups.
         owners: File with a line `name: epsilon` for each node, by its `unit-name`, in place of

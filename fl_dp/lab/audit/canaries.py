@@ -73,8 +73,12 @@ class Canaries:
 
     def direction(self, canary: int) -> NDArray[np.float64]:
         """Return the direction of one canary, length 1, shape `(size,)`."""
+        return self.sum_of(np.arange(self.count) == canary)
+
+    def sum_of(self, canaries: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the sum of the directions of some canaries, shape `(size,)`."""
         row = np.zeros(self.size)
-        row[self._places[canary]] = 1.0
+        row[self._places[: self.count]] = canaries
         turned: NDArray[np.float64] = idct(row, norm="ortho") * self._signs
         return turned
 

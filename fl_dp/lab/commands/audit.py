@@ -29,6 +29,7 @@ from fl_dp.files import write_text
 from .experiments import DataIsPublic, counted, require_public
 
 if TYPE_CHECKING:
+    from fl_dp.app.settings import Settings
     from fl_dp.commands.jobs import Job
     from fl_dp.lab.audit.verdict import AuditReport
     from fl_dp.lab.games.canary_run import CanaryRun
@@ -100,7 +101,9 @@ def audit(
     others, and bounds epsilon from what every released model tells of them. OVERRIDES are those of
     `fl-dp run`. Canaries take places in cohorts and move the model: it is not for use, and is
     deleted unless `--keep-model`. Everything else stays in `audits/NAME/`. With `selection=public`,
-    `noise=spaced` or `cyclic` canaries take the places of half of the clients.
+    `noise=spaced` or `cyclic` canaries take the places of half of the clients. With
+    `privacy=distributed` and `distributed_records` nobody trains: the encoder of the nodes adds up
+    canaries and the shares of noise that the plan counts.
 
     `fl-dp audit --by records dp_sgd.epsilon=4` has one client train by DP-SGD with canary records.
     `fl-dp audit --against flower` plays the game on Flower's own wrappers, to see what failing
@@ -111,6 +114,8 @@ def audit(
         fail(f"--alpha must lie in (0, 1), got {alpha}", status=2)
     asked = list(overrides or [])
     with failures_told():
+        from fl_dp.app.compose import compose_settings
+
         if scores is not None:
             reports = [_by_scores(scores, claim=claim, delta=delta, alpha=alpha)]
         elif by is By.GAME or against is not None:
@@ -120,6 +125,8 @@ def audit(
             reports = _by_game(flower, rounds=rounds, alpha=alpha, delta=delta or 1e-5)
         elif by is By.RECORDS:
             reports = [_by_records(asked, canaries, alpha, data_is_public=data_is_public)]
+        elif (settings := compose_settings(asked)).privacy.noised_by == "nodes":
+            reports = [_by_sums(settings, canaries, alpha)]
         else:
             job = _trainable(asked, keep_model=keep_model, data_is_public=data_is_public)
             reports = [_by_clients(job, canaries, alpha, keep_model=keep_model)]
@@ -185,6 +192,24 @@ def _by_records(
     title = f"{plan.steps} steps of DP-SGD"
     with counted(err, title, plan.participations, "participations") as done:
         return audit_records(records, plan, alpha=alpha, on_participation=done)
+
+
+def _by_sums(settings: Settings, canaries: int | None, alpha: float) -> AuditReport:
+    """Play the sums of a training whose noise is in shares; no data is read, and nobody trains."""
+    from fl_dp.app.planning import make_plan
+    from fl_dp.app.workload import initial_arrays_of
+    from fl_dp.lab.games.played_sums import report_of_sums
+    from fl_dp.updates import VectorLayout
+
+    size = VectorLayout.of(initial_arrays_of(settings)).size
+    return report_of_sums(
+        make_plan(settings),
+        settings.task.name,
+        size=size,
+        alpha=alpha,
+        count=canaries,
+        seed=settings.seed,
+    )
 
 
 def _trainable(overrides: Sequence[str], *, keep_model: bool, data_is_public: bool) -> Job:

@@ -122,7 +122,7 @@ def _canaries(count: int, size: int, seed: int) -> Canaries:
 
 
 def takes_places(settings: Settings) -> bool:
-    """Tell whether canaries take clients' places: cohorts are counted, or groups take turns."""
+    """Tell whether canaries take clients' places: those are counted, or dealt to groups."""
     return settings.noise.name != "independent" or settings.selection.name != "poisson"
 
 
@@ -147,12 +147,16 @@ def require_auditable(settings: Settings) -> None:
         ValueError: With what to write instead.
     """
     wrong = {
-        f"canary clients are for the server's noise: write privacy=central, not "
-        f"privacy={settings.privacy.mode}": settings.privacy.noised_by != "server",
-        f"canary clients need secret coins, or cohorts that everybody sees: write "
-        f"selection=poisson or selection=public, not selection={settings.selection.name}": (
-            settings.selection.name not in ("poisson", "public")
+        f"canaries are for noise of the server, or in shares: write privacy=central or "
+        f"privacy=distributed, not privacy={settings.privacy.mode}": (
+            settings.privacy.noised_by != "server"
         ),
+        f"canary clients need secret coins, or cohorts that everybody sees: write "
+        f"selection=poisson, public or own_budgets, not selection={settings.selection.name}": (
+            settings.selection.name not in ("poisson", "public", "own_budgets")
+        ),
+        "canaries are on simulated nodes, which have no names: write selection.budgets and "
+        "selection.shares, not selection.owners": settings.selection.epsilon_of() is not None,
         "noise=auto chooses a noise, and an audit is of one: write independent, spaced or "
         "cyclic": settings.noise.name == "auto",
         "a canary has one direction in the whole model: write clipping=fixed or "

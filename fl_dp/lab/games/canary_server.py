@@ -15,7 +15,7 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from fl_dp.accounting import CyclicSampling
+from fl_dp.accounting import CyclicSampling, OwnRatesSampling
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.server import output_dir, train
 from fl_dp.app.workload import initial_arrays_of
@@ -71,6 +71,7 @@ def seen_by(strategy: WatchedFedAvg, moved: NDArray[np.float64]) -> SeenRun:
         coefficients=strategy.plan.noise.coefficients or (COEFFICIENT_ONE,),
         drawn=np.array(strategy.asked, dtype=np.bool_),
         cohorts=np.array(strategy.cohorts, dtype=np.int64),
+        own=strategy.groups() if isinstance(strategy.plan.sampling, OwnRatesSampling) else None,
     )
 
 
@@ -122,14 +123,18 @@ class WatchedFedAvg(DPFedAvg):
             return WhoseTurn(asked=np.stack(self.asked))
         if not isinstance(sampling, CyclicSampling):
             return None
-        # A node that was never drawn is not known as a canaries' one: no group, no turn.
+        return WhoseTurn(groups=self.groups(), num_groups=sampling.groups)
+
+    def groups(self) -> NDArray[np.int64]:
+        """Return the public group of each canary, -1 where it is not known."""
+        # A node that was never drawn is not known as a canaries' one: no group.
         groups = np.full(self.run.count, -1, dtype=np.int64)
         for node, first in self._first_of.items():
             for number in range(self.plan.hosting.told_apart):
                 group = self._participations.group_of(Unit(node, number))
                 if group is not None and first + number < self.run.count:
                     groups[first + number] = group
-        return WhoseTurn(groups=groups, num_groups=sampling.groups)
+        return groups
 
 
 class WatchedMode(Mode):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.accounting import CyclicSampling, PoissonSampling, Sampling
+from fl_dp.accounting import CyclicSampling, OwnRatesSampling, PoissonSampling, Sampling
+from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.loss_distributions import NoDistribution
 from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.app.run_folder import RunFolder
@@ -22,11 +24,33 @@ from fl_dp.lab.audit.correlated_run import WhoseTurn, seen_with_memory, without_
 from fl_dp.lab.audit.noise_findings import findings_on_noise
 from fl_dp.lab.audit.verdict import AuditReport, Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run, one_shot_epsilon
+from fl_dp.plan import PrivacyPlan
 
 from .canary_run import CanaryRun
 
 _OTHERS = 0.1  # of alpha, for what is seen without a bound: it needs less of it
 _SURELY = 0.05  # alpha of the bound that is an estimate only
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """What canaries were promised: all of them, or those of one group with a budget of its own.
+
+    Attributes:
+        epsilon: That the ledger claims for them.
+        sampling_rate: Probability of one in a round that it may be drawn in; 1 if that is seen.
+        curve: Trade-off curve of what the ledger was charged.
+        group: Whose claim it is; None: everybody's.
+        norm_scale: Norm of the group over that of the plan.
+        whose: Added to the names of its findings.
+    """
+
+    epsilon: float
+    sampling_rate: float
+    curve: TradeOff | None = None
+    group: int | None = None
+    norm_scale: float = 1.0
+    whose: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +65,7 @@ class SeenRun:
         coefficients: Of the noise, in units of 2^-12; one where it is independent.
         drawn: Which canaries took part, shape `(rounds, count)`: the auditor's, no adversary's.
         cohorts: How many units were drawn in each round, in the same way.
+        own: Group of each canary, where groups have budgets of their own; public.
     """
 
     rounds: list[SeenRound]
@@ -50,13 +75,23 @@ class SeenRun:
     coefficients: tuple[int, ...]
     drawn: NDArray[np.bool_]
     cohorts: NDArray[np.int64]
+    own: NDArray[np.int64] | None = None
 
-    def looks(self) -> list[SeenRound]:
-        """Return what the releases tell of participations, in the form that is judged.
+    def looks(self, claim: Claim) -> list[SeenRound]:
+        """Return what the releases tell of those with that claim, in the form that is judged.
 
         Raises:
             ValueError: If a round is missing in the middle.
         """
+        if self.own is not None:
+            idle = np.ones(self.moved.size - len(self.own), dtype=np.bool_)
+            of, scale = np.r_[self.own == claim.group, idle], claim.norm_scale
+            return [
+                SeenRound(
+                    along=each.along / scale, noise_multiplier=each.noise_multiplier / scale, of=of
+                )
+                for each in self.rounds
+            ]
         if self.turn is None or not self.rounds:
             return self.rounds
         return seen_with_memory(
@@ -72,6 +107,8 @@ def write_seen(path: Path, run: SeenRun) -> None:
         known = {"asked": turn.asked}
     elif turn is not None and turn.groups is not None:
         known = {"groups": turn.groups, "num_groups": np.array(turn.num_groups)}
+    if run.own is not None:
+        known["own"] = run.own
     with written_whole(path) as unfinished, unfinished.open("wb") as stream:
         np.savez(
             stream,
@@ -110,6 +147,7 @@ def read_seen(path: Path) -> SeenRun:
             coefficients=tuple(stored["coefficients"].tolist()),
             drawn=stored["drawn"],
             cohorts=stored["cohorts"],
+            own=stored.get("own"),
         )
 
 
@@ -131,34 +169,126 @@ def report_of_run(
     statement = folder.read_statement()
     delta, sampling = float(statement["delta"]), folder.read_plan().sampling
     canaries = run.canaries(seen.moved.size)
-    claimed: dict[str, Any] = {
-        "claim": float(statement["epsilon"].get(statement["quoted"], math.inf)),
-        "delta": delta,
-        "curve": _charged_curve(folder),
-    }
-    surely = finding_of_run(
+    quoted = float(statement["epsilon"].get(statement["quoted"], math.inf))
+    with folder.read_ledger() as ledger:
+        claims = claims_of(ledger.plan, ledger.history, quoted)
+    return report_of(
+        seen,
         canaries,
-        seen.looks(),
-        sampling_rate=rate_of_coins(sampling),
-        alpha=_SURELY,
-        **claimed,
-    )
-    return AuditReport(
+        sampling,
+        claims=claims,
+        delta=delta,
+        alpha=alpha,
         subject=f"{settings.task.name}, {len(seen.rounds)} rounds",
-        findings=findings_of(seen, canaries, sampling, alpha=alpha, **claimed),
+        known=f"what all others sent{_known_of_cohorts(seen.turn)}",
         estimates={
-            "lower bound at confidence 0.95, on which no verdict rests": surely.bound or 0.0,
             "one-shot estimate from the last model alone, which is no bound": one_shot_epsilon(
                 canaries, seen.moved, delta=delta
             ),
         },
+    )
+
+
+def report_of(
+    seen: SeenRun,
+    canaries: Canaries,
+    sampling: Sampling,
+    *,
+    claims: Sequence[Claim],
+    delta: float,
+    alpha: float,
+    subject: str,
+    known: str,
+    estimates: Mapping[str, float] | None = None,
+    notes: Sequence[str] = (),
+) -> AuditReport:
+    """Return the findings of a run, and what a reader has to know besides.
+
+    Args:
+        seen: What was released, and who took part.
+        canaries: Those of the run.
+        sampling: As charged.
+        claims: Of the ledger, or the plan.
+        delta: Of the claims.
+        alpha: Probability that a run that keeps its claims is accused, over all findings.
+        subject: What is audited.
+        known: To the adversary, beside the releases.
+        estimates: Numbers that are no bounds, by name.
+        notes: What else a reader has to know.
+
+    Raises:
+        ValueError: As `bound_of`.
+    """
+    surely = {
+        f"lower bound at confidence 0.95{claim.whose}, on which no verdict rests": bound_of(
+            seen, canaries, claim, delta=delta, alpha=_SURELY
+        ).bound
+        or 0.0
+        for claim in claims
+    }
+    return AuditReport(
+        subject=subject,
+        findings=findings_of(seen, canaries, sampling, claims=claims, delta=delta, alpha=alpha),
+        estimates={**surely, **(estimates or {})},
         notes=(
-            f"at delta {delta:.3g}; the adversary sees every released model and knows what all "
-            f"others sent{_known_of_cohorts(seen.turn)}",
+            f"at delta {delta:.3g}; the adversary sees every release and knows {known}",
             "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's, that by "
             "Clopper-Pearson nothing; the verdict goes by the claimed curve itself",
+            *notes,
         ),
     )
+
+
+def claims_of(plan: PrivacyPlan, history: FrozenHistory, quoted: float) -> list[Claim]:
+    """Return what is claimed: for all units, or for each group with a budget of its own.
+
+    Args:
+        plan: Of the run.
+        history: Releases that were charged.
+        quoted: Epsilon of all units.
+    """
+    law, relation = plan.sampling, plan.neighboring_relation
+
+    def curve(history: FrozenHistory) -> TradeOff | None:
+        try:
+            return trade_off(history, neighboring_relation=relation)
+        except NoDistribution:
+            return None
+
+    if not isinstance(law, OwnRatesSampling):
+        rate = rate_of_coins(law)
+        return [Claim(epsilon=quoted, sampling_rate=rate, curve=curve(history))]
+    return [
+        Claim(
+            epsilon=spent.best,
+            sampling_rate=law.rates[group],
+            curve=curve(law.history_for(group, history)),
+            group=group,
+            norm_scale=law.scale_of(group),
+            whose=f", of those that allow {law.budgets[group]:g}",
+        )
+        for group, spent in enumerate(plan.own_epsilons(history))
+    ]
+
+
+def bound_of(
+    seen: SeenRun, canaries: Canaries, claim: Claim, *, delta: float, alpha: float
+) -> Finding:
+    """Return what a run's releases are proof of, beside one claim.
+
+    Raises:
+        ValueError: As `finding_of_run`, or if a round is missing amid correlated noise.
+    """
+    found = finding_of_run(
+        canaries,
+        seen.looks(claim),
+        sampling_rate=claim.sampling_rate,
+        claim=claim.epsilon,
+        delta=delta,
+        alpha=alpha,
+        curve=claim.curve,
+    )
+    return replace(found, name=found.name + claim.whose)
 
 
 def findings_of(
@@ -166,42 +296,38 @@ def findings_of(
     canaries: Canaries,
     sampling: Sampling,
     *,
-    claim: float,
+    claims: Sequence[Claim],
     delta: float,
     alpha: float,
-    curve: TradeOff | None = None,
 ) -> tuple[Finding, ...]:
-    """Return the findings of a run, of which the first bounds its epsilon.
+    """Return the findings of a run, of which the first bound the epsilon of each claim.
 
     Args:
         seen: What was released, and who took part.
         canaries: Those of the run.
         sampling: As charged.
-        claim: Epsilon that the ledger claims.
-        delta: Of the claim.
-        alpha: Probability that a run that keeps its claim is accused, over all findings.
-        curve: Trade-off curve of what the ledger was charged.
+        claims: Of the ledger.
+        delta: Of the claims.
+        alpha: Probability that a run that keeps its claims is accused, over all findings.
 
     Raises:
-        ValueError: As `finding_of_run`, or if a round is missing amid correlated noise.
+        ValueError: As `bound_of`.
     """
-    coins = None if sampling.visible else _coins(seen, sampling)
-    each = _OTHERS * alpha / (1.0 if coins is None else 2.0)
-    bound = finding_of_run(
-        canaries,
-        seen.looks(),
-        sampling_rate=rate_of_coins(sampling),
-        claim=claim,
-        delta=delta,
-        alpha=(1.0 - _OTHERS) * alpha,
-        curve=curve,
-    )
+    coins = [] if sampling.visible or not len(seen.drawn) else claims
+    each = _OTHERS * alpha / (2.0 if coins else 1.0)
+    share = (1.0 - _OTHERS) * alpha / len(claims)
     fresh, scales, _ = without_memory(seen.rounds, seen.indices, seen.coefficients)
     idle = fresh[:, canaries.count :] / scales[:, None]
-    findings = bound, *findings_on_noise(idle, alpha=each, cohorts=seen.cohorts)
-    if coins is None:
-        return findings
-    return *findings, cohorts_are_poisson(coins, rate_of_coins(sampling), alpha=each)
+    findings = [
+        *(bound_of(seen, canaries, claim, delta=delta, alpha=share) for claim in claims),
+        *findings_on_noise(idle, alpha=each, cohorts=seen.cohorts),
+    ]
+    for claim in coins:
+        found = cohorts_are_poisson(
+            _coins(seen, sampling, claim), claim.sampling_rate, alpha=each / len(claims)
+        )
+        findings.append(replace(found, name=found.name + claim.whose))
+    return tuple(findings)
 
 
 def rate_of_coins(sampling: Sampling) -> float:
@@ -213,8 +339,10 @@ def rate_of_coins(sampling: Sampling) -> float:
     return inside.sampling_rate
 
 
-def _coins(seen: SeenRun, sampling: Sampling) -> NDArray[np.bool_]:
-    """Return the coins of the canaries, one row a round, or a turn of each one's group."""
+def _coins(seen: SeenRun, sampling: Sampling, claim: Claim) -> NDArray[np.bool_]:
+    """Return the coins of canaries with a claim, one row a round, or a turn of each one's group."""
+    if seen.own is not None:
+        return seen.drawn[:, seen.own == claim.group]
     if not isinstance(sampling, CyclicSampling) or seen.turn is None or seen.turn.groups is None:
         return seen.drawn
     turns = len(seen.rounds) // sampling.groups
@@ -225,16 +353,6 @@ def _coins(seen: SeenRun, sampling: Sampling) -> NDArray[np.bool_]:
             for group in range(sampling.groups)
         ]
     )
-
-
-def _charged_curve(folder: RunFolder) -> TradeOff | None:
-    """Return the trade-off curve of what the ledger was charged, None if it has none."""
-    with folder.read_ledger() as ledger:
-        history, relation = ledger.history, ledger.plan.neighboring_relation
-    try:
-        return trade_off(history, neighboring_relation=relation)
-    except NoDistribution:
-        return None
 
 
 def _known_of_cohorts(turn: WhoseTurn | None) -> str:

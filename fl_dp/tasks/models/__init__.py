@@ -1,7 +1,13 @@
 """Models that come with the app."""
 
 from .build import build_model, get_arrays, set_arrays
-from .low_rank import LowRankLinear, add_low_rank, factor_of_round, train_factor
+from .low_rank import (
+    LowRankLinear,
+    add_low_rank,
+    factor_of_round,
+    rests_in_turn,
+    train_factor,
+)
 
 __all__ = [
     "LowRankLinear",
@@ -9,6 +15,7 @@ __all__ = [
     "build_model",
     "factor_of_round",
     "get_arrays",
+    "rests_in_turn",
     "set_arrays",
     "train_factor",
 ]

@@ -123,3 +123,8 @@ def factor_of_round(train: str, server_round: int) -> str:
     if train != "alternating":
         return train
     return "b" if server_round % 2 else "a"
+
+
+def rests_in_turn(server_round: int, name: str) -> bool:
+    """Tell whether a factor of this name, `....a.weight`, is at rest when they alternate."""
+    return name.split(".")[-2] != factor_of_round("alternating", server_round)

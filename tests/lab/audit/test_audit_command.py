@@ -76,6 +76,19 @@ def test_what_can_not_be_audited_is_one_line_before_anything_starts(
     assert not (tmp_path / "audits").exists()
 
 
+def test_sums_of_shares_are_played_without_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    played = call("privacy=distributed", "task.num_clients=10", "rounds=4", "--json")
+    assert played.exit_code == 0, played.stderr
+    (audit,) = json.loads(played.stdout)["audits"]
+    assert audit["subject"] == "digits, 4 sums of 8 shares of noise"
+    assert [each["verdict"] for each in audit["findings"]] == ["stands"] * 5
+    assert audit["findings"][0]["claim"] == pytest.approx(8.0, rel=0.01)
+    assert not (tmp_path / "audits").exists()
+
+
 def test_scores_without_a_claim_are_refused(tmp_path: Path) -> None:
     result = call("--scores", scores(tmp_path, 1.0))
     assert result.exit_code == 2

@@ -2,45 +2,43 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from local_grid import FIRST_NODE, LocalGrid
+from audited_trainings import DELTA, OVERRIDES, Trained, Z, judged, trained
+from flwr.app import Array, ArrayRecord
 from wrong_systems import ShuffledDeck, one_draw_for_both_halves, stream_by
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
     CyclicSampling,
     PoissonSampling,
     VisibleSampling,
     optimal_coefficients,
 )
-from fl_dp.accounting.trade_off import trade_off
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.settings import SETTINGS_KEY, Settings
+from fl_dp.app.settings import Settings
 from fl_dp.app.workload import initial_arrays_of
 from fl_dp.lab.audit.cohorts import COHORTS
 from fl_dp.lab.audit.correlated_run import WhoseTurn
 from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, ONE_SIZE
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
-from fl_dp.lab.games.canary_client import app, canary_update
+from fl_dp.lab.games.canary_client import canary_update
 from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun, require_auditable
-from fl_dp.lab.games.canary_server import WatchedFedAvg, seen_by
-from fl_dp.lab.games.seen_run import SeenRun, findings_of, read_seen, write_seen
-from fl_dp.mechanisms import BandedStream, FixedClipping
+from fl_dp.lab.games.canary_server import WatchedFedAvg
+from fl_dp.lab.games.seen_run import SeenRun, read_seen, write_seen
+from fl_dp.mechanisms import BandedStream
 from fl_dp.plan import Banded
 from fl_dp.plan.noise import CentralNoise
 from fl_dp.strategies import Released, Selection
 from fl_dp.updates import VectorLayout
 
-OVERRIDES = ("task.num_clients=6", "simulation.units_per_node=50", "clipping.norm=0.5")
 RUN = CanaryRun(count=200, seed=1)
-ROUNDS, RATE, Z, DELTA = 4, 0.75, 2.0, 1e-3
+ROUNDS, RATE = 4, 0.75
 
 
 @pytest.fixture(scope="module")
@@ -48,67 +46,12 @@ def settings() -> Settings:
     return compose_settings(OVERRIDES)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A strategy after its rounds, what its ledger claims, and what that was charged for."""
-
-    strategy: WatchedFedAvg
-    claim: float
-    history: Any
-
-
-def trained(
-    kind: type[WatchedFedAvg],
-    folder: Path,
-    run: CanaryRun,
-    nodes: int,
-    *,
-    rounds: int,
-    num_clients: int,
-    selection: Selection | None = None,
-    **of_plan: Any,
-) -> Trained:
-    """Train with canaries on a grid of nodes; what a node's app raises is an error."""
-
-    def answer(message: Message, place: int) -> Message:
-        config: dict[str, Any] = {"partition-id": place, "num-partitions": nodes}
-        known: dict[str, Any] = {RUN_KEY: run.to_json()}
-        context = Context(1, FIRST_NODE + place, config, RecordDict(), known)
-        try:
-            return app(message, context)
-        except Exception as error:
-            return Message(Error(code=2, reason=repr(error)), reply_to=message)
-
-    settings = compose_settings([*OVERRIDES, f"task.num_clients={num_clients}"])
-    plan = PrivacyPlan.of(
-        budget=PrivacyBudget(epsilon=1e6, delta=DELTA),
-        rounds=rounds,
-        noise_multiplier=Z,
-        clipping=FixedClipping(norm=0.5),
-        num_clients=num_clients,
-        units_per_node=50,
-        contribution_check=False,
-        **of_plan,
-    )
-    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
-        strategy = kind(
-            plan=plan, ledger=ledger, run=run, selection=selection, roster_may_grow=not run.in_place
-        )
-        strategy.start(
-            LocalGrid(answer, nodes, introduces=True),
-            initial_arrays_of(settings),
-            num_rounds=rounds,
-            train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
-        )
-        return Trained(strategy, ledger.epsilon().best, ledger.history)
-
-
 def with_canaries_beyond(
     kind: type[WatchedFedAvg],
     folder: Path,
     rounds: int = ROUNDS,
     rate: float = RATE,
-    selection: Selection | None = None,
+    selection: Callable[[Any], Selection] | None = None,
 ) -> Trained:
     """Train six clients on one node, and the canaries of four more."""
     sampling = PoissonSampling(sampling_rate=rate)
@@ -150,17 +93,9 @@ def audited_in_place(
     """Train with canaries on the last nodes of fifty, and judge what the releases tell."""
     nodes = num_clients // 50
     run = trained(kind, folder, IN_PLACE, nodes, rounds=rounds, num_clients=num_clients, **of)
-    seen, found = judged(run, IN_PLACE, curve=trade_off(run.history))
+    seen, found = judged(run, IN_PLACE)
     assert seen.turn is not None
     return seen.turn, found
-
-
-def judged(run: Trained, canaries: CanaryRun, **of: Any) -> tuple[SeenRun, tuple[Finding, ...]]:
-    strategy = run.strategy
-    size = strategy.seen[0].along.size
-    seen = seen_by(strategy, np.zeros(size))
-    known: dict[str, Any] = {"claim": run.claim, "delta": DELTA, "alpha": 1e-6, **of}
-    return seen, findings_of(seen, canaries.canaries(size), strategy.plan.sampling, **known)
 
 
 @pytest.mark.parametrize("kind", [WatchedFedAvg, AnEighthOfTheNoise])
@@ -218,7 +153,7 @@ def found_in(run: Trained) -> Finding:
         RUN.canaries(seen[0].along.size),
         seen,
         sampling_rate=RATE,
-        claim=run.claim,
+        claim=run.claims[0].epsilon,
         delta=DELTA,
         alpha=1e-6,
     )
@@ -282,15 +217,14 @@ DENOMINATOR = DECK_RATE * 6
         (WatchedFedAvg, None, set()),
         (HalfTheNoiseTwice, None, {NEW_COORDINATES}),
         (NoiseOfTheCohort, None, {ONE_SIZE}),
-        (WatchedFedAvg, ShuffledDeck, {COHORTS}),
+        (WatchedFedAvg, lambda law: ShuffledDeck(law.sampling_rate), {COHORTS}),
     ],
     ids=["right", "one draw for both halves", "noise by the cohort", "shuffled deck"],
 )
 def test_what_one_round_does_not_show_is_seen_in_the_rounds_of_a_training(
     kind: type[WatchedFedAvg], selection: Any, rows: set[str], tmp_path: Path
 ) -> None:
-    chosen = None if selection is None else selection(DECK_RATE)
-    run = with_canaries_beyond(kind, tmp_path, SECOND_ROUNDS, DECK_RATE, chosen)
+    run = with_canaries_beyond(kind, tmp_path, SECOND_ROUNDS, DECK_RATE, selection)
     _, found = judged(run, RUN)
     assert {each.name for each in found if not each.stands} == rows
     assert sum(each.alpha for each in found) == pytest.approx(1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -13,21 +13,16 @@ import pytest
 from numpy.typing import NDArray
 from remembering_nodes import RememberingNode, covariance_of_sums, share_of
 
-from fl_dp.accounting import (
-    NeighboringRelation,
-    VisibleSampling,
-    optimal_coefficients,
-)
+from fl_dp.accounting import CyclicSampling, PoissonSampling, optimal_coefficients
 from fl_dp.accounting.shared_noise import shared_noise_multiplier
-from fl_dp.accounting.trade_off import trade_off
 from fl_dp.lab.audit.canaries import Canaries
-from fl_dp.lab.audit.correlated_run import WhoseTurn, seen_with_memory
-from fl_dp.lab.audit.lower_bounds import gaussian_epsilon_of
-from fl_dp.lab.audit.verdict import Finding
-from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
+from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, NEW_NOISE, SIZE_OF_NOISE
+from fl_dp.lab.audit.whole_run import WHOLE_RUN
+from fl_dp.lab.games.played_sums import play_sums, shares_of, turns_of
+from fl_dp.lab.games.seen_run import claims_of, findings_of
+from fl_dp.mechanisms.banded_share import CarriedNoise
 from fl_dp.mechanisms.banded_stream import column_norm
-
-pytestmark = pytest.mark.slow
+from fl_dp.plan import Banded, PrivacyPlan, SecureSum
 
 ROUNDS, TURNS, NODES, HONEST = 40, 8, 5, 4
 SCALE, Z = 40.0, 1.5
@@ -135,6 +130,7 @@ CHARGED = math.sqrt(len(TURN)) / Z
 TIGHT: dict[str, Any] = {"count": HONEST, "late": False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_a_canary_in_its_turns_is_seen_as_what_is_charged(adaptive: bool) -> None:
     # Adaptive: its sign is that of the last sum.
@@ -142,6 +138,7 @@ def test_a_canary_in_its_turns_is_seen_as_what_is_charged(adaptive: bool) -> Non
     assert mu == pytest.approx(CHARGED, abs=4.0 * error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lies", [False, True])
 @pytest.mark.parametrize("adaptive", [False, True])
 @pytest.mark.parametrize("best", [False, True])
@@ -153,6 +150,7 @@ def test_whoever_is_late_and_whatever_is_told_shows_no_more(
     assert 0.3 * CHARGED < mu <= CHARGED + 3.0 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("best", [False, True])
 def test_one_visit_twice_is_convicted(best: bool) -> None:
     # The batch of a "failed" index again at the next.
@@ -160,45 +158,79 @@ def test_one_visit_twice_is_convicted(best: bool) -> None:
     assert mu > CHARGED + 3.0 * error
 
 
-def test_nine_tenths_of_the_noise_are_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    canary = norm_in_steps() / 0.9
-    monkeypatch.setattr(f"{__name__}.norm_in_steps", lambda: canary)
-    mu, error = seen_mu(tuple(TURN), **TIGHT)
-    assert mu > CHARGED + 3.0 * error
+def plan_of(**given: Any) -> PrivacyPlan:
+    options: dict[str, Any] = {
+        "rounds": ROUNDS,
+        "num_clients": 400,
+        "units_per_node": 400 // NODES,
+        "coins_at_nodes": True,
+        "clipping_norm": 1.0,
+        "secure_sum": SecureSum(reply_after=30.0),
+        "contribution_check": False,
+    }
+    return PrivacyPlan.from_noise_multiplier(Z, delta=1e-5, **options | given)
 
 
-def audited(asked: NDArray[np.bool_], *, charged: int) -> Finding:
-    """What the audit of whole runs says of sums with noise in shares."""
-    count, size = asked.shape[1], 2_000
-    canaries = Canaries(count=count, size=size, seed=0)
-    norm = norm_in_steps()
-    present = np.zeros((ROUNDS, size))
-    present[:, :count] = norm * (asked & canaries.there)
-    # All five are in each sum: the audit knows C, and no other covariance.
-    federation = Federation(size=size, late=False)
-    federation.run(lambda index, sums: present[index])
-    multiplier = Z * math.sqrt(NODES / HONEST)
-    rounds = [SeenRound(along=each / norm, noise_multiplier=multiplier) for each in federation.sums]
-    seen = seen_with_memory(
-        rounds, range(ROUNDS), WhoseTurn(asked=asked), coefficients=COEFFICIENTS
-    )
-    return finding_of_run(
-        canaries,
-        seen,
-        sampling_rate=1.0,
-        claim=gaussian_epsilon_of(math.sqrt(charged) / Z, delta=1e-5),
-        delta=1e-5,
+PLAN = plan_of(
+    sampling=CyclicSampling(groups=TURNS, inside=PoissonSampling(sampling_rate=1.0)),
+    correlation=Banded(coefficients=COEFFICIENTS),
+)
+CANARIES = Canaries(count=1000, size=4_000, seed=0)
+
+
+def violated(
+    plan: PrivacyPlan = PLAN, *, less: float = 1.0, asked: NDArray[np.bool_] | None = None
+) -> set[str]:
+    """What `fl-dp audit` says of sums of the nodes that the plan counts on.
+
+    Args:
+        less: Noise of each share over that which is charged.
+        asked: Canaries in each sum; those whose turn it is by default.
+    """
+    assert shares_of(plan).honest_shares == HONEST
+    shares = [plan.shared_bundle(each, size=CANARIES.size) for each in plan.noise_multipliers]
+    shares = [
+        replace(each, share=replace(each.share, noise_scale=less * each.noise_scale))
+        for each in shares
+    ]
+    turns = turns_of(plan, CANARIES.count)
+    found = findings_of(
+        play_sums(plan, shares, CANARIES, turns if asked is None else asked),
+        CANARIES,
+        plan.sampling,
+        claims=claims_of(plan, plan.history, plan.epsilon().best),
+        delta=plan.budget.delta,
         alpha=1e-6,
-        curve=trade_off(
-            {VisibleSampling(cohort=10).event(Z, 1000): charged},
-            neighboring_relation=NeighboringRelation.ZERO_OUT,
-        ),
     )
+    return {each.name for each in found if not each.stands}
 
 
-def test_the_audit_of_runs_convicts_records_that_come_twice() -> None:
-    positions = np.arange(400) % TURNS
-    own = np.arange(ROUNDS)[:, None] % TURNS == positions
-    assert audited(own, charged=5).stands
-    often = np.arange(ROUNDS)[:, None] % 2 == positions % 2  # every second sum
-    assert not audited(often, charged=5).stands
+INDEPENDENT = [plan_of(sampling_rate=rate) for rate in (0.25, 1.0)]
+
+
+@pytest.mark.parametrize("plan", [PLAN, *INDEPENDENT], ids=["turns", "coins", "all"])
+def test_the_audit_of_sums_convicts_nine_tenths_of_the_noise(plan: PrivacyPlan) -> None:
+    assert violated(plan) == set()
+    assert violated(plan, less=0.9) == {SIZE_OF_NOISE}
+    assert violated(plan, less=0.4) == {SIZE_OF_NOISE, WHOLE_RUN}
+
+
+def test_the_audit_of_sums_convicts_units_that_come_too_often() -> None:
+    often = np.arange(ROUNDS)[:, None] % 2 == np.arange(CANARIES.count) % 2
+    assert violated(asked=often) == {WHOLE_RUN}
+
+
+def test_the_audit_of_sums_convicts_nodes_that_remember_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CarriedNoise, "remember", lambda *_: None)
+    assert {NEW_NOISE, NEW_COORDINATES} <= violated()
+
+
+def test_more_canaries_than_a_node_can_send_are_refused() -> None:
+    (small,) = (PLAN.shared_bundle(Z, size=64),)
+    first = small.segments[0]
+    cut = replace(small.share, segments=(replace(first, cap=0.1 * first.scale),))
+    canaries = Canaries(count=32, size=64, seed=0)
+    with pytest.raises(ValueError, match="have fewer --canaries"):
+        play_sums(PLAN, [replace(small, share=cut)], canaries, turns_of(PLAN, 32)[:1])

@@ -1,6 +1,6 @@
-"""Canaries in each group with a budget of its own: what the releases tell of those of one group.
+"""Canaries in each group with a budget of its own: each group is judged by its own claim.
 
-False alarms: at most 1e-6 a group. A system that forgets the groups is caught.
+False alarms: at most 1e-6 an audit. A system that forgets the groups is caught, by theirs alone.
 """
 
 from __future__ import annotations
@@ -10,141 +10,161 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from fl_dp.strategies.selection import Draw
-from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
-from local_grid import FIRST_NODE, LocalGrid, introducing
-from trainings import FixedClient
+from audited_trainings import DELTA, judged, trained
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyPlan
 from fl_dp.accounting import OwnRatesSampling
-from fl_dp.accounting.trade_off import trade_off
-from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.app.compose import compose_settings
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.verdict import Finding
-from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
-from fl_dp.strategies import DPFedAvg, OwnRatesSelection, PoissonSelection, Released
+from fl_dp.lab.audit.whole_run import SeenRound
+from fl_dp.lab.games.canary_run import CanaryRun, require_auditable
+from fl_dp.lab.games.canary_server import WatchedFedAvg
+from fl_dp.lab.games.seen_run import SeenRun, bound_of, claims_of
+from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
+from fl_dp.strategies import Draw, OwnRatesSelection
 
-NODES, EACH, SIZE, ROUNDS, RATE, DELTA = 20, 60, 4096, 6, 0.5, 1e-4
-BUDGETS = (0.5, 6.0)
-CANARIES = Canaries(count=NODES * EACH, size=SIZE, seed=3)
-NORM, ALPHA = 0.1, 1e-6
-
-
-class Seen(DPFedAvg):
-    """Keeps what each release tells of all directions, where everybody is a canary."""
-
-    forgets_norms = False
-
-    def _scale_of(self) -> Any:
-        return None if self.forgets_norms else super()._scale_of()
-
-    def _settle(self, released: Released) -> None:
-        super()._settle(released)
-        bundle = self.plan.bundle(self.plan.noise_multiplier)
-        along = CANARIES.along(released.mean * self.plan.denominator) / NORM
-        seen = SeenRound(along=along, noise_multiplier=bundle.updates.noise_multiplier)
-        self.rounds = [*getattr(self, "rounds", []), seen]
+BUDGETS = (0.5, 12.0)
+RUN = CanaryRun(count=200, seed=1, in_place=True)
+STRICT, GENEROUS = ", of those that allow 0.5", ", of those that allow 12"
 
 
-class ForgetsNorms(Seen):
+def law_of(method: str) -> OwnRatesSampling:
+    return OwnRatesSampling.at(0.5, budgets=BUDGETS, shares=(0.5, 0.5), method=method)
+
+
+class ForgetsNorms(WatchedFedAvg):
     """Clips everybody to the norm of the last group."""
 
-    forgets_norms = True
+    def _scale_of(self) -> Any:
+        return None
 
 
-class ForgetsRates(OwnRatesSelection):
-    """Draws everybody at the rate of the last group."""
+class TwiceAsOften(OwnRatesSelection):
+    """Draws the strict group at twice its rate."""
 
     def select(self, draw: Draw) -> Any:
-        return PoissonSelection(self.sampling.rates[-1]).select(draw)
+        first = np.array(draw.groups) == 0
+        strict = [u for u, at in zip(draw.roster, first, strict=True) if at]
+        coins = draw.rng.bernoulli(2.0 * self.sampling.rates[0], len(strict))
+        others = [unit for unit in super().select(draw) if unit not in strict]
+        return others + [u for u, heads in zip(strict, coins, strict=True) if heads]
 
 
-def findings(
-    folder: Path, method: str, *, kind: type[Seen] = Seen, wrong: bool = False
-) -> list[Finding]:
-    """Train with canaries alone, and return what is found of each group, the strictest first."""
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=BUDGETS[-1], delta=DELTA),
-        rounds=ROUNDS,
-        num_clients=NODES * EACH,
-        units_per_node=EACH,
-        sampling=OwnRatesSampling.at(RATE, budgets=BUDGETS, shares=(0.5, 0.5), method=method),
-        clipping_norm=NORM,
+def audited(
+    folder: Path, method: str, *, kind: type[WatchedFedAvg] = WatchedFedAvg, wrong: bool = False
+) -> tuple[Finding, ...]:
+    """Train with canaries in the places of half of the clients."""
+    run = trained(
+        kind,
+        folder,
+        RUN,
+        8,
+        rounds=24,
+        num_clients=400,
+        sampling=law_of(method),
+        selection=TwiceAsOften if wrong else None,
     )
-    law = cast(OwnRatesSampling, plan.sampling)
-
-    def canary(context: Context, unit: int) -> FixedClient:
-        number = EACH * int(cast(int, context.node_config["partition-id"])) + unit
-        there = bool(CANARIES.there[number])
-        return FixedClient(100.0 * NORM * CANARIES.direction(number) * there)
-
-    app = numpy_client_app(
-        lambda context: canary(context, 0),
-        units=NodeUnits(client_fn=canary, count=lambda *_: EACH),
-    )
-
-    def answer(message: Message, number: int) -> Message:
-        config: dict[str, Any] = {"partition-id": number, "unit-name": f"{number:02}"}
-        return app(message, Context(1, FIRST_NODE + number, config, RecordDict(), {}))
-
-    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
-        selection = ForgetsRates(law) if wrong else OwnRatesSelection(law)
-        strategy = kind(plan=plan, ledger=ledger, selection=selection)
-        grid = LocalGrid(introducing(answer), NODES)
-        strategy.start(grid, ArrayRecord({"w": Array(np.zeros(SIZE))}), num_rounds=ROUNDS)
-        names = [f"{node:02}/{unit}" for node in range(NODES) for unit in range(EACH)]
-        groups = np.array([ledger.group_of[name] for name in names])
-        history = ledger.history
-    found = []
-    for group, budget in enumerate(BUDGETS):
-        of = np.r_[groups == group, np.ones(SIZE - len(groups), dtype=bool)]
-        scale = law.scale_of(group)
-        seen = [
-            # In the norms of the group, which has so much more noise.
-            SeenRound(
-                along=each.along / scale,
-                noise_multiplier=np.full(SIZE, each.noise_multiplier / scale),
-                of=of,
-            )
-            for each in strategy.rounds
-        ]
-        found.append(
-            finding_of_run(
-                CANARIES,
-                seen,
-                sampling_rate=law.rates[group],
-                claim=budget,
-                delta=DELTA,
-                alpha=ALPHA,
-                curve=trade_off(
-                    law.history_for(group, history),
-                    neighboring_relation=plan.neighboring_relation,
-                ),
-            )
-        )
+    seen, found = judged(run, RUN)
+    assert seen.own is not None
+    assert np.bincount(seen.own + 1).tolist() == [0, 100, 100]
     return found
 
 
+def violated(found: tuple[Finding, ...]) -> set[str]:
+    return {each.name for each in found if not each.stands}
+
+
 @pytest.mark.parametrize("method", ["sample", "scale"])
-def test_what_is_seen_of_a_group_is_within_its_own_budget_and_grows_with_it(
-    tmp_path: Path, method: str
-) -> None:
-    strict, generous = findings(tmp_path, method)
-    assert not strict.caught and not generous.caught
-    assert (strict.bound or 0.0) <= BUDGETS[0]
+def test_each_group_has_a_row_within_its_own_budget(tmp_path: Path, method: str) -> None:
+    found = audited(tmp_path, method)
+    strict, generous = found[:2]
+    assert not violated(found)
+    assert strict.name.endswith(STRICT) and generous.name.endswith(GENEROUS)
+    assert strict.claim == pytest.approx(BUDGETS[0], rel=0.01)
+    assert generous.claim == pytest.approx(BUDGETS[1], rel=0.01)
     # The audit sees something: those who allow more are seen more.
-    assert (strict.bound or 0.0) < (generous.bound or 0.0) <= BUDGETS[1]
+    assert (strict.bound or 0.0) < (generous.bound or 0.0)
+    assert sum(each.alpha for each in found) == pytest.approx(1e-6)
 
 
 def test_a_system_that_clips_everybody_to_the_largest_norm_is_caught_at_the_strict_group(
     tmp_path: Path,
 ) -> None:
-    strict, generous = findings(tmp_path, "scale", kind=ForgetsNorms)
-    assert strict.caught and not generous.caught
+    found = audited(tmp_path, "scale", kind=ForgetsNorms)
+    assert violated(found) == {found[0].name}
 
 
-def test_a_system_that_draws_everybody_at_the_largest_rate_is_caught_at_the_strict_group(
+def test_a_system_that_draws_a_group_twice_as_often_is_caught_at_that_group(
     tmp_path: Path,
 ) -> None:
-    strict, generous = findings(tmp_path, "sample", wrong=True)
-    assert strict.caught and not generous.caught
+    found = audited(tmp_path, "sample", wrong=True)
+    assert violated(found) and all(name.endswith(STRICT) for name in violated(found))
+
+
+def by_the_law(
+    method: str, rate: float, strict: float, *, longer: float = 1.0, oftener: float = 1.0
+) -> list[bool]:
+    """Play releases of 60,000 canaries by their law; the first of two groups breaks its own.
+
+    Args:
+        method: Of the groups.
+        rate: Mean sampling rate.
+        strict: Epsilon of the first group; that of the second is 8.
+        longer: Its norm over that which is charged: as if its noise were smaller.
+        oftener: Its rate over that which is charged.
+
+    Returns:
+        Whether the claim of each group stands.
+    """
+    budgets = (strict, 8.0)
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=budgets[-1], delta=DELTA),
+        rounds=8,
+        num_clients=500,
+        sampling=OwnRatesSampling.at(rate, budgets=budgets, shares=(0.5, 0.5), method=method),
+        clipping_norm=1.0,
+    )
+    law, z = cast(OwnRatesSampling, plan.sampling), plan.noise_multiplier
+    canaries, rng = Canaries(count=60_000, size=180_000, seed=3), np.random.default_rng(7)
+    own = np.arange(canaries.count) % 2
+    norms = np.array([longer * law.scale_of(0), law.scale_of(1)])[own]
+    rates = np.array([oftener * law.rates[0], law.rates[1]])[own]
+    drawn = rng.random((plan.rounds, canaries.count)) < rates
+    along = z * rng.normal(size=(plan.rounds, canaries.size))
+    along[:, : canaries.count] += norms * drawn * canaries.there
+    seen = SeenRun(
+        rounds=[SeenRound(along=each, noise_multiplier=z) for each in along],
+        moved=np.zeros(canaries.size),
+        indices=list(range(plan.rounds)),
+        turn=None,
+        coefficients=(COEFFICIENT_ONE,),
+        drawn=drawn,
+        cohorts=drawn.sum(axis=1),
+        own=own,
+    )
+    claims = claims_of(plan, plan.history, budgets[-1])
+    return [bound_of(seen, canaries, each, delta=DELTA, alpha=1e-6).stands for each in claims]
+
+
+@pytest.mark.parametrize("method", ["sample", "scale"])
+def test_twice_the_rate_convicts_that_group_alone(method: str) -> None:
+    assert by_the_law(method, 0.4, 4.0) == [True, True]
+    assert by_the_law(method, 0.4, 4.0, oftener=2.0) == [False, True]
+
+
+@pytest.mark.parametrize("method", ["sample", "scale"])
+def test_nine_tenths_of_the_noise_convict_that_group_alone(method: str) -> None:
+    # At a large rate, where the threshold of Gaussian DP is close to the charged curve's.
+    assert by_the_law(method, 0.9, 7.0) == [True, True]
+    assert by_the_law(method, 0.9, 7.0, longer=1.0 / 0.9) == [False, True]
+
+
+def test_canaries_have_no_names_in_a_file_of_owners(tmp_path: Path) -> None:
+    owners = tmp_path / "owners.yaml"
+    owners.write_text("hospital: 1\nbank: 8\n")
+    settings = compose_settings(
+        ["selection=own_budgets", f"selection.owners={owners}", "task.num_clients=2"]
+    )
+    with pytest.raises(ValueError, match=r"write selection\.budgets and selection\.shares"):
+        require_auditable(settings)

@@ -1,0 +1,173 @@
+"""Sums with noise in shares, played by the encoder of the nodes: canaries, and nobody else.
+
+    >>> report = report_of_sums(make_plan(settings), "digits", size=8970, alpha=1e-6)
+
+Nothing is masked: a sum is what members would open, modulo the words. The adversary knows all other
+values and all shares of noise but those that the plan counts. So as many nodes are played, and none
+is late: who else adds a share, or comes late, hides more. With memory each node takes away its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.lab.audit.canaries import Canaries
+from fl_dp.lab.audit.correlated_run import WhoseTurn
+from fl_dp.lab.audit.verdict import AuditReport
+from fl_dp.lab.audit.whole_run import SeenRound
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.banded_share import BandedShare, CarriedNoise
+from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
+from fl_dp.plan import PrivacyPlan
+from fl_dp.plan.distributed_noise import DistributedNoise
+from fl_dp.plan.shared_bundle import SharedBundle
+from fl_dp.secagg.opening import centred_words
+
+from .canary_run import MOST_CANARIES
+from .seen_run import SeenRun, claims_of, rate_of_coins, report_of
+
+_LONGEST = 5.0  # of an entry of many canaries' sum, in its deviations
+
+
+def report_of_sums(
+    plan: PrivacyPlan,
+    subject: str,
+    *,
+    size: int,
+    alpha: float,
+    count: int | None = None,
+    seed: int = 0,
+) -> AuditReport:
+    """Return what the opened sums of a planned training are proof of, beside its claim.
+
+    Args:
+        plan: Whose noise is in shares.
+        subject: What is audited.
+        size: Coordinates of the model.
+        alpha: Probability that sums that keep the claim are accused, over all findings.
+        count: Canaries, half of them left out; None: as many as fit, up to 1000.
+        seed: Of their directions and coins.
+
+    Raises:
+        ValueError: If there are more canaries than the model or a node's values hold.
+    """
+    shares = [plan.shared_bundle(each, size=size) for each in plan.noise_multipliers]
+    honest, first = shares_of(plan).honest_shares, shares[0].segments[0]
+    if count is None:
+        # Half of them are there, on `honest` nodes, each at most `cap` long in every coordinate.
+        cap = first.cap / first.scale / first.clipping_norm
+        room = 2.0 * honest * size * (cap / _LONGEST) ** 2
+        count = min(MOST_CANARIES, size // 2, math.floor(room))
+    canaries = Canaries(count=count, size=size, seed=seed)
+    asked = turns_of(plan, count)
+    seen = play_sums(plan, shares, canaries, asked)
+    return report_of(
+        seen,
+        canaries,
+        plan.sampling,
+        claims=claims_of(plan, plan.history, plan.epsilon().best),
+        delta=plan.budget.delta,
+        alpha=alpha,
+        subject=f"{subject}, {len(shares)} sums of {honest} shares of noise",
+        known="all others' values, all other shares of noise, "
+        + ("and who was in each sum" if plan.sampling.visible else "but no coins"),
+        notes=(
+            "no masks, coins of nodes, clipping or training were played, and no node was late: "
+            "these are the values, noise, words and memory of honest nodes alone",
+        ),
+    )
+
+
+def shares_of(plan: PrivacyPlan) -> DistributedNoise:
+    """Return a plan's noise, which is in shares.
+
+    Raises:
+        TypeError: If it is not.
+    """
+    if not isinstance(plan.noise, DistributedNoise):
+        raise TypeError(f"noise {plan.noise.place} has no shares")
+    return plan.noise
+
+
+def turns_of(plan: PrivacyPlan, count: int) -> NDArray[np.bool_]:
+    """Return who is in which sum, shape `(rounds, count)`: as often as a unit is charged for.
+
+    By fresh coins where nobody sees who takes part, else in the sums of its turn.
+    """
+    law, rounds = plan.sampling, plan.rounds
+    if not law.visible:
+        rng = SecureRandom()
+        return np.stack([rng.bernoulli(rate_of_coins(law), count) for _ in range(rounds)])
+    every = law.least_separation
+    # Positions that have the most turns, of which each is charged.
+    position = np.arange(count) % ((rounds - 1) % every + 1)
+    turn, at = np.divmod(np.arange(rounds)[:, None], every)
+    asked: NDArray[np.bool_] = (at == position) & (turn < plan.charged_rounds)
+    return asked
+
+
+def play_sums(
+    plan: PrivacyPlan,
+    shares: Sequence[SharedBundle],
+    canaries: Canaries,
+    asked: NDArray[np.bool_],
+) -> SeenRun:
+    """Return what the opened sums tell of canaries, each at a node of its own choice.
+
+    Args:
+        plan: Of the training.
+        shares: What each node adds to each sum.
+        canaries: Those whose coin says so are there, a clipping norm long.
+        asked: Which of them are in each sum, shape `(rounds, count)`.
+
+    Raises:
+        ValueError: If so many are on a node that its values are cut.
+    """
+    honest, share, rng = shares_of(plan).honest_shares, shares[0].share, SecureRandom()
+    coefficients: tuple[int, ...] = (COEFFICIENT_ONE,)
+    memories: list[CarriedNoise | None] = [None] * honest
+    if isinstance(share, BandedShare):
+        coefficients = share.coefficients
+        memories = [
+            CarriedNoise.empty(bands=share.bands, size=canaries.size) for _ in range(honest)
+        ]
+    home = np.arange(canaries.count) % honest
+    rounds = []
+    for index, (shared, there) in enumerate(zip(shares, asked & canaries.there, strict=True)):
+        updates = shared.bundle.updates
+        scalars = [0.0] * (len(shared.segments) - 1)
+        total = np.zeros(shared.share.size, dtype=np.int64)
+        for node, memory in enumerate(memories):
+            value = updates.clipping_norm * canaries.sum_of(there & (home == node))
+            _require_uncut(value, shared, canaries.count)
+            total += shared.encode(value, scalars, rng, memory, index)
+        opened, _ = shared.decode(centred_words(total, shared.bits))
+        rounds.append(
+            SeenRound(
+                along=canaries.along(opened) / updates.clipping_norm,
+                noise_multiplier=updates.noise_multiplier,
+            )
+        )
+    return SeenRun(
+        rounds=rounds,
+        moved=np.zeros(canaries.size),
+        indices=list(range(len(rounds))),
+        turn=WhoseTurn(asked=asked) if plan.sampling.visible else None,
+        coefficients=coefficients,
+        drawn=asked[:0],  # these coins are the auditor's own
+        cohorts=asked.sum(axis=1),
+    )
+
+
+def _require_uncut(value: NDArray[np.float64], shared: SharedBundle, count: int) -> None:
+    first = shared.segments[0]
+    longest = float(np.abs(value).max()) * first.scale
+    if longest > first.cap:
+        raise ValueError(
+            f"{count} canaries on few nodes are longer in one coordinate than a node may send, by "
+            f"{longest / first.cap:.2g} times: have fewer --canaries"
+        )

@@ -1,0 +1,100 @@
+"""Trainings with canaries on a local grid, and what is found in what they release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from local_grid import FIRST_NODE, LocalGrid
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import OwnRatesSampling
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.settings import SETTINGS_KEY
+from fl_dp.app.workload import initial_arrays_of
+from fl_dp.lab.audit.verdict import Finding
+from fl_dp.lab.games.canary_client import app
+from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun
+from fl_dp.lab.games.canary_server import WatchedFedAvg, seen_by
+from fl_dp.lab.games.seen_run import Claim, SeenRun, claims_of, findings_of
+from fl_dp.mechanisms import FixedClipping
+from fl_dp.strategies import Selection
+
+OVERRIDES = ("task.num_clients=6", "simulation.units_per_node=50", "clipping.norm=0.5")
+Z, DELTA = 2.0, 1e-3
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A strategy after its rounds, and what its ledger claims."""
+
+    strategy: WatchedFedAvg
+    claims: list[Claim]
+
+
+def trained(
+    kind: type[WatchedFedAvg],
+    folder: Path,
+    run: CanaryRun,
+    nodes: int,
+    *,
+    rounds: int,
+    num_clients: int,
+    selection: Callable[[Any], Selection] | None = None,
+    **of_plan: Any,
+) -> Trained:
+    """Train with canaries on a grid of nodes; what a node's app raises is an error."""
+
+    def answer(message: Message, place: int) -> Message:
+        config: dict[str, Any] = {"partition-id": place, "num-partitions": nodes}
+        known: dict[str, Any] = {RUN_KEY: run.to_json()}
+        context = Context(1, FIRST_NODE + place, config, RecordDict(), known)
+        try:
+            return app(message, context)
+        except Exception as error:
+            return Message(Error(code=2, reason=repr(error)), reply_to=message)
+
+    settings = compose_settings([*OVERRIDES, f"task.num_clients={num_clients}"])
+    given: dict[str, Any] = dict(
+        rounds=rounds,
+        clipping=FixedClipping(norm=0.5),
+        num_clients=num_clients,
+        units_per_node=50,
+        contribution_check=False,
+        **of_plan,
+    )
+    if isinstance(law := of_plan["sampling"], OwnRatesSampling):
+        budget = PrivacyBudget(epsilon=law.budgets[-1], delta=DELTA)
+        plan = PrivacyPlan.calibrate(budget, **given)
+    else:
+        budget = PrivacyBudget(epsilon=1e6, delta=DELTA)
+        plan = PrivacyPlan.of(budget=budget, noise_multiplier=Z, **given)
+    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
+        strategy = kind(
+            plan=plan,
+            ledger=ledger,
+            run=run,
+            selection=None if selection is None else selection(plan.sampling),
+            roster_may_grow=not run.in_place,
+        )
+        strategy.start(
+            LocalGrid(answer, nodes, introduces=True),
+            initial_arrays_of(settings),
+            num_rounds=rounds,
+            train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
+        )
+        return Trained(strategy, claims_of(plan, ledger.history, ledger.epsilon().best))
+
+
+def judged(run: Trained, canaries: CanaryRun) -> tuple[SeenRun, tuple[Finding, ...]]:
+    """What was seen of a training, and what is found in it."""
+    size = run.strategy.seen[0].along.size
+    seen = seen_by(run.strategy, np.zeros(size))
+    law = run.strategy.plan.sampling
+    return seen, findings_of(
+        seen, canaries.canaries(size), law, claims=run.claims, delta=DELTA, alpha=1e-6
+    )
