@@ -65,8 +65,8 @@ from fl_dp.accounting import PoissonSampling
 from fl_dp.accounting.calibration import calibrate_client_scheme
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, SecureRandom
+from fl_dp.secagg.client import pair_seed
 from fl_dp.secagg.key_pairs import RunKey
-from fl_dp.secagg.texts import prf
 from fl_dp.strategies import DPFedAvg
 
 Arrays = dict[str, np.ndarray]
@@ -755,7 +755,7 @@ def stock_seeds() -> str:
 def our_seeds() -> str:
     """Return the bits of ours."""
     seeds = [
-        prf(RunKey.generate().root(RunKey.generate().public, 0, 1), "pair", bytes(32), 0, 1)
+        pair_seed(RunKey.generate().root(RunKey.generate().public, 0, 1), bytes(32), 0, 1)
         for _ in range(1000)
     ]
     return f"{varying_bits([int.from_bytes(seed) for seed in seeds])} bits vary"

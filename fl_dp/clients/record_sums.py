@@ -14,8 +14,10 @@ a node masked and noised or not at all (`secure_sum_mod`): it can be of a single
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -30,6 +32,8 @@ from fl_dp.updates import VectorLayout
 from .records import Config
 from .slots import present_slots
 from .turns import present_turn
+
+logger = logging.getLogger("flwr.fl_dp.client")
 
 # Sums of clipped gradients keep the norm to a tenth of this (`RecordsOfNode.clipped_sum`).
 _MARGIN = 1e-5
@@ -130,10 +134,23 @@ def _drawn(records: RecordsOfNode, rate: float, most: int) -> NDArray[np.bool_]:
     if turn is None:
         return SecureRandom().bernoulli(rate, most)
     own = getattr(records, "fingerprint", None)  # a text, of who can tell lists of one length apart
-    turn.require_same(f"{len(records)} {'' if own is None else own()}")
+    known = "" if own is None else own()
+    if not known:
+        _say_once_what_is_not_checked()
+    turn.require_same(f"{len(records)} {known}")
     drawn = np.zeros(most, dtype=np.bool_)
     drawn[list(turn.of(most))] = True
     return drawn
+
+
+@cache
+def _say_once_what_is_not_checked() -> None:
+    # Reading them all would let a record that is slow or fails show in sums of others' turns.
+    logger.warning(
+        "whether these records change within the training is seen by their number alone, and one "
+        "that changes its place is counted in another's turn: keep the list as it is, or give the "
+        "data set `tensors`, or these records a `fingerprint()`"
+    )
 
 
 def inner_norm(bundle: GaussianBundle, size: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +18,9 @@ from .terms import SumTerms
 from .texts import digest, prf
 
 COMMITMENT_BYTES = 16
-NONCE_BYTES = 12
+NONCE_BYTES = 8  # drawn for a message; a share's index is the rest of the cipher's
 TAG_BYTES = 16
+PIECE_BYTES = SEED_BYTES + TAG_BYTES  # of one share in a bundle
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class MaskedMessage:
 
     Attributes:
         masked: Packed values, masked; `packed_bytes(bits, size)` bytes.
-        bundles: For each member in order, shares of the seeds, encrypted.
+        bundles: For each member in order, a nonce and the shares of the seeds, each encrypted for
+            itself: the server hands on those alone that a view needs.
         commitments: To the self seed and each pair seed, 16 bytes each.
     """
 
@@ -43,7 +46,7 @@ class MaskedMessage:
     def fits(self, terms: SumTerms, place: int) -> bool:
         """Tell whether it has the form that a place's message must have."""
         seeds = 1 + len(terms.neighbours[place])
-        bundle = NONCE_BYTES + SEED_BYTES * seeds + TAG_BYTES
+        bundle = NONCE_BYTES + PIECE_BYTES * seeds
         return (
             len(self.masked) == packed_bytes(terms.bits, terms.size)
             and [len(each) for each in self.bundles] == [bundle] * len(terms.committee)
@@ -51,9 +54,22 @@ class MaskedMessage:
         )
 
 
-def commitment(seed: bytes) -> bytes:
-    """Return the commitment to a seed, 16 bytes, which shows whether a combined seed is right."""
-    return prf(seed, "commit")[:COMMITMENT_BYTES]
+def commitment(seed: bytes, terms: SumTerms, place: int) -> bytes:
+    """Return a place's commitment to a seed, 16 bytes: it shows whether a combined seed is right.
+
+    Of one sum and place, so that a guess can't be compared with everybody's at once.
+    """
+    return prf(seed, "commit", terms.hash, place)[:COMMITMENT_BYTES]
+
+
+def piece_nonce(nonce: bytes, index: int) -> bytes:
+    """Return the cipher's nonce, 12 bytes, for the share of a seed by its index."""
+    return nonce + index.to_bytes(4, "big")
+
+
+def pair_seed(root: bytes, terms_hash: bytes, place: int, other: int) -> bytes:
+    """Return the seed, 16 bytes, of the mask that two places share in one sum."""
+    return prf(root, "pair", terms_hash, *sorted((place, other)))[:SEED_BYTES]
 
 
 def sign_of(place: int, other: int) -> int:
@@ -117,24 +133,23 @@ class Participation:
         terms, place = self.terms, self.place
         neighbours = terms.neighbours[place]
         own = secrets.token_bytes(SEED_BYTES)
-        pairs = [
-            prf(self._root(other), "pair", terms.hash, *sorted((place, other)))
-            for other in neighbours
-        ]
+        pairs = [pair_seed(self._root(other), terms.hash, place, other) for other in neighbours]
         # y = x + PRG(own) + sum over j of sign(i, j) PRG(s_ij) mod 2^b (Bonawitz et al. 2017).
         total = values.astype(word_dtype(terms.bits))  # wraps
         add_mask(total, own, sign=1)
         for other, seed in zip(neighbours, pairs, strict=True):
             add_mask(total, seed, sign=sign_of(place, other))
-        message = MaskedMessage(
-            pack(total, terms.bits), [], b"".join(map(commitment, (own, *pairs)))
-        )
+        committed = b"".join(commitment(seed, terms, place) for seed in (own, *pairs))
+        message = MaskedMessage(pack(total, terms.bits), [], committed)
         label = message.label
         bound = terms.hash + label + self._near
         shares = split(b"".join((own, *pairs)), terms.threshold, len(terms.committee))
+        nonce = secrets.token_bytes(NONCE_BYTES)  # one for all members, as each has its own key
+        nonces = [piece_nonce(nonce, index) for index in range(1 + len(pairs))]
         for member, share in zip(terms.committee, shares, strict=True):
-            nonce = secrets.token_bytes(NONCE_BYTES)
             cipher = bundle_cipher(self._root(member), terms, place, member)
-            message.bundles.append(nonce + cipher.encrypt(nonce, share, bound))
+            pieces = (share[at : at + SEED_BYTES] for at in range(0, len(share), SEED_BYTES))
+            sealed = map(cipher.encrypt, nonces, pieces, itertools.repeat(bound))
+            message.bundles.append(nonce + b"".join(sealed))
         self._sent(label)
         return message

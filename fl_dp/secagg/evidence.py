@@ -32,7 +32,8 @@ class Evidence:
         ended: Whether no receipt can come any more.
         last: Number of the last sum that the node took part in; 0: it took part in none.
         receipted: The last sum with a receipt: its `terms`, the `label` of the node's message in
-            hex, the `receipt`, and with an excerpt the node's `place`; empty if there is none.
+            hex, the `receipt`, and with an excerpt the node's `place` and that `excerpt`; empty if
+            there is none.
         summed: Numbers of sums with a receipt that has the node's message, checked when it came.
         left_out: Numbers of sums with a receipt that has not: the message was opened in none.
         missing: Numbers of sums without a receipt: what became of the message is not known.
@@ -91,7 +92,7 @@ class Evidence:
         if isinstance(directory, Directory) and identity not in directory.places:
             found.append("this node is not in the directory")
         elif self.receipted:
-            found += self._receipt_findings(directory, identity)
+            found += self._receipt_findings(directory, identity, roster)
         # While a run goes on, the receipt of its last sum comes with the next message.
         if overdue := [each for each in self.missing if self.ended or each != self.last]:
             found.append(
@@ -99,8 +100,13 @@ class Evidence:
             )
         return tuple(found)
 
-    def _receipt_findings(self, directory: Directory | Excerpt, identity: bytes) -> list[str]:
+    def _receipt_findings(
+        self, directory: Directory | Excerpt, identity: bytes, roster: Roster | None
+    ) -> list[str]:
         try:
+            if kept := self.receipted.get("excerpt"):  # members may be others since
+                directory = Excerpt.from_json(kept)
+                directory.check()
             if isinstance(directory, Directory):
                 place = directory.places[identity]
             else:
@@ -110,11 +116,17 @@ class Evidence:
             label = hex_bytes(self.receipted["label"], None, "label")
         except (KeyError, ValueError) as error:
             return [f"the last receipt can't be read: {error}"]
-        found = []
+        found = directory.strangers(roster) if kept and roster is not None else []
         if terms.directory != directory.hash.hex():
             found.append("the terms of the last sum are of another directory")
         elif isinstance(directory, Excerpt) and terms.committee != tuple(directory.entries):
             return [*found, "the terms of the last sum are of another committee"]
+        if (
+            isinstance(directory, Excerpt)
+            and roster is not None
+            and not directory.is_vouched(roster, terms.colluding)
+        ):
+            found.append(f"no more than {terms.colluding} members vouch for the directory")
         if not receipt.accounts_for(terms.hash, place, label):
             found.append("the last receipt is not of this node's message")
         if len(receipt.online) < terms.least:

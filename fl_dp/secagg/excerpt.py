@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 from .directory import MOST_EPOCHS, MOST_RUNS, Directory, Entry
@@ -106,7 +107,7 @@ class Excerpt:
             if len(values) < len(listed):
                 raise ValueError(f"a {what} stands in the committee twice")
         for each in listed:
-            each.check(self.run)
+            _check_entry(each, self.run)
 
     def strangers(self, roster: Roster) -> list[str]:
         """Return what in it is not of an owner's roster; nothing if all is."""
@@ -179,6 +180,11 @@ class Excerpt:
                 for place, each in fields["vouchers"]
             },
         )
+
+
+@lru_cache(maxsize=256)  # nodes of one process have the same members
+def _check_entry(entry: Entry, run: int) -> None:
+    entry.check(run)
 
 
 def directory_from_json(text: str) -> Directory | Excerpt:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .texts import prf
 
 MOST_BITS = 32
-SEED_BYTES = 32
+SEED_BYTES = 16  # as strong as the curve that pairs agree on
 _BLOCK = 16  # of AES
 _WORTH_THREADS = 256  # chunks, about 5 ms
 _ZEROS = bytes(1 << 16)  # a chunk that stays in the cache
@@ -39,7 +39,7 @@ def add_mask(total: Words, seed: bytes, *, sign: int, skip: int = 0) -> None:
 
     Args:
         total: Words, shape `(size,)`, contiguous; they wrap.
-        seed: 32 bytes.
+        seed: 16 bytes.
         sign: 1 or -1.
         skip: Words of the mask before those that are added, a whole number of AES blocks.
     """

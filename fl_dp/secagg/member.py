@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
 
-from .client import NONCE_BYTES, bundle_cipher
-from .masks import SEED_BYTES
+from .client import NONCE_BYTES, PIECE_BYTES, bundle_cipher, piece_nonce
 from .terms import SumTerms
 
 
@@ -18,7 +17,7 @@ class Opened:
 
     Attributes:
         shares: For each replier by place: shares of its self seed, then of its pair seeds with
-            neighbours who did not reply, in ascending order, 32 bytes each.
+            neighbours who did not reply, in ascending order, 16 bytes each.
         signature: Of the view that it answered for, 64 bytes.
         unreadable: Places of repliers whose bundle does not decrypt; left out of `shares`.
     """
@@ -32,6 +31,21 @@ def lost_neighbours(terms: SumTerms, place: int, online: frozenset[int]) -> list
     """Return the neighbours of a replier who did not reply, each with its seed's index."""
     near = enumerate(terms.neighbours[place], 1)  # the self seed is the first of all
     return [(at, other) for at, other in near if other not in online]
+
+
+def opened_seeds(terms: SumTerms, place: int, online: frozenset[int]) -> list[int]:
+    """Return the indices of a replier's seeds that a view opens: its own, and with who are gone."""
+    return [0, *(at for at, _ in lost_neighbours(terms, place, online))]
+
+
+def needed_of(bundle: bytes, indices: Iterable[int]) -> bytes:
+    """Return the part of a bundle that has the shares of some seeds, ascending."""
+    pieces = (bundle[at : at + PIECE_BYTES] for at in _starts(indices))
+    return bundle[:NONCE_BYTES] + b"".join(pieces)
+
+
+def _starts(indices: Iterable[int]) -> list[int]:
+    return [NONCE_BYTES + PIECE_BYTES * index for index in indices]
 
 
 def open_bundles(
@@ -53,23 +67,24 @@ def open_bundles(
         member: The member's place.
         online: Places of the repliers.
         labels: Of their messages, which bundles are bound to.
-        bundles: For this member, by the replier's place.
+        bundles: What is needed of those for this member (`needed_of`), by the replier's place.
         root: Secret that the member shares with a place.
         near: Digest of the keys that a place's neighbours have in the member's directory.
     """
     alive, shares, unreadable = frozenset(online), {}, []
     for place in online:
-        sealed = bundles.get(place, b"")
-        cipher = bundle_cipher(root(place), terms, place, member)
+        sealed, wanted = bundles.get(place, b""), opened_seeds(terms, place, alive)
+        if len(sealed) != NONCE_BYTES + PIECE_BYTES * len(wanted):
+            unreadable.append(place)
+            continue
+        pieces = zip(wanted, _starts(range(len(wanted))), strict=True)
+        nonce, cipher = sealed[:NONCE_BYTES], bundle_cipher(root(place), terms, place, member)
         bound = terms.hash + labels[place] + near(place)  # who was told others is not read
         try:
-            plain = cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], bound)
-        except (InvalidTag, ValueError):  # ValueError: a nonce that is too short
+            shares[place] = b"".join(
+                cipher.decrypt(piece_nonce(nonce, index), sealed[at : at + PIECE_BYTES], bound)
+                for index, at in pieces
+            )
+        except InvalidTag:
             unreadable.append(place)
-            continue
-        if len(plain) != SEED_BYTES * (1 + len(terms.neighbours[place])):
-            unreadable.append(place)
-            continue
-        wanted = (0, *(at for at, _ in lost_neighbours(terms, place, alive)))
-        shares[place] = b"".join(plain[SEED_BYTES * at : SEED_BYTES * (at + 1)] for at in wanted)
     return shares, tuple(unreadable)

@@ -37,7 +37,7 @@ from .turns import Turns, forget_turns
 KEPT_DAYS = 30.0  # of a run's keys, where no message says that the run is done
 _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
-_KEY, _DIRECTORY = "run-key", "directory"
+_KEY, _DIRECTORY, _WHOLE = "run-key", "directory", "whole directory"
 _DUE, _RECEIPTED = "unreceipted", "receipted"
 _EXACT = "exact"  # and the purpose: whom exact totals are over; in a run, the mark of its only one
 _ENDED = "ended"  # and the run, unless it had no sum
@@ -145,8 +145,12 @@ class SecureNode:
         elif self.identity.public in {each.identity for each in listed}:
             raise Refused("directory", "a member of the committee needs the whole directory")
         earlier = self.store.get(directory.run, _DIRECTORY)
-        if earlier is not None and not _continues(directory, _directory_of(earlier)):
-            raise Refused("directory", "the directory does not continue the one before")
+        whole = self.store.get(directory.run, _WHOLE)  # which excerpts have followed
+        for text in (earlier, whole):
+            if text is not None and not _continues(directory, _directory_of(text)):
+                raise Refused("directory", "the directory does not continue the one before")
+        if earlier is not None and isinstance(_directory_of(earlier), Directory):
+            self.store.put(directory.run, _WHOLE, earlier)  # first: a node may die in between
         self.store.put(directory.run, _DIRECTORY, directory.to_json().encode())
         if self.roster is None:
             known = self._known()
@@ -277,8 +281,8 @@ class SecureNode:
             turns.take(terms.hash)
         if terms.exact:
             self._require_only_exact(agreed)
-        self._remember(terms, place)  # without a label: a node that dies now sends nothing
-        sent = partial(self._remember, terms, place)
+        self._remember(agreed)  # without a label: a node that dies now sends nothing
+        sent = partial(self._remember, agreed)
         return Participation(terms, place, agreed.root, sent, agreed.near(place))
 
     def turns(self, terms: SumTerms) -> Turns | None:
@@ -301,13 +305,21 @@ class SecureNode:
         except Refused:
             raise Refused("policy", f"this run had its exact total of '{terms.purpose}'") from None
 
-    def _remember(self, terms: SumTerms, place: int, label: bytes = b"") -> None:
+    def _remember(self, agreed: _Agreed, label: bytes = b"") -> None:
         """Keep what a receipt is checked with."""
+        terms = agreed.terms
         sums = [each for each in self._due(terms.run) if each["number"] != terms.number]
-        text, label_text = terms.to_json(), label.hex()
-        sums.append({"number": terms.number, "terms": text, "label": label_text, "place": place})
-        kept = sums[-max(_REMEMBERED, self.receipts) :]
-        self.store.put(terms.run, _DUE, canonical(kept).encode())
+        kept: dict[str, str | int] = {
+            "number": terms.number,
+            "terms": terms.to_json(),
+            "label": label.hex(),
+            "place": agreed.place,
+        }
+        if isinstance(agreed.directory, Excerpt):  # the next one may be of other members
+            kept["excerpt"] = agreed.directory.to_json()
+        sums.append(kept)
+        last = sums[-max(_REMEMBERED, self.receipts) :]
+        self.store.put(terms.run, _DUE, canonical(last).encode())
 
     def check_receipt(self, run: int, text: str) -> None:
         """Check a receipt: this node's message is in the one sum that could be opened, or in none.
@@ -335,7 +347,7 @@ class SecureNode:
             place = directory.places[self.identity.public]
         else:  # as the members know it who could read its shares
             place = int(mine[0]["place"]) if mine else -1
-        left_out = place not in receipt.online
+        left_out = not receipt.has(place)
         if left_out and self.store.marked(run, _SUM, receipt.number) is None:
             return
         if not mine:
@@ -345,6 +357,9 @@ class SecureNode:
         if not receipt.accounts_for(terms.hash, place, label):
             raise Refused("view", "the receipt is not of this node's message")
         self._check_repliers(terms, receipt.online, self._noise(terms))
+        excerpt = str(mine[0].get("excerpt", ""))
+        if isinstance(directory, Excerpt):
+            directory = self._known_in(run, excerpt)
         good = terms.signers(directory, receipt.signatures, receipt.view)
         if good < terms.threshold:
             raise Refused("view", f"{good} members signed, {terms.threshold} are needed")
@@ -352,8 +367,21 @@ class SecureNode:
         self.store.mark(run, _RECEIPT, receipt.number, mark)
         receipted = {"terms": mine[0]["terms"], "label": mine[0]["label"], "receipt": text}
         if isinstance(directory, Excerpt):
-            receipted["place"] = str(place)
+            receipted |= {"place": str(place), "excerpt": excerpt}
         self.store.put(run, _RECEIPTED, canonical(receipted).encode())
+
+    def _known_in(self, run: int, excerpt: str) -> Directory | Excerpt:
+        """Return what a sum's receipt is checked with, where an excerpt is known now.
+
+        Args:
+            run: Flower's run id.
+            excerpt: What was known in the sum; empty: the whole.
+        """
+        whole = self.store.get(run, _WHOLE)
+        text = excerpt.encode() if excerpt or whole is None else whole
+        known = _directory_of(text)
+        self._check_strangers(known)
+        return known
 
     def unreceipted(self, run: int) -> int:
         """Return how many sums the node took part in since the last receipt."""
@@ -625,9 +653,11 @@ def _listed(directory: Directory | Excerpt) -> tuple[Entry, ...]:
 
 
 def _continues(directory: Directory | Excerpt, earlier: Directory | Excerpt) -> bool:
-    """Tell whether a directory may follow another one; of excerpts members tell what was kept."""
-    if isinstance(directory, Directory) and isinstance(earlier, Directory):
-        return directory.continues(earlier)
+    """Tell whether a directory may follow another one; behind an excerpt members know it."""
+    if isinstance(directory, Directory):
+        if isinstance(earlier, Directory):
+            return directory.continues(earlier)
+        return directory.as_of(earlier.epoch).hash == earlier.hash
     return directory.epoch > earlier.epoch or directory.hash == earlier.hash
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
@@ -24,7 +25,7 @@ from .client import COMMITMENT_BYTES, MaskedMessage, commitment, sign_of
 from .directory import Directory
 from .key_pairs import is_signed
 from .masks import SEED_BYTES, add_masks, unpack, word_dtype
-from .member import Opened, lost_neighbours
+from .member import Opened, lost_neighbours, needed_of
 from .receipts import MerkleTree, Receipt, view_text
 from .shares import combine, interpolate
 from .terms import Refused, SumTerms
@@ -43,7 +44,7 @@ class Question(NamedTuple):
     Attributes:
         online: Places of the repliers, ascending.
         labels: Of their messages, by place.
-        bundles: For this member, by place.
+        bundles: For this member, by place, of each what it opens (`needed_of`).
     """
 
     online: tuple[int, ...]
@@ -176,7 +177,10 @@ class OpenSum:
         """
         self._asked = True
         at = self.terms.committee.index(member)
-        bundles = {place: self._heads[place].bundles[at] for place in self.online}
+        bundles = {
+            place: needed_of(self._heads[place].bundles[at], self._indices[place])
+            for place in self.online
+        }
         return Question(self.online, self.labels, bundles)
 
     def sign(self, member: int, signature: bytes) -> None:
@@ -224,6 +228,11 @@ class OpenSum:
                     break
         return len(self._seeds) == len(self._heads)
 
+    @cached_property
+    def _indices(self) -> dict[int, list[int]]:
+        """Of the seeds to open, by place; fixed from the first question on."""
+        return {place: [at for at, _ in self._wanted(place)] for place in self._heads}
+
     def _wanted(self, place: int) -> list[tuple[int, int | None]]:
         """Return index and neighbour of the seeds to open; the self seed has no neighbour."""
         if not self._needed:  # fixed from the first question on
@@ -252,7 +261,8 @@ class OpenSum:
             commitments[COMMITMENT_BYTES * at : COMMITMENT_BYTES * (at + 1)]
             for at, _ in self._wanted(place)
         ]
-        return seeds if [commitment(seed) for seed in seeds] == wanted else None
+        found = [commitment(seed, self.terms, place) for seed in seeds]
+        return seeds if found == wanted else None
 
     def _subsets(self, points: Mapping[int, bytes]) -> Iterator[tuple[int, ...]]:
         """Yield subsets of as many points as the threshold, those that fitted last first."""
@@ -369,7 +379,7 @@ class OpenSum:
             terms_hash=self.terms.hash,
             online=self.online,
             root=tree.root,
-            path=tree.path(self.online.index(place)) if place in self._heads else (),
+            path=tree.path(bisect_left(self.online, place)) if place in self._heads else (),
             signatures=dict(list(self.view_signatures.items())[: self.terms.threshold]),
         )
 

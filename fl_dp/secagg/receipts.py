@@ -7,9 +7,12 @@ who is not among the repliers.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Self
 
 from .key_pairs import KEY_BYTES, SIGNATURE_BYTES
 from .texts import (
@@ -24,6 +27,33 @@ from .texts import (
 
 _MOST_PLACES = 2**32 - 1
 _MOST_NUMBERS = 2**63 - 1
+_MOST_REPLIERS = 2**20  # that a text may stand for, be it ever so short
+
+
+@lru_cache(maxsize=4)  # the same for everybody's receipts of a sum
+def _spans(places: tuple[int, ...]) -> list[list[int]]:
+    """Return ascending places as spans [first, last]."""
+    starts = [at for at in range(1, len(places)) if places[at] != places[at - 1] + 1]
+    ends = pairwise([0, *starts, len(places)])
+    return [[places[first], places[end - 1]] for first, end in ends if end > first]
+
+
+def _places(spans: list[list[Any]]) -> tuple[int, ...]:
+    """Return the places of spans.
+
+    Raises:
+        ValueError: If they are not what `_spans` returns.
+    """
+    require_ascending(_MOST_PLACES, online=[first for first, _ in spans])
+    count, after = 0, -1
+    for first, last in spans:
+        require_integers(first, _MOST_PLACES, online=last)
+        count += last - first + 1
+        # One text for one set: spans that touch would be one.
+        if first <= after or count > _MOST_REPLIERS:
+            raise ValueError("online must be spans that do not touch, of a million at most")
+        after = last + 1
+    return tuple(place for first, last in spans for place in range(first, last + 1))
 
 
 class MerkleTree:
@@ -98,12 +128,12 @@ class Receipt:
     signatures: Mapping[int, bytes]
 
     def to_json(self) -> str:
-        """Return it as JSON text."""
+        """Return it as JSON text, with the repliers as spans from one place to another."""
         return canonical(
             {
                 "number": self.number,
                 "terms_hash": self.terms_hash.hex(),
-                "online": self.online,
+                "online": _spans(self.online),
                 "root": self.root.hex(),
                 "path": [step.hex() for step in self.path],
                 "signatures": [[place, each.hex()] for place, each in self.signatures.items()],
@@ -121,18 +151,17 @@ class Receipt:
         fields = object_of(text, keys, "receipts")
         require_integers(1, _MOST_NUMBERS, number=fields["number"])
         lists = [fields[name] for name in ("online", "path", "signatures")]
-        pairs = fields["signatures"]
+        spans, pairs = fields["online"], fields["signatures"]
         if not all(isinstance(each, list) for each in lists) or not all(
-            isinstance(pair, list) and len(pair) == 2 for pair in pairs
+            isinstance(pair, list) and len(pair) == 2 for pair in (*spans, *pairs)
         ):
-            raise ValueError("online, path and signatures must be lists, the last one of pairs")
-        require_ascending(_MOST_PLACES, online=fields["online"])
+            raise ValueError("online, path and signatures must be lists, online and those of pairs")
         for place, _ in pairs:
             require_integers(0, _MOST_PLACES, signatures=place)
         return cls(
             number=fields["number"],
             terms_hash=hex_bytes(fields["terms_hash"], KEY_BYTES, "terms_hash"),
-            online=tuple(fields["online"]),
+            online=_places(spans),
             root=hex_bytes(fields["root"], KEY_BYTES, "root"),
             path=tuple(hex_bytes(step, KEY_BYTES, "path") for step in fields["path"]),
             signatures={
@@ -149,11 +178,16 @@ class Receipt:
         """Tell whether it is of these terms, and its view has this label at a place, or nothing."""
         if terms_hash != self.terms_hash:
             return False
-        return place not in self.online or self.includes(place, label)
+        return not self.has(place) or self.includes(place, label)
+
+    def has(self, place: int) -> bool:
+        """Tell whether a place is among the repliers."""
+        at = bisect_left(self.online, place)
+        return at < len(self.online) and self.online[at] == place
 
     def includes(self, place: int, label: bytes) -> bool:
         """Tell whether a label is that of a place in the view; signatures are not looked at."""
-        if place not in self.online:
+        if not self.has(place):
             return False
-        at = self.online.index(place)
+        at = bisect_left(self.online, place)
         return root_over(label, at, len(self.online), self.path) == self.root

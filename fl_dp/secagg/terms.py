@@ -7,7 +7,7 @@ ring, is here. A node that is asked against them answers with `Refused`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -196,6 +196,11 @@ class SumTerms:
 
     def to_json(self) -> str:
         """Return the canonical text: sorted keys, no spaces, floats as `float.hex()`."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        """The text, which nodes keep with every sum: 2 ms at ten thousand clients."""
         document = {each.name: getattr(self, each.name) for each in fields(self)}
         document["segments"] = [_segment_to_list(each) for each in self.segments]
         if self.turn is None:
@@ -255,19 +260,9 @@ class SumTerms:
         return sorted(self.cohort, key=lambda place: digest("ring", self.hash, place))
 
     @cached_property
-    def neighbours(self) -> dict[int, tuple[int, ...]]:
+    def neighbours(self) -> Mapping[int, tuple[int, ...]]:
         """Places that a client shares masks with, ascending, by its place."""
-        if self.complete:
-            return {
-                place: self.cohort[:at] + self.cohort[at + 1 :]
-                for at, place in enumerate(self.cohort)
-            }
-        half, ring = self.degree // 2, self._ring
-        steps = [step for step in range(-half, half + 1) if step]
-        return {
-            place: tuple(sorted(ring[(at + step) % len(ring)] for step in steps))
-            for at, place in enumerate(ring)
-        }
+        return _Neighbours(self.cohort if self.complete else self._ring, self.degree)
 
     def signers(
         self, directory: Directory | Excerpt, signatures: Mapping[int, bytes], said: bytes
@@ -303,6 +298,32 @@ class SumTerms:
         honest, colluding = assumed.honest_members, assumed.colluding
         # Integers: in floats 1 <= (1 - 5/6) * 6 is false.
         return fewest * honest <= colluding * honest + assumed.lies * (self.degree - colluding)
+
+
+class _Neighbours(Mapping[int, tuple[int, ...]]):
+    """Neighbours by place, found when they are asked for: a client asks for its own alone."""
+
+    def __init__(self, ring: Sequence[int], degree: int) -> None:
+        """Take the places in order, each `degree / 2` steps from its last neighbours."""
+        self._ring, self._half = ring, min(degree // 2, len(ring))
+        self._complete = degree >= len(ring) - 1
+        self._at = {place: at for at, place in enumerate(ring)}
+        self._found: dict[int, tuple[int, ...]] = {}
+
+    def __getitem__(self, place: int) -> tuple[int, ...]:
+        if place not in self._found:
+            at, ring, half = self._at[place], self._ring, self._half
+            if self._complete:
+                return (*ring[:at], *ring[at + 1 :])  # kept, they would be n^2
+            steps = (step for step in range(-half, half + 1) if step)
+            self._found[place] = tuple(sorted(ring[(at + step) % len(ring)] for step in steps))
+        return self._found[place]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ring)
+
+    def __len__(self) -> int:
+        return len(self._ring)
 
 
 _FLOATS = ("noise_scale", "sampling_rate", "reply_after")

@@ -18,7 +18,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.ledger import PrivacyLedger
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
-WITH_FL_DP, WITHOUT, HEAD = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+WITH_FL_DP, WITHOUT, HEAD, TEXT = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def executed(code: str) -> dict[str, Any]:
@@ -62,3 +62,32 @@ def test_a_private_head_is_trained_on_a_public_encoder(
     assert right.float().mean() > 0.4  # a tenth by chance; .65 and .69 were measured
     with PrivacyLedger.read(tmp_path / "head.db") as ledger:
         assert ledger.rounds_committed == 20
+
+
+@pytest.mark.slow
+def test_text_of_one_s_own_is_checked_before_it_is_trained_on(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[PAD]": 0, "[UNK]": 1, "good": 2, "bad": 3}
+    tokens = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    tokens.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokens, pad_token="[PAD]", unk_token="[UNK]"
+    ).save_pretrained(tmp_path)
+    transformers.BertForSequenceClassification(
+        transformers.BertConfig(
+            vocab_size=4,
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=8,
+            max_position_embeddings=128,
+        )
+    ).save_pretrained(tmp_path)
+    page = executed(TEXT.replace("/srv/encoder", str(tmp_path)))
+    travels = [
+        name for name, each in page["build_model"]().named_parameters() if each.requires_grad
+    ]
+    assert travels
+    assert all("lora_" in name or "classifier" in name for name in travels)

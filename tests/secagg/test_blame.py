@@ -27,7 +27,7 @@ def lied_about(honest: Asked, wrong: np.ndarray, unread: np.ndarray, silent: set
         if member in silent:
             continue
         shares = {
-            place: bytes(32) if wrong[member, place] else share
+            place: bytes(16) if wrong[member, place] else share
             for place, share in opened.shares.items()
             if not unread[member, place]
         }

@@ -12,15 +12,23 @@ import numpy as np
 import pytest
 from secure_sums import CONTENT, PURPOSE, RUN, Federation, segments
 
-from fl_dp.secagg import Directory, Excerpt, Identity, OpenSum, Refused, SecureNode, SumTerms
+from fl_dp.secagg import (
+    Directory,
+    Excerpt,
+    Identity,
+    OpenSum,
+    Refused,
+    SecureNode,
+    SQLiteStore,
+    SumTerms,
+)
 from fl_dp.secagg import node as nodes
-from fl_dp.secagg.client import sign_of
+from fl_dp.secagg.client import pair_seed, sign_of
 from fl_dp.secagg.directory import Entry
 from fl_dp.secagg.evidence import Evidence, summary_of
 from fl_dp.secagg.excerpt import Near, directory_from_json, near_of, whole_text
 from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.masks import add_mask, unpack
-from fl_dp.secagg.texts import prf
 
 NODES, MEMBERS, SIZE = 30, 10, 20
 VALUES = np.arange(NODES * SIZE).reshape(NODES, SIZE)
@@ -148,7 +156,7 @@ class TestNeighbours:
         mine = house.directory.entries[victim].run_key
         for other, fake in zip(terms.neighbours[victim], fakes, strict=True):
             root = fake.root(mine, victim, other)
-            seed = prf(root, "pair", terms.hash, *sorted((victim, other)))
+            seed = pair_seed(root, terms.hash, victim, other)
             add_mask(bare, seed, sign=-sign_of(victim, other))
         assert (bare == VALUES[victim]).all()
 
@@ -326,3 +334,109 @@ def test_receipts_are_checked_by_the_members_of_the_excerpt() -> None:
     other = house.large(number=1, segments=segments(3)).to_json()
     spoilt = replace(evidence, receipted=dict(evidence.receipted) | {"terms": other})
     assert "the last receipt is not of this node's message" in spoilt.findings(node.roster)
+
+
+class TestEpochs:
+    """A server that changes what a directory was, by way of an excerpt in between."""
+
+    def another(self, house: Large) -> Directory:
+        """A directory that came about otherwise: one node is in it from the second epoch on."""
+        *first, late = house.directory.entries
+        without = Directory.first(RUN, first, roster_hash=house.directory.roster_hash)
+        node = next(node for node in house.nodes if node.identity.public == late.identity)
+        return without.extended([node.entry(RUN, epoch=1)])
+
+    def excerpt_of(self, whole: Directory, house: Large) -> Excerpt:
+        """An excerpt for which one member vouches, who colludes."""
+        members = whole.committee(MEMBERS)
+        node = house.nodes[members[0]]
+        said = whole_text(whole.hash, whole.epoch, NODES, RUN, whole.roster_hash)
+        return Excerpt.of(whole, members, {members[0]: node.identity.sign(said)})
+
+    def client_of_both(self, house: Large, other: Directory) -> SecureNode:
+        """A node that is in neither committee, and in the same place in both directories."""
+        members = {*house.excerpt.entries, *other.committee(MEMBERS), NODES - 1}
+        return next(node for place, node in enumerate(house.nodes) if place not in members)
+
+    def test_a_whole_directory_is_continued_whatever_came_between(self) -> None:
+        house = Large.made()  # every node has had the whole
+        other = self.another(house)
+        node = self.client_of_both(house, other)
+        assert "does not continue" in refused(node, other)
+        node.accept(self.excerpt_of(other, house))
+        assert "does not continue" in refused(node, other)
+
+    def test_a_whole_directory_is_what_the_excerpt_was_of(self) -> None:
+        house = Large.made()
+        other = self.another(house)
+        node = self.client_of_both(house, other)
+        fresh = SecureNode(node.identity, SQLiteStore(None), name=node.name, roster=node.roster)
+        fresh.store.put(RUN, "run-key", node._run_key(RUN).secret)
+        fresh.accept(house.excerpt)
+        assert "does not continue" in refused(fresh, other)
+        assert fresh.accept(house.directory) == house.directory.hash
+        again = house.nodes[0].entry(RUN, epoch=1)
+        with pytest.raises(ValueError, match="twice"):
+            house.directory.extended([again])  # its key is the same
+
+    def test_an_honest_epoch_is_taken_by_either_way(self) -> None:
+        house = Large.made()
+        new = SecureNode(
+            house.nodes[0].identity,
+            SQLiteStore(None),
+            name=house.nodes[0].name,
+            roster=house.nodes[0].roster,
+        )
+        grown = house.directory.extended([new.entry(RUN, epoch=1)])  # it has lost its keys
+        node = next(
+            house.nodes[place]
+            for place in house.others
+            if place and place not in grown.committee(MEMBERS)
+        )
+        told = replace(self.excerpt_of(grown, house), vouchers={})
+        members = [each for each in told.entries if grown.entries[each].epoch == 0]
+        vouchers = {each: house.nodes[each].vouch(grown) for each in members}
+        node.accept(replace(told, vouchers=vouchers))
+        assert node.accept(grown) == grown.hash
+
+
+def test_the_owner_s_check_wants_more_vouchers_than_may_collude() -> None:
+    house = Large.made()
+    terms, place = house.large(), house.others[0]
+    opening = house.ask(house.folded(terms))
+    node = house.nodes[place]
+    node.check_receipt(RUN, opening.receipt_for(place).to_json())
+    few = replace(house.excerpt, vouchers=dict(list(house.excerpt.vouchers.items())[:1]))
+    kept = node.evidence(RUN)
+    told = dict(kept.receipted) | {"excerpt": few.to_json()}
+    spoilt = replace(kept, directory=few.to_json(), receipted=told)
+    assert spoilt.findings(node.roster) == ("no more than 1 members vouch for the directory",)
+    assert spoilt.findings() == ()  # without a roster none is asked for
+
+
+@pytest.mark.parametrize("knew", ["excerpt", "whole"])
+def test_a_receipt_is_checked_by_the_members_of_its_sum_whoever_they_are_now(knew: str) -> None:
+    """A node loses its keys: in the next epoch all members are others."""
+    house = Large.made()
+    new = house.nodes[0]
+    fresh = SecureNode(new.identity, SQLiteStore(None), name=new.name, roster=new.roster)
+    grown = house.directory.extended([fresh.entry(RUN, epoch=1)])
+    members = grown.committee(MEMBERS)
+    place = next(each for each in house.others if each and each not in members)
+    node = house.nodes[place]
+    if knew == "whole":
+        node.accept(house.directory)
+    opening = house.ask(house.folded(house.large()))
+    vouchers = {
+        each: (fresh if each == len(house.nodes) else house.nodes[each]).vouch(grown)
+        for each in members
+    }
+    node.accept(Excerpt.of(grown, members, vouchers))
+    receipt = opening.receipt_for(place)
+    few = replace(receipt, signatures=dict(list(receipt.signatures.items())[:8]))
+    with pytest.raises(Refused, match="8 members signed"):
+        node.check_receipt(RUN, few.to_json())
+    node.check_receipt(RUN, receipt.to_json())
+    assert node.unreceipted(RUN) == 0
+    if knew == "excerpt":
+        assert node.evidence(RUN).findings(node.roster) == ()

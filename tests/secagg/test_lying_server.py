@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import connected_components
-from secure_sums import CONTENT, PURPOSE, RUN, Federation, ask, segments, send
+from secure_sums import CONTENT, PURPOSE, RUN, Federation, ask, bundles_for, segments, send
 
 from fl_dp.accounting import SharedNoise
 from fl_dp.mechanisms import Segment
@@ -29,13 +29,13 @@ from fl_dp.secagg import (
     SQLiteStore,
     SumTerms,
 )
-from fl_dp.secagg.client import sign_of
+from fl_dp.secagg.client import commitment, pair_seed, sign_of
 from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.masks import add_mask, unpack
-from fl_dp.secagg.member import lost_neighbours
+from fl_dp.secagg.member import lost_neighbours, needed_of
 from fl_dp.secagg.roster import Member
 from fl_dp.secagg.shares import combine
-from fl_dp.secagg.texts import digest, prf
+from fl_dp.secagg.texts import digest
 
 ZEROS = np.zeros((40, 20), np.int64)
 
@@ -78,13 +78,14 @@ class TestViewsThatDiffer:
             opening.fold(place, message)
         seeds: dict[int, dict[int, bytes]] = {}  # shares of the victim's seeds, by index and x
         for member, node in enumerate(house.nodes):
-            _, labels, bundles = opening.question(member)
+            labels = opening.question(member).labels
             told = sorted(three_views(member, frozenset(range(9))))
+            bundles = bundles_for(opening, member, told)
             seen = {place: labels[place] for place in told}
             share = node.open(terms.to_json(), told, seen, bundles).shares[8]
             wanted = [0, *(at for at, _ in lost_neighbours(terms, 8, frozenset(told)))]
             for slot, at in enumerate(wanted):
-                seeds.setdefault(at, {})[member + 1] = share[32 * slot : 32 * slot + 32]
+                seeds.setdefault(at, {})[member + 1] = share[16 * slot : 16 * slot + 16]
         bare = unpack(sent[8].masked, terms.bits, terms.size)
         for at, shares in seeds.items():
             seed = combine(dict(list(shares.items())[: terms.threshold]))
@@ -336,6 +337,73 @@ class TestAnotherStory:
         assert refused.value.code == "stale"
 
 
+class TestPieces:
+    """A server that hands members other parts of a client's bundles than their view opens."""
+
+    GONE = 4  # whose masks with everybody are opened
+
+    def asked(self) -> tuple[Federation, OpenSum]:
+        house = Federation.of(9)
+        terms = house.terms(threshold=8, least=8)
+        opening = OpenSum(terms, house.directory)
+        for place in set(range(9)) - {self.GONE}:
+            opening.fold(place, send(house.nodes[place], terms, np.zeros(20)))
+        return house, opening
+
+    def test_a_member_gets_of_a_client_what_it_opens_and_no_more(self) -> None:
+        _, opening = self.asked()
+        question = opening.question(0)
+        assert {len(each) for each in question.bundles.values()} == {8 + 2 * 32}
+        assert len(opening._heads[8].bundles[0]) == 8 + 9 * 32
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            lambda whole: needed_of(whole, (0, 1)),  # the mask with a client who replied
+            lambda whole: needed_of(whole, (1, 5)),  # that one in the self seed's place
+            lambda whole: needed_of(whole, (5, 0)),
+            lambda whole: needed_of(whole, (0, 0)),
+            lambda whole: needed_of(whole, (0, 1, 5)),
+            lambda whole: whole,
+            lambda whole: bytes(8) + needed_of(whole, (0, 5))[8:],
+            lambda whole: needed_of(whole, (0, 5))[:-1],
+            lambda whole: b"",
+        ],
+    )
+    def test_other_parts_are_not_read(self, lie: Any) -> None:
+        house, opening = self.asked()
+        online, labels, bundles = opening.question(0)
+        whole = opening._heads[8].bundles[0]
+        assert bundles[8] == needed_of(whole, (0, 5))  # its own seed, and that with the one gone
+        text = opening.terms.to_json()
+        opened = house.nodes[0].open(text, online, labels, bundles | {8: lie(whole)})
+        assert opened.unreadable == (8,) and 8 not in opened.shares
+
+    def test_parts_of_another_sum_client_or_member_are_not_read(self) -> None:
+        house, opening = self.asked()
+        online, labels, bundles = opening.question(0)
+        other = send(house.nodes[8], house.terms(number=2, threshold=8, least=8), np.zeros(20))
+        lies = {
+            8: needed_of(other.bundles[0], (0, 5)),
+            7: bundles[6],
+            6: needed_of(opening._heads[6].bundles[1], (0, 5)),
+        }
+        opened = house.nodes[0].open(opening.terms.to_json(), online, labels, bundles | lies)
+        assert opened.unreadable == (6, 7, 8)
+
+    def test_two_places_commit_to_one_seed_differently(self) -> None:
+        # A guess that could be compared with every commitment there is would be a cheap one.
+        house = Federation.of(2)
+        terms = house.terms(threshold=2, least=2)
+        sent = [send(node, terms, np.zeros(20)) for node in house.nodes]
+        root = house.nodes[0]._run_key(RUN).root(house.directory.entries[1].run_key, 0, 1)
+        seed = pair_seed(root, terms.hash, 0, 1)
+        assert [each.commitments[16:] for each in sent] == [
+            commitment(seed, terms, place) for place in (0, 1)
+        ]
+        assert sent[0].commitments[16:] != sent[1].commitments[16:]
+
+
 class TestCuriousServer:
     """Of three clients one colludes, so that one pair's mask hides the values of another."""
 
@@ -358,10 +426,10 @@ class TestCuriousServer:
         bare = unpack(sent[0].masked, terms.bits, terms.size)
         add_mask(bare, opening._seeds[0][0], sign=-1)  # as in every sum
         shared = house.nodes[2]._run_key(RUN).root(house.directory.entries[0].run_key, 0, 2)
-        add_mask(bare, prf(shared, "pair", terms.hash, 0, 2), sign=-1)  # from the one who colludes
+        add_mask(bare, pair_seed(shared, terms.hash, 0, 2), sign=-1)  # from the one who colludes
         for guess in range(1 << self.BITS):
             tried = bare.copy()
-            add_mask(tried, prf(self.weak(guess), "pair", terms.hash, 0, 1), sign=-1)
+            add_mask(tried, pair_seed(self.weak(guess), terms.hash, 0, 1), sign=-1)
             if (tried < 1 << 10).all():  # as updates are: 20 values by chance with 2^-120
                 assert (tried == values[0]).all()
                 return tried

@@ -146,13 +146,42 @@ class TestReceipt:
             "{}",
             text.replace("[[0,", "[[-1,"),
             text.replace('"online":[', '"on":['),
+            # Spans: a text for each set, and no text for a set that fills the memory.
+            *(
+                text.replace('"online":[[0,8]]', f'"online":{spans}')
+                for spans in (
+                    "[[0,4],[5,8]]",
+                    "[[0,4],[4,8]]",
+                    "[[5,8],[0,4]]",
+                    "[[8,0]]",
+                    "[[0,8,9]]",
+                    "[0,8]",
+                    "[[0,true]]",
+                    "[[0,1000000000]]",
+                    "[[0,600000],[600002,1200000]]",
+                )
+            ),
         ):
+            assert spoilt != text
             with pytest.raises(Refused):
                 house.nodes[2].check_receipt(RUN, spoilt)
 
     def test_survives_its_text(self, house: Federation) -> None:
         receipt = self.sum(house).opening.receipt_for(2)
         assert Receipt.from_json(receipt.to_json()) == receipt
+
+    @given(st.sets(st.integers(0, 60)))
+    def test_spans_stand_for_any_set_of_places(self, places: set[int]) -> None:
+        receipt = Receipt(
+            number=1,
+            terms_hash=bytes(32),
+            online=tuple(sorted(places)),
+            root=bytes(32),
+            path=(),
+            signatures={},
+        )
+        assert Receipt.from_json(receipt.to_json()) == receipt
+        assert [place for place in range(62) if receipt.has(place)] == sorted(places)
 
     def test_a_node_that_demands_receipts_refuses_without(self) -> None:
         house = Federation.of(10, receipts=3)

@@ -223,7 +223,7 @@ class Network(RuleBasedStateMachine):
                 assert set(opened.shares) <= online  # no self seed of anybody else
                 for place, share in opened.shares.items():
                     lost = [other for other in near[place] if other not in online]
-                    assert len(share) == 32 * (1 + len(lost))  # no seed of two who replied
+                    assert len(share) == 16 * (1 + len(lost))  # no seed of two who replied
 
 
 TestNetwork = pytest.mark.slow(Network.TestCase)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -130,6 +131,16 @@ class TestRing:
         assert made.complete
         everybody = set(range(n))
         assert all(set(near) == everybody - {i} for i, near in made.neighbours.items())
+
+    def test_terms_of_many_who_are_all_neighbours_take_no_more_than_their_places(self) -> None:
+        """A server that lies may write any degree: all pairs of 20,000 would be 3 GB."""
+        made = terms(20_000, degree=20_000, committee=(1, 2, 3), threshold=3, least=20_000)
+        tracemalloc.start()
+        try:
+            assert made.neighbours[7] == tuple(p for p in range(20_000) if p != 7)
+            assert tracemalloc.get_traced_memory()[1] < 10_000_000
+        finally:
+            tracemalloc.stop()
 
     @pytest.mark.parametrize(("n", "degree"), [(10, 2), (24, 12), (25, 22)])
     def test_neighbours_are_mutual_sorted_and_as_many_as_the_degree(

@@ -46,7 +46,7 @@ def wrong_shares_for(*members: int) -> Lie:
 
 def wrong_commitments() -> AbstractContextManager[Any]:
     """As a client: commitments to other seeds than those it shares."""
-    return patch.object(client, "commitment", lambda seed: secrets.token_bytes(16))
+    return patch.object(client, "commitment", lambda *_: secrets.token_bytes(16))
 
 
 def unreadable_bundles() -> AbstractContextManager[Any]:

@@ -19,7 +19,7 @@ from fl_dp.secagg import (
     SQLiteStore,
     SumTerms,
 )
-from fl_dp.secagg.member import Opened
+from fl_dp.secagg.member import Opened, needed_of, opened_seeds
 from fl_dp.secagg.roster import Member
 
 RUN, CONTENT, PURPOSE = 7, "ab" * 32, "train"
@@ -159,6 +159,18 @@ def ask(
 def _told(
     opening: OpenSum, member: int, tell: Tale
 ) -> tuple[tuple[int, ...], dict[int, bytes], Mapping[int, bytes]]:
-    _, labels, bundles = opening.question(member)
-    online = tuple(sorted(tell(member, frozenset(opening.online))))
+    labels, alive = opening.question(member).labels, frozenset(opening.online)
+    online = tuple(sorted(tell(member, alive)))
+    bundles = bundles_for(opening, member, online)
     return online, {place: labels[place] for place in online if place in labels}, bundles
+
+
+def bundles_for(opening: OpenSum, member: int, online: Sequence[int]) -> dict[int, bytes]:
+    """What a server that lies hands to a member with a view of its own."""
+    terms, alive = opening.terms, frozenset(online)
+    at = terms.committee.index(member)
+    return {
+        place: needed_of(opening._heads[place].bundles[at], opened_seeds(terms, place, alive))
+        for place in online
+        if place in opening._heads
+    }
