@@ -216,7 +216,8 @@ def trained(
 
 def _softmax(scores: Floats) -> Floats:
     raised: Floats = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return raised / raised.sum(axis=-1, keepdims=True)
+    shares: Floats = raised / raised.sum(axis=-1, keepdims=True)
+    return shares
 
 
 def accuracies(data: Data, model: Floats, *, skewed: bool) -> list[float]:
