@@ -58,7 +58,8 @@ def _stretches(
         if size and (start or name == "first"):
             text = f"fl-dp rotation 1 {name} {size}".encode()
             bits = np.frombuffer(hashlib.shake_256(text).digest(-(-stretch // 8)), np.uint8)
-            yield values[start : start + stretch], 1.0 - 2.0 * np.unpackbits(bits, count=stretch)
+            signs = 1.0 - 2.0 * np.unpackbits(bits, count=stretch).astype(np.float64)
+            yield values[start : start + stretch], signs
 
 
 def _transform(values: NDArray[np.float64]) -> None:
