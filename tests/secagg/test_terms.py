@@ -59,6 +59,19 @@ def test_every_field_is_in_the_hash(name: str) -> None:
     assert changed.hash != one.hash
 
 
+def test_whether_a_sum_is_rotated_is_in_the_hash_and_in_no_text_of_one_that_is_not() -> None:
+    one = terms(rotated=True)
+    assert SumTerms.from_json(one.to_json()) == one and one.share.rotated
+    assert one.hash != terms().hash and '"rotated":true' in one.to_json()
+    assert "rotated" not in terms().to_json()  # nodes of earlier versions read it
+    # They refuse the other, as this version does what it does not know.
+    with pytest.raises(ValueError, match="and no others"):
+        SumTerms.from_json(one.to_json().replace('"rotated"', '"rotates"'))
+    for spoilt in ("false", "1", '"true"', "null"):
+        with pytest.raises(ValueError):
+            SumTerms.from_json(one.to_json().replace('"rotated":true', f'"rotated":{spoilt}'))
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -117,6 +130,9 @@ def test_another_text_is_refused(spoil: Any) -> None:
         ({"threshold": 11}, "threshold must lie"),
         ({"least": 3}, "could open a sum of"),
         ({"cross_check": 1}, "cross_check"),
+        ({"rotated": 1}, "rotated must be true or false"),
+        ({"rotated": True, "noise_scale": 0.0, "least": 10}, "an exact total needs no rounding"),
+        ({"rotated": True, "noise_scale": 1.9}, "noise_scale must be at least 2"),
     ],
 )
 def test_terms_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -43,6 +43,14 @@ def test_the_mean_over_everybody_is_released(tmp_path: Path) -> None:
     assert strategy.ledger.location
 
 
+def test_narrow_words_carry_the_mean_rotated(tmp_path: Path) -> None:
+    nodes = SecureNodes(tmp_path, updates_of(NODES, norm=0.2))
+    plan = plan_of(secure_sum=SecureSum(bits=8))
+    assert plan.shared_bundle(plan.noise_multiplier, size=nodes.total().size).share.rotated
+    released, _ = trained(tmp_path, nodes, plan)
+    assert np.allclose(released, nodes.total() / NODES, atol=tolerance(plan, NODES))
+
+
 def test_rounds_need_one_message_a_client_and_one_a_member(tmp_path: Path) -> None:
     nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
     trained(tmp_path, nodes, plan, rounds=3)
