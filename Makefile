@@ -27,6 +27,7 @@ BENCH_less_to_protect := --json
 BENCH_lying_client :=
 BENCH_noise := --json
 BENCH_noise_arms := --json --folder results/noise_arms
+BENCH_own_budgets := --json
 BENCH_real_nodes := --json
 BENCH_rounds := --json
 BENCH_secagg := --json
@@ -36,7 +37,7 @@ BENCH_startup := --json
 BENCH_tuning := --json
 BENCH_stock_flower :=
 # `make experiments`: files of conf/experiment/ that are sweeps, in the order of docs/experiments.md.
-EXPERIMENTS := privacy_levels privacy_levels_fashion privacy_levels_cifar10 client_count schedules selection udp_formula correlated_noise asynchronous
+EXPERIMENTS := privacy_levels privacy_levels_fashion privacy_levels_cifar10 client_count schedules selection own_budgets udp_formula correlated_noise asynchronous
 BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))
 
 # `make federation`: central, dp_sgd, local or distributed.

@@ -61,6 +61,7 @@ CYCLIC = (
 COINS = (f"selection.sampling_rate={1 / TURNS:g}", "privacy.secure_sum.reply_after=10")
 ARMS = {
     "all records": EVERYBODY,
+    "all records, 8 bits": (*EVERYBODY, "privacy.secure_sum.bits=8"),
     "cyclic, with memory": CYCLIC,
     "coins at the nodes": COINS,
     "central, all records": (*EVERYBODY, *TRUSTED),

@@ -657,8 +657,8 @@ POLICY_KEYS = (
         read=_flag,
         does=(
             "Joins a run that plans more than `max-epsilon`, [at its own budget]"
-            "(selection.md#the-owner-decides): in the group whose whole price fits, or under "
-            "DP-SGD with more noise. In secure sums it changes nothing."
+            "(selection.md#the-owner-decides): in the group whose whole price fits, under DP-SGD "
+            "with more noise, or in secure sums with values that weigh less."
         ),
         otherwise="Takes part until `max-epsilon` is spent; under `central` not at all",
     ),

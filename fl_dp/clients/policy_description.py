@@ -110,12 +110,13 @@ def _for_each_record(owner: NodeConfig) -> list[str]:
 def _own_budget(owner: NodeConfig) -> list[str]:
     said = []
     if owner.join_at_own_budget:
-        if any(each & {CENTRAL, RECORD} for each in owner.required):
-            said.append("Where a run plans more than that, it joins at what it allows itself")
-        else:
+        if any(each == {LOCAL} for each in owner.required):
             said.append(
-                "join-at-own-budget changes nothing: it is for require-privacy=central and record"
+                "join-at-own-budget changes nothing: under local noise the run says who adds how "
+                "much"
             )
+        else:
+            said.append("Where a run plans more than that, it joins at what it allows itself")
     if owner.tell_budget:
         said.append(f"It tells the server that it allows epsilon {owner.max_epsilon:g}")
     return said

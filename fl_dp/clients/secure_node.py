@@ -208,6 +208,8 @@ def _done(message: Message, context: Context) -> Message:
                 )
         finally:
             node.forget(run)  # whatever the receipts are: the sums without one are evidence
+            # Of whichever run: forgetting is always free (`BandedShare`), so who lies here costs
+            # accuracy, and an index that was answered is marked elsewhere and never drawn again.
             forget_noise(keys_folder(context))
     if in_simulation():
         folder = _simulated_folder(context)

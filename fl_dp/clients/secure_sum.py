@@ -14,19 +14,23 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from fl_dp.accounting import (
     NeighboringRelation,
     PoissonGaussianEvent,
+    PrivacyBudget,
     PrivacyBudgetExhausted,
     PrivacyEvent,
     SharedNoise,
 )
+from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.accounting.calibration import calibrate_noise
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack, within_slack
 from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
 from fl_dp.mechanisms.banded_share import BandedShare
@@ -57,6 +61,7 @@ from .turns import UnitsInTurn, in_turn
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _DIGITS = 10  # of a multiplier, behind the first
+_ABOVE = 1.0 + 1e-6  # of a calibrated one: the ledger, which looks again, has to agree
 _LATE = "late"  # key of a Flower run that gets nothing more, unless its value is empty
 _BEGUN, _FAILED, _ENDED = b"begun", b"once", b""
 
@@ -73,6 +78,8 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     who colludes. The charge is written before training. A unit or record that fails contributes
     zero, alone. A node of one unit whose work fails and a budget that is spent send the same noise
     around zero, which nobody can tell from any other; that the node replied is not hidden.
+    Where its owner joins at its own budget, what its units add is made smaller by one factor, so
+    that the noise of the sum is as much over it as the owner's budget needs.
 
     Work of several units or records that fails or is late as a whole, or ends the process, leaves
     nothing to send, for this sum and the rest of the Flower run: a sum that one of them chose could
@@ -125,11 +132,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         if isinstance(share, BandedShare):  # a full disk shows before anything is charged
             with carried_noise(keys_folder(context), share, run=terms.run):
                 pass
-        paid = _paid(terms, share, node, turns, summed.price, message, context)
+        weight = _paid(terms, share, node, turns, summed.price, message, context)
         if slots is not None and time.monotonic() > slots.begin:
             # Nothing was read yet, so that depends on no data, and is over with this sum.
             logger.error("marks and ledger took until the work's first slot: nothing is added")
-        elif paid:
+        elif weight:
             # In a process of its own work can't end this one; here it can, and shows once then.
             marked = apart is None and not summed.of_one and not in_simulation()
             if marked:
@@ -140,7 +147,8 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
                     values = work() if apart is None else _values_of(apart, terms)
                 if units is not None and not units.followed:
                     raise ValueError("what was asked for is of all units, whose turn it is not")
-                steps = _encoded(share, values, terms, part.place, context)
+                weighed = [weight * each for each in values]
+                steps = _encoded(share, weighed, terms, part.place, context)
             except Exception:
                 if units is not None and units.changed:  # by the owner, and not by what is in them
                     if marked:
@@ -258,33 +266,38 @@ def _paid(
     asked: SumInstruction,
     message: Message,
     context: Context,
-) -> bool:
-    """Charge a sum, and return whether it may be of anything but noise.
+) -> float:
+    """Charge a sum, and return what the node's values weigh in it; 0: it adds noise alone.
 
     Raises:
         Refused: `stale`, if a later turn was answered meanwhile.
     """
     if isinstance(share, ExactShare):  # `begin` has asked the owner
         logger.warning("adds to an exact total without noise, which no ledger charges")
-        return True
+        return 1.0
     assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
     try:
-        multiplier = _multiplier_of(terms, share, assumed, context)
+        multiplier, weight = _multiplier_of(terms, share, assumed, context), 1.0
+        largest = node.largest(terms)
+        own = _own_multiplier(terms, largest, asked, message, context)
+        if own is not None and own > multiplier:
+            multiplier, weight = own, multiplier / own
+            logger.info("joins at its owner's budget: what it adds weighs %.3g", weight)
         price = f"{asked.unit} {asked.neighboring_relation}", multiplier
         if turns is not None and not turns.costs(terms.hash, price):
-            return True  # no position was visited more often, or with less noise, than was charged
-        charged = _charge(terms, multiplier, node.largest(terms), asked, message, context)
+            return weight  # no position was visited more often, or with less noise, than charged
+        charged = _charge(terms, multiplier, largest, asked, message, context)
     except PrivacyBudgetExhausted as exhausted:
         logger.info("%s; the sum gets the noise around zero", exhausted)
-        return False
+        return 0.0
     except Refused:
         raise
     except Exception:
         logger.exception("nothing can be charged; the sum gets the noise around zero")
-        return False
+        return 0.0
     if turns is not None and charged:
         turns.charged(terms.hash, price)
-    return True
+    return weight
 
 
 def _charge(
@@ -313,7 +326,8 @@ def _charge(
     account = node.account(unit=asked.unit)
     with node.open_ledger() as ledger:
         charged = ledger.spending(account).charges
-        if not charged and (
+        joins = NodeConfig.of(context.node_config).join_at_own_budget
+        if not (charged or joins) and (
             budget.epsilon < (asked.epsilon or 0.0) or budget.delta < (asked.delta or 0.0)
         ):
             logger.warning(
@@ -336,6 +350,50 @@ def _charge(
             use=node.use(message.metadata.message_type),
         )
     return True
+
+
+def _own_multiplier(
+    terms: SumTerms,
+    largest: tuple[int, int],
+    asked: SumInstruction,
+    message: Message,
+    context: Context,
+) -> float | None:
+    """Return the noise multiplier at which all planned sums spend what the owner allows.
+
+    None where its owner does not join at its own budget, and for statistics: what they tell would
+    be wrong by the weight. It depends on the owner's words and the plan alone.
+
+    Raises:
+        ValueError: If no noise is enough.
+    """
+    joins = NodeConfig.of(context.node_config).join_at_own_budget
+    training = message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+    budget = NodePrivacy.of(context, config_of(message)).budget_of_noise(asked)
+    if not (joins and training) or budget is None:
+        return None
+    # As many charges as the ledger will see, and as much slack as it will take off.
+    turns = 1 if terms.turn is None else terms.turn.groups
+    slack = shared_noise_slack(2 * max(asked.rounds, turns), *largest)
+    return _calibrated(
+        within_slack(budget, slack),
+        -(-asked.rounds // turns),
+        terms.sampling_rate,
+        NeighboringRelation(asked.neighboring_relation),
+    )
+
+
+@lru_cache(maxsize=8)
+def _calibrated(
+    budget: PrivacyBudget, sums: int, rate: float | None, relation: NeighboringRelation
+) -> float:
+    noise = calibrate_noise(
+        lambda multiplier: {_event(multiplier, rate): sums},
+        budget.epsilon,
+        DECLARED_SHARE * budget.delta,
+        neighboring_relation=relation,
+    )
+    return _same_each_round(noise * _ABOVE)
 
 
 def _multiplier_of(

@@ -38,7 +38,7 @@ from .banded_stream import (
     total_weight,
 )
 from .discrete_gaussian import TAIL
-from .noise_share import LEAST_NOISE_SCALE, ROUNDED, NoiseShare
+from .noise_share import LEAST_NOISE_SCALE, NoiseShare
 from .randomness import SecureRandom
 
 _EMPTY = -1
@@ -237,10 +237,15 @@ class BandedShare(NoiseShare):
     def sensitivity(self) -> float:
         """L2 distance, in grid steps, by which one participation moves all sums, through C."""
         updates, *others = self.segments
-        moved = updates.scale * updates.clipping_norm * ROUNDED
+        moved = updates.scale * updates.clipping_norm * self.rounded
         moved += 2.0**-self.fine_bits * math.sqrt(updates.size)
-        each = (segment.scale * segment.clipping_norm * ROUNDED for segment in others)
+        each = (segment.scale * segment.clipping_norm * self.rounded for segment in others)
         return math.hypot(column_norm(self.coefficients) * moved, *each)
+
+    @property
+    def turning(self) -> int:
+        """Coordinates that may be rotated: those that have memory, and no others with them."""
+        return self.segments[0].size
 
     @property
     def largest_deviation(self) -> float:

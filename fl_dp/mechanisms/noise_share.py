@@ -25,6 +25,7 @@ from fl_dp.option_errors import require_positive
 
 from .discrete_gaussian import NO_FRACTIONS, DiscreteGaussian, discrete_gaussian
 from .randomness import SecureRandom
+from .rotation import ROTATED, rotated, rotated_back
 
 LEAST_NOISE_SCALE = 2.0
 """In grid steps: below it, sums of discrete Gaussians are no longer one to 1e-16."""
@@ -32,7 +33,11 @@ LEAST_NOISE_SCALE = 2.0
 # Each product of a value and the scale is rounded once: in a sum of u units, that moves two
 # neighbours apart by u 2^-52 of the clipping norm at most. Enough for 2^22 units on a node.
 ROUNDED = 1.0 + 2.0**-30
-_WRAPS = 8.0  # standard deviations of the whole noise that the words hold: 1e-15 a coordinate
+_MOST_UNITS = 2.0**22
+# Both neighbours' sums of so many units are rounded when they are rotated.
+_ROUNDED_TURNING = ROUNDED + 2.0 * _MOST_UNITS * ROTATED
+WRAPS = 8.0
+"""Standard deviations of the whole noise that words hold: 1e-15 a coordinate."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +83,13 @@ class GridShare:
     Attributes:
         segments: Of the coordinates, in order.
         noise_scale: Of the node's noise, in grid steps of every segment.
+        rotated: Whether all of it is rotated in grid steps before it is cut, as `rotated` does:
+            then few entries are large, and words may be narrow. No privacy depends on it.
     """
 
     segments: tuple[Segment, ...]
     noise_scale: float
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         """Validate.
@@ -102,10 +110,21 @@ class GridShare:
         """Standard deviation of a node's noise in one sum, in grid steps, of its widest segment."""
         return self.noise_scale
 
+    @property
+    def rounded(self) -> float:
+        """By how much rounding may lengthen what one unit moves."""
+        return _ROUNDED_TURNING if self.rotated else ROUNDED
+
+    @property
+    def turning(self) -> int:
+        """Coordinates that are rotated, if any are: the first ones."""
+        return self.size
+
     def placed(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
         """Return a node's values in grid steps, not yet whole ones.
 
-        An entry beyond the cap is cut to it: a projection, which moves no two values apart.
+        An entry beyond the cap is cut to it: a projection, which moves no two values apart. What is
+        rotated is cut afterwards, so nothing lengthens it again.
 
         Args:
             values: One array a segment, its sum over the node's units: `size` real numbers each.
@@ -117,13 +136,17 @@ class GridShare:
             ValueError: If there is not one array of the right size a segment.
         """
         centres = np.empty(self.size)
-        for segment, part, given in zip(self.segments, self._parts(centres), values, strict=True):
+        parts = self._parts(centres)
+        for segment, part, given in zip(self.segments, parts, values, strict=True):
             found = np.asarray(given, dtype=np.float64).reshape(-1)
             if found.size != segment.size:  # one entry would be broadcast
                 raise ValueError(
                     f"segment '{segment.name}' has {segment.size} coordinates, got {found.size}"
                 )
             np.multiply(found, segment.scale, out=part)
+        if self.rotated:
+            centres[: self.turning] = rotated(centres[: self.turning])
+        for segment, part in zip(self.segments, parts, strict=True):
             np.clip(part, -segment.cap, segment.cap, out=part)
         return centres
 
@@ -138,7 +161,10 @@ class GridShare:
         """
         if total.shape != (self.size,):
             raise ValueError(f"the sum has {self.size} coordinates, got shape {total.shape}")
-        parts = zip(self.segments, self._parts(total.astype(np.float64)), strict=True)
+        flat = total.astype(np.float64)
+        if self.rotated:
+            flat[: self.turning] = rotated_back(flat[: self.turning])
+        parts = zip(self.segments, self._parts(flat), strict=True)
         return [part / segment.scale for segment, part in parts]
 
     def _parts(self, flat: NDArray[np.float64]) -> list[NDArray[np.float64]]:
@@ -186,7 +212,7 @@ class NoiseShare(GridShare):
     def sensitivity(self) -> float:
         """L2 distance, in grid steps, by which one privacy unit moves what a node encodes."""
         each = (segment.scale * segment.clipping_norm for segment in self.segments)
-        return math.hypot(*each) * ROUNDED
+        return math.hypot(*each) * self.rounded
 
     @cached_property
     def _law(self) -> DiscreteGaussian:
@@ -213,7 +239,7 @@ class NoiseShare(GridShare):
         Beyond it lies only noise of more than 8 standard deviations.
         """
         values = nodes * max(segment.cap for segment in self.segments)
-        return values + _WRAPS * math.sqrt(nodes) * self.largest_deviation
+        return values + WRAPS * math.sqrt(nodes) * self.largest_deviation
 
     def fits(self, nodes: int, bits: int) -> bool:
         """Tell whether sums of `nodes` shares fit words of `bits` bits: no entry wraps around."""

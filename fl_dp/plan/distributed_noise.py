@@ -54,7 +54,8 @@ class SecureSum:
             where that many may collude.
         degree: Neighbours that a client shares masks with, even; default: everybody up to 64
             nodes, else 20 up to 200 and 40 above, twice as many where over 10 % may drop out.
-        bits: Each coordinate is summed modulo 2^bits; default: 16, or 20 where needed.
+        bits: Each coordinate is summed modulo 2^bits; default: 16, or 20 where needed. With fewer
+            than hold what nodes can reach, sums are rotated, and then cut.
         element_cap: Largest entry of one node's sum, in clipping norms; default: all that its
             units can reach, or a quarter of it where that saves bits.
         cross_check: Members agree on one set of repliers before they open: one more exchange, and

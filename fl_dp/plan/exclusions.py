@@ -589,7 +589,7 @@ _SECURE_SUMS: tuple[Exclusion[Asked], ...] = (
         options=("compression.up", "secure_sum"),
         when=lambda asked: asked.shared is not None and asked.compression.up != "none",
         why="{compression.up=?} would change masked words, which then no longer add up",
-        instead="with {secure_sum} leave it out, or write fewer bits",
+        instead="with {secure_sum} leave it out, and write {secure_sum.bits=8} for half the bytes",
     ),
     Exclusion(
         options=("roster_may_grow", "secure_sum"),

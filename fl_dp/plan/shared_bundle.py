@@ -2,12 +2,17 @@
 
 The words of a secure sum have few bits, which the sum's range and its noise share. A choice of
 bits and of the largest entry of one node fixes the grid: the finest at which no sum wraps around.
+
+Fewer bits than hold what nodes can reach are enough, where they are asked for: sums are rotated,
+so that few entries are large, and those are cut. That costs accuracy, never privacy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,11 +22,15 @@ from fl_dp.accounting.shared_noise import shared_noise_multiplier
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism, NoiseShare, SecureRandom, Segment
 from fl_dp.mechanisms.banded_share import BandedShare, CarriedNoise
 from fl_dp.mechanisms.banded_stream import column_norm, total_weight
-from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE
+from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE, WRAPS
+from fl_dp.mechanisms.rotation import largest_stretch
 
 MOST_BITS = 32
 _CORRECTIONS = 4  # each makes what is left smaller by the rounding's share, below 1e-3
 _SMALL_CAP = 0.25  # of what a node can reach: only an update of a few entries has one beyond
+_SPREAD = 8.0  # deviations of a rotated vector's entries: one in 1e13 is beyond
+_LEAST_ROOM = 4.0  # for values, in deviations of the sum's noise
+_BELOW = 1.0 - 2.0**-20  # so that rounding leaves room
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +99,7 @@ class WordSize:
         units_in_sum: Of one node, at most: those whose sum it sends.
         bits: Of a word; None: 16, or 20 where those give too little noise.
         element_cap: Largest entry of one node, in clipping norms; None: what its units can reach,
-            or a quarter of it.
+            or a quarter of it; with `bits`, also what they leave for rotated updates.
         coefficients: Of noise with memory, in units of 2^-12; None: it has none.
     """
 
@@ -113,11 +122,8 @@ class WordSize:
                 steps, with the bits that are enough.
         """
         for bits in (16, 20) if self.bits is None else (self.bits,):
-            for cap in self._caps:
-                found = self._noise_scale(bundle, size, bits, cap)
-                if found >= self._least:
-                    share = self._share(bundle, size, found, cap)
-                    return SharedBundle(bundle=bundle, share=share, bits=bits)
+            if (share := self._found(bundle, size, bits, narrow=self.bits is not None)) is not None:
+                return SharedBundle(bundle=bundle, share=share, bits=bits)
         raise ValueError(self._too_few(bundle, size))
 
     @property
@@ -132,48 +138,86 @@ class WordSize:
         most = float(self.units_in_sum)
         return (most, _SMALL_CAP * most) if self.element_cap is None else (self.element_cap,)
 
-    def _noise_scale(self, bundle: GaussianBundle, size: int, bits: int, cap: float) -> float:
+    def _found(
+        self, bundle: GaussianBundle, size: int, bits: int, *, narrow: bool
+    ) -> NoiseShare | None:
+        """Return the share that `bits` bits hold; None if there is none."""
+        caps = [(cap, False) for cap in self._caps]
+        narrow = narrow and self.element_cap is None  # who gives a cap wants no other
+        if narrow:
+            # What a unit moves in all sums, in norms of its update.
+            whole = bundle.updates.noise_multiplier / bundle.noise_multiplier
+            spread = _SPREAD * whole * self.units_in_sum / math.sqrt(largest_stretch(size))
+            caps += [(spread, True)]
+        for cap, rotated in caps:
+            if found := self._noise_scale(bundle, size, bits, cap, rotated):
+                return self._share(bundle, size, found, cap, rotated)
+        return self._cut(bundle, size, bits) if narrow else None
+
+    def _noise_scale(
+        self, bundle: GaussianBundle, size: int, bits: int, cap: float, rotated: bool
+    ) -> float:
         """Return the largest scale at which sums fit `bits` bits; 0 if none is accounted."""
+
+        def fits(noise_scale: float) -> bool:
+            try:
+                share = self._share(bundle, size, noise_scale, cap, rotated)
+            except ValueError:  # more noise than memory's sums hold exactly
+                return False
+            return share.fits(self.noise.cohort, bits)
+
         low, high = self._least, 2.0 ** (bits - 1)
-        if not self._fits(bundle, size, low, cap, bits):
+        if not fits(low):
             return 0.0
         # Both the noise and the values, in steps, grow with the scale.
         while low < (middle := (low + high) / 2.0) < high:
-            low, high = (
-                (middle, high) if self._fits(bundle, size, middle, cap, bits) else (low, middle)
-            )
+            low, high = (middle, high) if fits(middle) else (low, middle)
         return low
 
-    def _fits(
-        self, bundle: GaussianBundle, size: int, noise_scale: float, cap: float, bits: int
-    ) -> bool:
-        try:
-            share = self._share(bundle, size, noise_scale, cap)
-        except ValueError:  # more noise than memory's sums hold exactly
-            return False
-        return share.fits(self.noise.cohort, bits)
+    def _cut(self, bundle: GaussianBundle, size: int, bits: int) -> NoiseShare | None:
+        """Return the rotated share that is cut at what words leave beside the least noise.
+
+        None: if that is so little that even a sum no longer than its noise would be cut.
+        """
+        nodes, cap = self.noise.cohort, 1.0
+        share = self._share(bundle, size, self._least, cap, rotated=True)
+        noise = math.sqrt(nodes) * share.largest_deviation
+        left = (2.0 ** (bits - 1) - 1.0) * _BELOW - WRAPS * noise
+        if left < _LEAST_ROOM * noise:
+            return None
+        cap *= left / nodes / share.segments[0].cap
+        share = self._share(bundle, size, self._least, cap, rotated=True)
+        # Beside noise with memory scalars are not rotated, and may not fit.
+        return share if share.fits(nodes, bits) else None
 
     def _share(
-        self, bundle: GaussianBundle, size: int, noise_scale: float, cap: float
+        self, bundle: GaussianBundle, size: int, noise_scale: float, cap: float, rotated: bool
     ) -> NoiseShare:
         """Return the share on the grid at which the whole has the bundle's multiplier.
 
         Each sum has a grid of its own: with the same noise in steps, its multiplier is the
         bundle's own for that sum, and the squares of their inverses add up as they do there.
         """
+        made = partial(self._of_steps, bundle, size, noise_scale, cap, rotated)
         steps = 1.0
-        share = self._of_steps(bundle, size, steps, noise_scale, cap)
+        share = made(steps)
         # Once is exact but for memory, whose values are rounded by what does not grow with steps.
         for _ in range(1 if self.coefficients is None else _CORRECTIONS):
             multiplier = shared_noise_multiplier(
                 noise_scale, share.sensitivity, self.shares, share.total_weight
             )
             steps *= multiplier / bundle.noise_multiplier
-            share = self._of_steps(bundle, size, steps, noise_scale, cap)
+            share = made(steps)
         return share
 
     def _of_steps(
-        self, bundle: GaussianBundle, size: int, steps: float, noise_scale: float, cap: float
+        self,
+        bundle: GaussianBundle,
+        size: int,
+        noise_scale: float,
+        cap: float,
+        rotated: bool,
+        steps: float,
     ) -> NoiseShare:
         """Return the share on grids at which each sum's own noise is `steps` steps."""
         scalars = zip(bundle.scalar_names, bundle.scalar_mechanisms, strict=True)
@@ -181,20 +225,24 @@ class WordSize:
         norm = 1.0 if self.coefficients is None else column_norm(self.coefficients)
         segments = [_segment("updates", size, bundle.updates, steps / norm, cap)]
         segments += [_segment(name, 1, each, steps, self.units_in_sum) for name, each in scalars]
+        if rotated and self.coefficients is None:  # spread over the updates' coordinates
+            segments = [replace(each, cap=segments[0].cap) for each in segments]
         if self.coefficients is None:
-            return NoiseShare(segments=tuple(segments), noise_scale=noise_scale)
+            return NoiseShare(segments=tuple(segments), noise_scale=noise_scale, rotated=rotated)
         return BandedShare(
-            segments=tuple(segments), noise_scale=noise_scale, coefficients=self.coefficients
+            segments=tuple(segments),
+            noise_scale=noise_scale,
+            rotated=rotated,
+            coefficients=self.coefficients,
         )
 
     def _too_few(self, bundle: GaussianBundle, size: int) -> str:
         """Return what to write instead of too few bits."""
         tried = self.bits or 20
-        cap = min(self._caps)
         enough = (
             bits
             for bits in range(tried + 1, MOST_BITS + 1)
-            if self._noise_scale(bundle, size, bits, cap)
+            if self._found(bundle, size, bits, narrow=True) is not None
         )
         write = next((f"SecureSum(bits={bits})" for bits in enough), "a larger noise multiplier")
         return (

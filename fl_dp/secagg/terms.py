@@ -7,7 +7,7 @@ ring, is here. A node that is asked against them answers with `Refused`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -91,6 +91,8 @@ class SumTerms:
         promised: Clients that do not collude in any sum that could be opened, by the plan; 0: it
             promises none.
         turn: Where the noise of the first segment has memory: whose turn it is; None: it has none.
+        rotated: Whether values are rotated before they are put on the grid, as narrow words need
+            it. How follows from their number: nobody is told a rotation.
     """
 
     run: int
@@ -112,6 +114,7 @@ class SumTerms:
     reply_after: float | None = None
     promised: int = 0
     turn: Turn | None = None
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         """Validate.
@@ -130,8 +133,9 @@ class SumTerms:
         require_integers(2, _MOST_PLACES, degree=self.degree)
         if not self.complete and self.degree % 2:
             raise ValueError(f"degree must be even, half of it on each side, got {self.degree}")
-        if not isinstance(self.cross_check, bool):
-            raise ValueError(f"cross_check must be true or false, got {self.cross_check!r:.50}")
+        for name in ("cross_check", "rotated"):
+            if not isinstance(given := getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {given!r:.50}")
         names = [each.name for each in self.segments]
         if not names or len(set(names)) < len(names):
             raise ValueError("segments must be at least one, each of another name")
@@ -139,6 +143,8 @@ class SumTerms:
         if self.turn is not None and (self.exact or self.sampling_rate is not None):
             raise ValueError("units that take turns add noise, and flip no coins")
         _ = self.share  # checks the noise itself
+        if self.rotated and self.exact:
+            raise ValueError("what has no noise is not rotated: an exact total needs no rounding")
         if self.exact and self.least < len(self.cohort):
             raise ValueError(
                 "an exact total over some of the cohort would show the others' values by "
@@ -170,9 +176,12 @@ class SumTerms:
             return BandedShare(
                 segments=self.segments,
                 noise_scale=self.noise_scale,
+                rotated=self.rotated,
                 coefficients=self.turn.coefficients,
             )
-        return NoiseShare(segments=self.segments, noise_scale=self.noise_scale)
+        return NoiseShare(
+            segments=self.segments, noise_scale=self.noise_scale, rotated=self.rotated
+        )
 
     @property
     def noise(self) -> SharedNoise:
@@ -203,10 +212,11 @@ class SumTerms:
         """The text, which nodes keep with every sum: 2 ms at ten thousand clients."""
         document = {each.name: getattr(self, each.name) for each in fields(self)}
         document["segments"] = [_segment_to_list(each) for each in self.segments]
-        if self.turn is None:
-            del document["turn"]  # as nodes of before there were any know terms
-        else:
+        if self.turn is not None:
             document["turn"] = self.turn.to_dict()
+        for name in _LATER:
+            if not document[name]:
+                del document[name]  # as nodes of before there were any know terms
         for name in _FLOATS:
             if document[name] is not None:
                 document[name] = float(document[name]).hex()
@@ -220,15 +230,16 @@ class SumTerms:
             ValueError: If the text is not, letter by letter, what `to_json` writes of valid terms.
         """
         names = {each.name for each in fields(cls)}
-        has_turn = '"turn":{' in text  # in a text, quotes are escaped
-        document = object_of(text, sorted(names if has_turn else names - {"turn"}), "terms")
+        # In a text, quotes are escaped.
+        names -= {name for name, begins in _LATER.items() if f'"{name}":{begins}' not in text}
+        document = object_of(text, sorted(names), "terms")
         for name in ("cohort", "committee", "segments"):
             if not isinstance(document[name], list):
                 raise ValueError(f"{name} must be a list")
         for name in ("cohort", "committee"):
             document[name] = tuple(document[name])
         document["segments"] = tuple(map(_segment_from_list, document["segments"]))
-        if has_turn:
+        if "turn" in names:
             document["turn"] = Turn.from_dict(document["turn"])
         for name in _FLOATS:
             if document[name] is not None or name == "noise_scale":
@@ -260,19 +271,9 @@ class SumTerms:
         return sorted(self.cohort, key=lambda place: digest("ring", self.hash, place))
 
     @cached_property
-    def neighbours(self) -> dict[int, tuple[int, ...]]:
+    def neighbours(self) -> Mapping[int, tuple[int, ...]]:
         """Places that a client shares masks with, ascending, by its place."""
-        if self.complete:
-            return {
-                place: self.cohort[:at] + self.cohort[at + 1 :]
-                for at, place in enumerate(self.cohort)
-            }
-        half, ring = self.degree // 2, self._ring
-        steps = [step for step in range(-half, half + 1) if step]
-        return {
-            place: tuple(sorted(ring[(at + step) % len(ring)] for step in steps))
-            for at, place in enumerate(ring)
-        }
+        return _Neighbours(self.cohort if self.complete else self._ring, self.degree)
 
     def signers(
         self, directory: Directory | Excerpt, signatures: Mapping[int, bytes], said: bytes
@@ -310,7 +311,34 @@ class SumTerms:
         return fewest * honest <= colluding * honest + assumed.lies * (self.degree - colluding)
 
 
+class _Neighbours(Mapping[int, tuple[int, ...]]):
+    """Neighbours by place, found when they are asked for: a client asks for its own alone."""
+
+    def __init__(self, ring: Sequence[int], degree: int) -> None:
+        """Take the places in order, each `degree / 2` steps from its last neighbours."""
+        self._ring, self._half = ring, min(degree // 2, len(ring))
+        self._complete = degree >= len(ring) - 1
+        self._at = {place: at for at, place in enumerate(ring)}
+        self._found: dict[int, tuple[int, ...]] = {}
+
+    def __getitem__(self, place: int) -> tuple[int, ...]:
+        if place not in self._found:
+            at, ring, half = self._at[place], self._ring, self._half
+            if self._complete:
+                return (*ring[:at], *ring[at + 1 :])  # kept, they would be n^2
+            steps = (step for step in range(-half, half + 1) if step)
+            self._found[place] = tuple(sorted(ring[(at + step) % len(ring)] for step in steps))
+        return self._found[place]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ring)
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+
 _FLOATS = ("noise_scale", "sampling_rate", "reply_after")
+_LATER = {"turn": "{", "rotated": "true"}  # fields that terms have if there is something in them
 
 
 def _segment_to_list(segment: Segment) -> list[str | int]:

@@ -198,6 +198,7 @@ class OneSum:
             reply_after=self._noise.secure_sum.reply_after,
             promised=shares.honest_shares(server_lies=True),
             turn=summed.turn,
+            rotated=summed.share.rotated,
         )
 
     def _agree(self, opened: OpenSum, ask: Ask) -> None:

@@ -151,3 +151,22 @@ def test_the_formula_of_exposures_splits_the_classic_noise_evenly() -> None:
 def test_uploads_that_never_happen_have_no_noise() -> None:
     with pytest.raises(ValueError, match="exposures must be at least 1, got 0"):
         exposures_noise_multiplier(0.5, 1e-5, exposures=0)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "spent"),
+    [(1.0, (0.759, 0.666, 0.649)), (8.0, (8.007, 6.927, 6.738)), (64.0, (145.0, 119.5, 115.2))],
+)
+def test_discounting_rounds_spends_less_than_not_to(
+    claimed: float, spent: tuple[float, ...]
+) -> None:
+    """The table of docs/experiments.md: noise of the formula for T rounds, then for fewer."""
+
+    def noise(rounds: int) -> float:
+        return udp_sigma(claimed, 1e-5, participation_rate=1.0, rounds=rounds).noise_multiplier
+
+    def after(begun: int, total: int) -> float:
+        mu_squared = begun * noise(20) ** -2.0 + (total - begun) * noise(total) ** -2.0
+        return gaussian_epsilon(mu_squared**-0.5, 1e-5)
+
+    assert (after(0, 20), after(10, 14), after(5, 10)) == pytest.approx(spent, rel=2e-3)

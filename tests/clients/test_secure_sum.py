@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
 from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 from local_grid import FIRST_NODE
 from one_node import (
@@ -26,6 +28,7 @@ from one_node import (
 from scipy.stats import chi2, chisquare
 from worked_here import work_here
 
+from fl_dp.clients import secure_sum
 from fl_dp.clients.run_receipts import IDENTITY_FILE
 from fl_dp.clients.secure_node import STORE_FILE
 from fl_dp.clients.summed import summed_of
@@ -208,6 +211,80 @@ def test_an_owner_who_allows_less_than_is_asked_is_told_that_the_node_will_fall_
     for number in (1, 2):  # and once is enough
         assert code(federation.train(number=number)) == "answered"
     assert caplog.text.count("once it is spent, the node adds noise alone") == 1
+
+
+class Encoded:
+    """Keeps what the node adds to each sum, before its share of the noise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.values: list[np.ndarray[Any, Any]] = []
+        encoded = secure_sum._encoded
+
+        def kept(share: Any, values: Any, *rest: Any) -> Any:
+            self.values.append(np.concatenate(values))
+            return encoded(share, values, *rest)
+
+        monkeypatch.setattr(secure_sum, "_encoded", kept)
+
+
+OWN = {"max-epsilon": 1.0, "max-delta": 1e-3, "join-at-own-budget": True}
+
+
+def test_who_joins_at_its_own_budget_adds_as_much_less_as_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = Encoded(monkeypatch)
+    alone, joined = (
+        Federation(tmp_path / name, **REQUIRED | owner)
+        for name, owner in (("alone", {}), ("joined", OWN))
+    )
+    for federation in (alone, joined):
+        for number in (1, 2, 3):
+            assert code(federation.train(number=number)) == "answered"
+        # What is planned is all that there is room for: then the node adds noise alone.
+        assert federation.charges() == 3
+    full, less = encoded.values[0], encoded.values[3]
+    assert np.array_equal(encoded.values[5], less)
+    events = [federation.events() for federation in (alone, joined)]
+    ((event, count),) = events[1]
+    assert count == 3
+    weight = less[0] / full[0]
+    assert weight < 0.5
+    # The noise of a sum over what a unit moves it by is what was charged.
+    assert event.noise_multiplier * weight == pytest.approx(
+        events[0][0][0].noise_multiplier, rel=1e-9
+    )
+    np.testing.assert_allclose(less, weight * full)
+    assert code(joined.train(number=4)) == "answered"
+    assert joined.charges() == 3
+    assert not encoded.values[6].any()
+
+
+def test_its_own_budget_is_spent_to_the_end_and_no_further(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, **REQUIRED | OWN)
+    for number in (1, 2, 3):
+        federation.train(number=number)
+    ((event, _),) = federation.events()
+    accountant = PLDAccountant()
+    accountant.compose(SelfComposedDpEvent(GaussianDpEvent(event.noise_multiplier), 3))
+    assert 0.99 < accountant.get_epsilon(0.9e-3) <= 1.0
+
+
+@pytest.mark.parametrize("rounds", [1, 10**6])
+def test_a_server_that_lies_about_how_many_sums_there_are_gains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
+) -> None:
+    encoded = Encoded(monkeypatch)
+    federation = Federation(tmp_path, **REQUIRED | OWN)
+    price = SumInstruction(rounds=rounds, epsilon=100.0, delta=1e-3)
+    for number in (1, 2, 3):
+        content = federation.content(replace(INSTRUCTION, secure_sum=price))
+        assert code(federation.train(content, number=number)) == "answered"
+    spent = PLDAccountant()
+    for event, count in federation.events():
+        spent.compose(SelfComposedDpEvent(GaussianDpEvent(event.noise_multiplier), count))
+    assert spent.get_epsilon(1e-3) <= 1.0
+    assert sum(values.any() for values in encoded.values) == (1 if rounds == 1 else 3)
 
 
 def test_a_node_without_a_ledger_refuses(tmp_path: Path) -> None:

@@ -83,6 +83,14 @@ def test_noise_in_shares_is_compared_by_who_takes_part(monkeypatch: pytest.Monke
     assert document["settings"].startswith("selection.sampling_rate=1 ")
 
 
+@pytest.mark.parametrize(("seconds", "pick"), [(0.4, 0), (2.9, 0), (3.1, 1)])
+def test_ten_minutes_of_gradients_in_all_rounds_are_no_reason_for_turns(
+    seconds: float, pick: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_dp.app.noise_comparison.seconds_of_a_node", lambda settings: seconds)
+    assert json_of(*SHARED, "--json")["pick"] == pick  # 200 rounds
+
+
 def test_where_all_gradients_take_long_turns_are_picked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fl_dp.app.noise_comparison.seconds_of_a_node", lambda settings: 40.0)
     result = call(*SHARED)

@@ -153,7 +153,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ("privacy=none selection=buffered", "privacy=dp_sgd selection=buffered"),
     ("noise=auto privacy.noise_multiplier=2",),
     (f"{_SHARES} noise=spaced selection=public", "privacy=local noise=cyclic"),
-    (f"{_SHARES} noise=cyclic",),
+    (f"{_SHARES} noise=cyclic selection.coins=server",),
     ("privacy=none noise=cyclic", "privacy=dp_sgd noise=auto"),
     ("schedule=plateau privacy.noise_multiplier=2",),
     ("task=csv task.partition=nodes simulation.units_per_node=2",),

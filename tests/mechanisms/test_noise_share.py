@@ -14,6 +14,7 @@ from laws import ALARM
 from scipy import stats
 
 from fl_dp.mechanisms import NoiseShare, SecureRandom, Segment
+from fl_dp.mechanisms.rotation import rotated_back
 
 NODES = 10
 
@@ -32,9 +33,12 @@ def summed(share: NoiseShare, values: np.ndarray) -> np.ndarray:
     return found
 
 
+@pytest.mark.parametrize("rotation", [False, True])
 @pytest.mark.parametrize("noise_scale", [2.0, 30.0])
-def test_ten_shares_are_one_gaussian_around_the_exact_sum(noise_scale: float) -> None:
-    share = share_of(noise_scale=noise_scale)
+def test_ten_shares_are_one_gaussian_around_the_exact_sum(
+    noise_scale: float, rotation: bool
+) -> None:
+    share = replace(share_of(noise_scale=noise_scale), rotated=rotation)
     values = np.linspace(-1.99, 1.99, share.size) / 7.0
     std = math.sqrt(NODES) * noise_scale / share.segments[0].scale
     # A discrete law in a continuous test: uniform within a step, which adds 1/12 to the variance.
@@ -98,6 +102,59 @@ def test_every_allowed_cap_is_cut_to_and_not_failed_at() -> None:
 def test_a_value_that_is_no_number_is_never_sent() -> None:
     with pytest.raises(ValueError, match="centres must be finite"):
         share_of(size=2).encode([[0.0, math.nan]], SecureRandom())
+
+
+def neighbours_apart(share: NoiseShare, ones: list[np.ndarray], unit: list[np.ndarray]) -> float:
+    moved = [one + each for one, each in zip(ones, unit, strict=True)]
+    return float(np.linalg.norm(share.placed(moved) - share.placed(ones)))
+
+
+@pytest.mark.parametrize("made", ["at random", "one entry", "for the rotation", "flat"])
+@pytest.mark.parametrize("large", [0.0, 1.0, 1e3, 1e12])
+def test_no_unit_moves_a_rotated_sum_further_than_is_charged(made: str, large: float) -> None:
+    """Whatever others add, be it cut or not; a unit as long as it may be in all sums at once."""
+    random, size = np.random.default_rng(2), 650
+    share = NoiseShare(
+        segments=(
+            Segment("updates", size, 0.6, 7.6, 1.0),
+            Segment("count", 1, 0.03, 7.6, 1.0),
+        ),
+        noise_scale=2.0,
+        rotated=True,
+    )
+    unit = {
+        "at random": random.normal(size=size),
+        "one entry": np.eye(size)[5],
+        "for the rotation": rotated_back(np.eye(size + 1)[7])[:size],
+        "flat": np.ones(size),
+    }[made]
+    unit = unit / np.linalg.norm(unit)
+    for ones in (random.normal(size=size) * large, unit * large, -unit * large):
+        found = neighbours_apart(share, [ones, np.zeros(1)], [unit, np.ones(1)])
+        assert found <= share.sensitivity
+    if large == 0.0 and made != "for the rotation":  # nothing is cut: all of it is there
+        assert found > share.sensitivity * (1.0 - 1e-6)
+
+
+def test_a_rotated_sum_is_read_as_it_was() -> None:
+    segments = (Segment("updates", 650, 1e6, 1e9, 1.0), Segment("count", 1, 1e3, 1e9, 1.0))
+    share = NoiseShare(segments=segments, noise_scale=2.0, rotated=True)
+    values = np.random.default_rng(3).normal(size=650)
+    updates, count = share.decode(share.encode([values, [7.0]], SecureRandom()))
+    assert updates == pytest.approx(values, abs=13 * 2e-6)
+    assert count == pytest.approx([7.0], abs=13 * 2e-3)
+
+
+@pytest.mark.parametrize("huge", [math.inf, -math.inf, 1e308])
+def test_a_rotated_sum_is_cut_and_not_failed_at(huge: float) -> None:
+    share = replace(share_of(size=100), rotated=True)
+    values = np.zeros(100)
+    values[3] = huge
+    with np.errstate(over="ignore"):
+        steps = share.encode([values], SecureRandom())
+    assert np.abs(steps).max() < share.segments[0].cap + 13.0 * share.noise_scale
+    with pytest.raises(ValueError, match="centres must be finite"):
+        share.encode([np.full(100, math.nan)], SecureRandom())
 
 
 @pytest.mark.parametrize("values", [[[1.0]], [[1.0, 2.0], [3.0]], []])

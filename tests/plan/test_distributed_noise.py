@@ -43,6 +43,7 @@ from fl_dp.option_errors import IncompatibleOptions, require_compatible
 from fl_dp.plan import Banded, DistributedNoise, SecureSum
 from fl_dp.plan.exclusions import EXCLUSIONS
 from fl_dp.plan.shared_bundle import WordSize
+from fl_dp.secagg.masks import packed_bytes
 from fl_dp.updates.compression_options import CompressionOptions
 
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-5)
@@ -159,6 +160,62 @@ def test_silos_of_many_records_are_never_cut() -> None:
     assert scale == pytest.approx(11.0, rel=0.05)
 
 
+@pytest.mark.parametrize(("nodes", "least"), [(10, 8), (28, 8), (29, 9), (100, 9), (1000, 11)])
+@pytest.mark.parametrize("units", [1, 20, 1437])
+def test_narrow_sums_have_the_noise_that_is_charged_and_never_wrap(
+    nodes: int, least: int, units: int
+) -> None:
+    noise = ROSTER.noise(nodes)
+    bundle = GaussianBundle(
+        noise_multiplier=1.0, clipping_norms=(1.0,), count_noise_std=2.0 + 0.05 * nodes * units
+    )
+    for bits in range(5, 17):
+        words = WordSize(noise=noise, shares=7, units_in_sum=units, bits=bits, element_cap=None)
+        try:
+            shared = words.fit(bundle, 650)
+        except ValueError:
+            assert bits < least  # where the words hold little more than the noise
+            continue
+        assert bits >= least or units == 1  # what one unit can reach may fit fewer
+        share = shared.share
+        assert shared.bits == bits and share.fits(nodes, bits)
+        assert share.noise_scale >= 2.0
+        charged = shared_noise_multiplier(share.noise_scale, share.sensitivity, 7)
+        assert charged == pytest.approx(1.0, rel=1e-9)
+    # Without `bits` nothing is rotated, and no number is another than before.
+    words = replace(words, bits=None)
+    if nodes <= 100:
+        assert not words.fit(bundle, 650).share.rotated
+
+
+def test_words_of_half_the_bits_are_half_the_bytes() -> None:
+    sizes = []
+    for bits in (16, 8):
+        plan = planned(SecureSum(bits=bits, roster=True), num_clients=10, units_per_node=1)
+        sizes.append(packed_bytes(bits, plan.shared_bundle(1.5, size=100_000).share.size))
+    assert sizes[0] == 2 * sizes[1]
+
+
+@pytest.mark.parametrize("bands", [2, 4])
+def test_narrow_sums_with_memory_have_the_noise_that_is_charged(bands: int) -> None:
+    correlation = Banded.optimal(rounds=50, bands=bands, momentum=0.0)
+    noise = ROSTER.noise(10)
+    words = WordSize(
+        noise=noise,
+        shares=7,
+        units_in_sum=1437,
+        bits=11,
+        element_cap=None,
+        coefficients=correlation.coefficients,
+    )
+    bundle = GaussianBundle(noise_multiplier=5.0, clipping_norms=(1.0,))
+    share = words.fit(bundle, 650).share
+    assert share.rotated and share.fits(10, 11)
+    assert share.noise_scale >= share.least_noise_scale
+    charged = shared_noise_multiplier(share.noise_scale, share.sensitivity, 7, share.total_weight)
+    assert 5.0 * (1.0 - 1e-12) <= charged <= 5.0 * (1.0 + 1e-6)
+
+
 def test_the_multiplier_of_the_terms_is_the_one_that_is_charged() -> None:
     metrics = (ScalarMetric(name="loss", low=0.0, high=5.0),)
     for changes in (
@@ -168,6 +225,7 @@ def test_the_multiplier_of_the_terms_is_the_one_that_is_charged() -> None:
         {"clipping_norm": None, "clipping": PerLayerClipping(norms=(1.0, 2.0))},
         {"units_per_node": 5},
         COINS | {"secure_sum": SecureSum(reply_after=5.0)},
+        {"metrics": metrics, "secure_sum": SecureSum(bits=9)},
     ):
         plan = planned(**changes)
         shared = plan.shared_bundle(plan.noise_multiplier, size=50)
@@ -317,7 +375,8 @@ def test_masked_words_are_not_compressed() -> None:
 @pytest.mark.parametrize(
     ("options", "instead"),
     [
-        ({"bits": 8}, r"write SecureSum\(bits=10\)"),
+        ({"bits": 8}, r"write SecureSum\(bits=9\)"),
+        ({"bits": 8, "element_cap": 0.25}, r"write SecureSum\(bits=10\)"),
         ({"bits": 33}, r"bits must lie in \[4, 32\]"),
         ({"degree": 7}, "degree must be even"),
         ({"least": 1}, r"least must lie in \[2"),

@@ -280,6 +280,7 @@ class TestAnotherStory:
             {"cohort": (0, 2, 3, 4, 5, 6, 7, 8), "least": 8},
             {"number": 2},
             {"noise_scale": 2.5},
+            {"rotated": True},
             {"segments": (*segments(19), Segment("count", 1, 1.0, 1.0, 1.0))},
         ],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -56,6 +57,19 @@ def test_every_field_is_in_the_hash(name: str) -> None:
     changes: Any = {name: other[name] if name in other else getattr(one, name) - 1}
     changed = replace(one, **changes)
     assert changed.hash != one.hash
+
+
+def test_whether_a_sum_is_rotated_is_in_the_hash_and_in_no_text_of_one_that_is_not() -> None:
+    one = terms(rotated=True)
+    assert SumTerms.from_json(one.to_json()) == one and one.share.rotated
+    assert one.hash != terms().hash and '"rotated":true' in one.to_json()
+    assert "rotated" not in terms().to_json()  # nodes of earlier versions read it
+    # They refuse the other, as this version does what it does not know.
+    with pytest.raises(ValueError, match="and no others"):
+        SumTerms.from_json(one.to_json().replace('"rotated"', '"rotates"'))
+    for spoilt in ("false", "1", '"true"', "null"):
+        with pytest.raises(ValueError):
+            SumTerms.from_json(one.to_json().replace('"rotated":true', f'"rotated":{spoilt}'))
 
 
 @pytest.mark.parametrize(
@@ -116,6 +130,9 @@ def test_another_text_is_refused(spoil: Any) -> None:
         ({"threshold": 11}, "threshold must lie"),
         ({"least": 3}, "could open a sum of"),
         ({"cross_check": 1}, "cross_check"),
+        ({"rotated": 1}, "rotated must be true or false"),
+        ({"rotated": True, "noise_scale": 0.0, "least": 10}, "an exact total needs no rounding"),
+        ({"rotated": True, "noise_scale": 1.9}, "noise_scale must be at least 2"),
     ],
 )
 def test_terms_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -130,6 +147,16 @@ class TestRing:
         assert made.complete
         everybody = set(range(n))
         assert all(set(near) == everybody - {i} for i, near in made.neighbours.items())
+
+    def test_terms_of_many_who_are_all_neighbours_take_no_more_than_their_places(self) -> None:
+        """A server that lies may write any degree: all pairs of 20,000 would be 3 GB."""
+        made = terms(20_000, degree=20_000, committee=(1, 2, 3), threshold=3, least=20_000)
+        tracemalloc.start()
+        try:
+            assert made.neighbours[7] == tuple(p for p in range(20_000) if p != 7)
+            assert tracemalloc.get_traced_memory()[1] < 10_000_000
+        finally:
+            tracemalloc.stop()
 
     @pytest.mark.parametrize(("n", "degree"), [(10, 2), (24, 12), (25, 22)])
     def test_neighbours_are_mutual_sorted_and_as_many_as_the_degree(

@@ -195,6 +195,16 @@ def test_each_index_is_the_turn_of_one_position_and_visits_are_charged(tmp_path:
     assert "share of the noise" in training.statement.trusted
 
 
+def test_who_joins_at_its_own_budget_is_there_in_all_of_its_turns(tmp_path: Path) -> None:
+    own = {"require-privacy": "distributed-records", "max-epsilon": 2.0, "max-delta": 1e-3}
+    nodes = Silos(tmp_path, owners={0: own | {"join-at-own-budget": True}, 1: own})
+    Training(tmp_path, nodes, plan_of()).run(10)
+    assert [nodes.charges(node) for node in (0, 1, 2)] == [3, 0, 3]
+    with NodeLedger.read(str(nodes.contexts[0].node_config["ledger-path"])) as ledger:
+        (spending,) = ledger.spendings
+    assert 1.9 < spending.epsilon().best <= 2.0
+
+
 def test_what_is_remembered_lies_in_one_file_and_is_gone_when_the_training_ends(
     tmp_path: Path,
 ) -> None:

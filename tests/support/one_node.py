@@ -152,11 +152,15 @@ class Federation:
         ).to_content()
 
     def charges(self) -> int:
+        return sum(count for _, count in self.events())
+
+    def events(self) -> list[tuple[Any, int]]:
+        """Return what the first node's ledger was charged."""
         ledger = self.folder / "node-0" / "ledger.db"
         if not ledger.is_file():
-            return 0
+            return []
         with NodeLedger.read(ledger) as opened:
-            return sum(each.charges for each in opened.spendings)
+            return [release for each in opened.spendings for release in each.history]
 
 
 def code(reply: Message) -> str:

@@ -28,7 +28,9 @@ class SecureSumSettings:
             where many may collude.
         degree: Neighbours that a client shares masks with, even; null means everybody up to 64
             nodes, else 20 up to 200 and 40 above, twice as many if over 10 % may drop out.
-        bits: Each coordinate is summed modulo 2^bits; null means 16, or 20 where needed.
+        bits: Each coordinate is summed modulo 2^bits; null means 16, or 20 where needed. Fewer are
+            fewer bytes, and where they are too few for all that clients can reach, sums are
+            rotated, and then cut.
         element_cap: Largest entry of one node's sum, in clipping norms; null means what its
             clients can reach, or a quarter of it where that saves bits.
         cross_check: Members agree on who replied before they open: one more exchange, and a lying

@@ -224,7 +224,7 @@ def _share_rows(plan: PrivacyPlan) -> list[tuple[str, str]]:
     return [
         ("fewest nodes of an opened sum", opened),
         ("shares of noise that are counted", str(noise.honest_shares)),
-        ("bits of a coordinate", str(one.bits)),
+        ("bits of a coordinate", f"{one.bits}{', rotated' if one.share.rotated else ''}"),
         ("noise of one node, in grid steps", f"{one.noise_scale:.4g}"),
         ("epsilon kept for the distance from Gaussians", f"{2.0 * noise.slack:.2g}"),
     ]

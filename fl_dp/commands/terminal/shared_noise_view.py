@@ -12,6 +12,7 @@ from fl_dp.accounting.noise_comparison import NoisePrice
 from .noise_comparison_view import MIB, NoiseComparisonView
 
 _ABOUT_TWO_POLLS = 0.5  # seconds of a round that pass anyway: the server looks four times a second
+_A_SHORT_TRAINING = 600.0  # seconds of all rounds together that nobody saves at a price in accuracy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +33,8 @@ class SharedNoiseView(NoiseComparisonView):
     def pick(self) -> NoisePrice:
         """Everybody where that is quick, or nobody knows; else the better of turns and coins."""
         everybody, *others = self.prices
-        if not others or self.seconds is None or self.seconds <= _ABOUT_TWO_POLLS:
+        quick = max(_ABOUT_TWO_POLLS, _A_SHORT_TRAINING / self.wanted.rounds)
+        if not others or self.seconds is None or self.seconds <= quick:
             return everybody
         return min(others, key=lambda price: price.error)
 
@@ -66,8 +68,7 @@ class SharedNoiseView(NoiseComparisonView):
         if self.pick is self.prices[0]:
             return "selection.sampling_rate=1 privacy.secure_sum.reply_after=null"
         if self.pick.remembered:
-            coins = "selection.coins=nodes " if self.unit == "client" else ""
-            return f"{coins}selection.sampling_rate={rate:.4g} noise=cyclic"
+            return f"selection.sampling_rate={rate:.4g} noise=cyclic"
         return f"selection.sampling_rate={rate:.4g} privacy.secure_sum.reply_after=..."
 
     def to_dict(self) -> dict[str, Any]:
