@@ -146,6 +146,8 @@ class SecureSumMode(Mode):
         except SecureSumFailed as failed:
             raise RoundFailed(str(failed)) from failed
         mean: NDArray[np.float64] = updates / self._plan.denominator
-        return released_by(
+        released = released_by(
             self._plan, self._shared.bundle, mean, [float(each[0]) for each in scalars]
         )
+        # What is cut off a rotated sum moves the count by more than its noise: it proves nothing.
+        return replace(released, contributions=None) if self._shared.share.rotated else released

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fl_dp.strategies.contributions import ContributionCheck
 from fl_dp.strategies.exchange import asking
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from fl_dp.strategies.secure import SecureSums, setup
@@ -49,6 +50,18 @@ def test_narrow_words_carry_the_mean_rotated(tmp_path: Path) -> None:
     assert plan.shared_bundle(plan.noise_multiplier, size=nodes.total().size).share.rotated
     released, _ = trained(tmp_path, nodes, plan)
     assert np.allclose(released, nodes.total() / NODES, atol=tolerance(plan, NODES))
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_a_count_that_is_cut_ends_no_training(
+    tmp_path: Path, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(ContributionCheck, "observe", lambda _, count, **rest: seen.append(count))
+    nodes = SecureNodes(tmp_path, updates_of(NODES))
+    plan = plan_of(secure_sum=SecureSum(bits=bits), contribution_check=True)
+    trained(tmp_path, nodes, plan)
+    assert bool(seen) == (bits == 16)
 
 
 def test_rounds_need_one_message_a_client_and_one_a_member(tmp_path: Path) -> None:
