@@ -45,12 +45,15 @@ class Arm:
         steps: Local steps, each on all of a client's images.
         proximal: Weight of the squared distance to the round's model.
         scaffold: Whether steps are corrected by control variates.
+        remembered: The federation's direction is what the client itself saw: from the model of its
+            last round to that of this one. Nobody has to send it.
     """
 
     name: str
     steps: int = LONG
     proximal: float = 0.0
     scaffold: bool = False
+    remembered: bool = False
 
 
 ARMS = (
@@ -59,6 +62,7 @@ ARMS = (
     Arm(name="20 steps, prox 0.1", proximal=0.1),
     Arm(name="20 steps, prox 1", proximal=1.0),
     Arm(name="20 steps, scaffold", scaffold=True),
+    Arm(name="20 steps, scaffold, remembered", scaffold=True, remembered=True),
 )
 
 
@@ -107,9 +111,15 @@ def trained(federation: Federation, arm: Arm, norm: float, noise: float, seed: i
     model = torch.zeros(PIXELS + 1, 10)
     own = torch.zeros(CLIENTS, PIXELS + 1, 10) if arm.scaffold else torch.zeros(())
     of_all = torch.zeros(PIXELS + 1, 10)
-    for _ in range(ROUNDS):
+    seen, when = torch.zeros_like(own), torch.full((CLIENTS,), -1)
+    for number in range(ROUNDS):
         drawn = torch.from_numpy(np.flatnonzero(rng.random(CLIENTS) < RATE))
         models = model.expand(len(drawn), -1, -1).clone()
+        if arm.remembered:
+            before = when[drawn]
+            gap = ((number - before) * arm.steps * LEARNING_RATE)[:, None, None]
+            of_all = torch.where((before >= 0)[:, None, None], (seen[drawn] - model) / gap, 0.0)
+            seen[drawn], when[drawn] = model, number
         for _ in range(arm.steps):
             step = federation.gradients(drawn, models) + arm.proximal * (models - model)
             if arm.scaffold:
@@ -126,7 +136,8 @@ def trained(federation: Federation, arm: Arm, norm: float, noise: float, seed: i
             total += torch.from_numpy(drawn_noise.astype(np.float32))
         mean = total / (RATE * CLIENTS)
         model = model + mean
-        of_all = -mean / (arm.steps * LEARNING_RATE)  # of released models: nothing is charged
+        if not arm.remembered:
+            of_all = -mean / (arm.steps * LEARNING_RATE)  # of released models: nothing is charged
     return model
 
 

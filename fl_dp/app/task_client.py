@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_dp.clients import NodeConfig, NodeUnits, TrainedRows, UnitReport, numpy_client_app
+from fl_dp.clients.control_variate import ControlVariate
 from fl_dp.clients.personal_part import PersonalPart
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
@@ -102,14 +102,19 @@ class TaskClient(NumPyClient):
         set_arrays(model, own.whole(parameters))
         _choose_factor(settings, model, config)
         metrics = _metrics(model, features, labels, settings, config)
+        variate = self._variate(settings, model, len(labels), config)
         train_locally(
             model,
             features,
             labels,
             seed=_shuffling_seed(settings, self._part(settings), config),
-            **asdict(settings.client),
+            correction=None if variate is None else variate.correction,
+            **settings.client.steps,
         )
-        kept = own.keep(list(get_arrays(model).values()))
+        trained = get_arrays(model)
+        if variate is not None:
+            variate.keep(trained)
+        kept = own.keep(list(trained.values()))
         return kept, _reported(len(rows), config), metrics
 
     def _fit_privately(
@@ -212,6 +217,25 @@ class TaskClient(NumPyClient):
         part = part_of(settings, model)
         return PersonalPart(self.context, part=part, first=get_arrays(model), unit=self.unit)
 
+    def _variate(
+        self, settings: Settings, model: nn.Module, records: int, config: dict[str, Scalar]
+    ) -> ControlVariate | None:
+        """Return what corrects the drift of shared parameters; None: nothing does."""
+        pace = settings.client.pace(records)
+        if not (settings.client.scaffold and pace):
+            return None
+        shared = part_of(settings, model).shared
+        trained = {name for name, each in model.named_parameters() if each.requires_grad}
+        sent = {k: v for k, v in get_arrays(model).items() if k in shared and k in trained}
+        return ControlVariate(
+            self.context,
+            unit=self.unit,
+            sent=sent,
+            server_round=int(config.get("server-round", 1)),
+            pace=pace,
+            gain=settings.server_optimizer.gain or 1.0,
+        )
+
     def _settings_and_data(
         self, config: dict[str, Scalar]
     ) -> tuple[Settings, tuple[Dataset, NDArray[np.int64]] | None]:
@@ -258,8 +282,9 @@ def train_many(
     if RECORD_PLAN_KEY in config:
         return  # DP-SGD is for one unit at a time
     settings = _settings(config)
-    if settings.model.shared is not None or settings.model.lora_rank is not None:
-        return  # each starts from a model of its own, or has parameters that are frozen
+    chosen = settings.model
+    if chosen.shared is not None or chosen.lora_rank is not None or settings.client.scaffold:
+        return  # each has a model or steps of its own, or parameters that are frozen
     dataset, origin = dataset_of(settings), model_of(settings)
     set_arrays(origin, model.to_numpy_ndarrays())
     parts = parts_of(settings)
@@ -276,7 +301,7 @@ def train_many(
             )
             for unit in some
         ]
-        for places, vectors in train_together(origin, data, **asdict(settings.client)):
+        for places, vectors in train_together(origin, data, **settings.client.steps):
             reports = [
                 UnitReport(
                     num_examples=_reported(len(unit.labels), config),

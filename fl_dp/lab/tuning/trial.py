@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -172,7 +172,7 @@ def _train(
         # One by one: for a handful of stand-ins, putting them together takes longer.
         for features, labels in stand_ins:
             set_arrays(model, _shaped(current, shapes))
-            train_locally(model, features, labels, seed=seed + number, **asdict(settings.client))
+            train_locally(model, features, labels, seed=seed + number, **settings.client.steps)
             total += clip_by_norm(_flat(model) - current, norm)
         mean = total / len(stand_ins) + std * draws.standard_normal(current.size)
         current = current + step.of(mean)
