@@ -8,12 +8,13 @@ would for a server that adds the noise (`sum_of_units`).
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 
 import numpy as np
@@ -271,13 +272,15 @@ def _paid(
     """Charge a sum, and return what the node's values weigh in it; 0: it adds noise alone.
 
     Raises:
-        Refused: `stale`, if a later turn was answered meanwhile.
+        Refused: `stale`, if a later turn was answered meanwhile; `policy`, if the run asks for more
+            than it did at first.
     """
     if isinstance(share, ExactShare):  # `begin` has asked the owner
         logger.warning("adds to an exact total without noise, which no ledger charges")
         return 1.0
     assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
     try:
+        _require_promised(terms, node, asked, message)
         multiplier, weight = _multiplier_of(terms, share, assumed, context), 1.0
         largest = node.largest(terms)
         own = _own_multiplier(terms, largest, asked, message, context)
@@ -300,6 +303,26 @@ def _paid(
     if turns is not None and charged:
         turns.charged(terms.hash, price)
     return weight
+
+
+def _require_promised(
+    terms: SumTerms, node: SecureNode, asked: SumInstruction, message: Message
+) -> None:
+    """Check the policy that came with the model against the first one of the run.
+
+    Raises:
+        Refused: `policy`, if it allows itself more of the node, or has other neighbours.
+    """
+    said = json.dumps(asdict(asked), sort_keys=True)
+    key = f"promise {message.metadata.message_type}"
+    first = SumInstruction.from_json(node.store.first(key, said.encode(), run=terms.run).decode())
+    for name in ("epsilon", "delta"):
+        before, now = getattr(first, name), getattr(asked, name)
+        if before is not None and (now is None or now > before):
+            raise Refused("policy", f"the run said {name}={before:g} at first, and now {now}")
+    before, now = first.neighboring_relation, asked.neighboring_relation
+    if now != before:
+        raise Refused("policy", f"the run said its neighbours are {before}, and now {now!r:.50}")
 
 
 def _charge(

@@ -289,6 +289,29 @@ def test_a_server_that_lies_about_how_many_sums_there_are_gains_nothing(
     assert sum(values.any() for values in encoded.values) == (1 if rounds == 1 else 3)
 
 
+@pytest.mark.parametrize(
+    ("change", "answer"),
+    [
+        ({"epsilon": 100.5}, "Refused policy"),
+        ({"epsilon": None}, "Refused policy"),
+        ({"delta": 2e-3}, "Refused policy"),
+        ({"neighboring_relation": "replace-one"}, "Refused policy"),
+        ({"epsilon": 50.0, "delta": 1e-4, "rounds": 7}, "answered"),
+    ],
+    ids=str,
+)
+def test_a_policy_that_allows_itself_more_than_at_first_is_refused(
+    tmp_path: Path, change: dict[str, Any], answer: str
+) -> None:
+    federation = Federation(tmp_path)
+    price = SumInstruction(rounds=5, epsilon=100.0, delta=1e-3)
+    for number, asked in ((1, price), (2, replace(price, **change)), (3, price)):
+        content = federation.content(replace(INSTRUCTION, secure_sum=asked))
+        expected = answer if number == 2 else "answered"
+        assert code(federation.train(content, number=number)) == expected
+    assert federation.charges() == (3 if answer == "answered" else 2)
+
+
 def test_a_node_without_a_ledger_refuses(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     context = federation.nodes.contexts[0]
