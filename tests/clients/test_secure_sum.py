@@ -409,7 +409,7 @@ def test_coarse_steps_count_in_full_where_values_weigh_less(
     for name, owner in (("alone", {}), ("joined", OWN)):
         federation, encoded.values = Federation(tmp_path / name, **REQUIRED | owner), []
         for number in (1, 2):  # one of the two is the unit's turn
-            told = {"number": number, "turn": turn(number - 1), "segments": coarse}
+            told: dict[str, Any] = {"number": number, "turn": turn(number - 1), "segments": coarse}
             assert code(federation.train(**told)) == "answered"
         seen.append(max(float(np.abs(each).max()) for each in encoded.values))
         ((event, _),) = federation.events()
