@@ -36,7 +36,6 @@ from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_
 from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
 from fl_dp.mechanisms.banded_share import BandedShare
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.mechanisms.noise_share import ROUNDED
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
     content_digest,
@@ -285,8 +284,7 @@ def _paid(
         largest = node.largest(terms)
         own = _own_multiplier(terms, largest, asked, message, context)
         if own is not None and own > multiplier:
-            # Weighing rounds once more, as putting values on the grid does.
-            multiplier, weight = own, multiplier / (own * ROUNDED)
+            multiplier, weight = own, share.weight_for(multiplier / own)
             logger.info("joins at its owner's budget: what it adds weighs %.3g", weight)
         price = f"{asked.unit} {asked.neighboring_relation}", multiplier
         if turns is not None and not turns.costs(terms.hash, price):

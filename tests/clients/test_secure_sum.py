@@ -400,6 +400,26 @@ def test_work_that_does_not_ask_whose_turn_it_is_adds_nothing(
     assert sorted(each > 0.0 for [each] in said[1:]) == [False, True]
 
 
+def test_coarse_steps_count_in_full_where_values_weigh_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lying server takes coarse steps, by which a unit may move a sum whatever it weighs."""
+    encoded, seen, charged = Encoded(monkeypatch), [], []
+    coarse = (replace(SHARE.segments[0], cap=2.0**38),)
+    for name, owner in (("alone", {}), ("joined", OWN)):
+        federation, encoded.values = Federation(tmp_path / name, **REQUIRED | owner), []
+        for number in (1, 2):  # one of the two is the unit's turn
+            told: dict[str, Any] = {"number": number, "turn": turn(number - 1), "segments": coarse}
+            assert code(federation.train(**told)) == "answered"
+        seen.append(max(float(np.abs(each).max()) for each in encoded.values))
+        ((event, _),) = federation.events()
+        charged.append(event.noise_multiplier)
+    share, weight = federation.terms(federation.content(), **told).share, seen[1] / seen[0]
+    assert isinstance(share, BandedShare) and weight < 0.5
+    moved = weight * (share.sensitivity - share.stepped) + share.stepped
+    assert moved * charged[1] <= share.sensitivity * charged[0]
+
+
 COINS = replace(INSTRUCTION, sampling_rate=0.5)
 NOBODY, EVERYBODY = 1e-12, 1.0 - 1e-12  # rates of secret coins, as good as 0 and 1 in these tests
 
