@@ -84,8 +84,10 @@ class CohortLaw:
         if plan is None:
             return cls(units=asked, rate=1.0)
         if isinstance(law := plan.sampling, OwnRatesSampling) and law.method == "scale":
-            each = zip(law.shares, law.scales, strict=True)
-            counted = [(round(share * plan.num_clients), counted_as(s)) for share, s in each]
+            counted = [
+                (round(share * plan.num_clients), counted_as(law.scale_of(group)))
+                for group, share in enumerate(law.shares)
+            ]
             return cls(units=plan.num_clients, rate=law.rates[-1], counted=tuple(counted))
         # Of records, and of turns at the nodes, nobody asks one by one.
         seen = plan.sampling.visible and not plan.asked().turns_at_nodes

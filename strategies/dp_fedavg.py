@@ -508,11 +508,11 @@ class DPFedAvg(RoundLoop):
         law = self.plan.sampling
         if not (isinstance(law, OwnRatesSampling) and law.method == "scale"):
             return None
-        scales, group_of = law.scales, self._participations.group_of
+        group_of, least = self._participations.group_of, min(law.scales or (1.0,))
 
         def of_unit(unit: Unit) -> float:
             group = group_of(unit)  # who has none takes no part: the least is for a mistake of ours
-            return min(scales) if group is None else scales[group]
+            return least if group is None else law.scale_of(group)
 
         return of_unit
 
@@ -607,8 +607,10 @@ class DPFedAvg(RoundLoop):
         if not isinstance(self.plan.noise, ClientNoise):
             return {}
         compression = None if self._compression.up == "none" else self._compression
-        # Where groups have their own, that of the strictest: who allows no more may take part.
+        # Where groups have their own, the least that any is asked for: nobody knows its group yet.
         noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], compression, group=0)
+        if noise.epsilon is not None:
+            noise = replace(noise, epsilon=self.plan.budget.epsilon)
         return {INSTRUCTION_KEY: RoundInstruction(server_round=1, client_noise=noise).to_json()}
 
     def _prices(self) -> tuple[TrainingPrice, ...]:

@@ -122,6 +122,7 @@ def _key_of(share: BandedShare, run: int) -> bytes:
     except OSError:
         boot = f"process {os.getpid()}"  # who can't tell whether the machine was started again
     # What is remembered in finer steps than sums are exact in would make them inexact.
-    form = (share.coefficients, share.noise_scale.hex(), share.fine_bits, sizes, steps)
+    noise = share.coefficients, share.noise_scale.hex(), share.fine_bits
+    form = (*noise, share.rotated, sizes, steps)
     said = (run, form, boot)
     return hashlib.sha256(repr(said).encode()).digest()

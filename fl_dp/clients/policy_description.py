@@ -110,7 +110,7 @@ def _for_each_record(owner: NodeConfig) -> list[str]:
 def _own_budget(owner: NodeConfig) -> list[str]:
     said = []
     if owner.join_at_own_budget:
-        if any(each == {LOCAL} for each in owner.required):
+        if owner.required and all(each == {LOCAL} for each in owner.required):
             said.append(
                 "join-at-own-budget changes nothing: under local noise the run says who adds how "
                 "much"

@@ -284,7 +284,7 @@ def _paid(
         largest = node.largest(terms)
         own = _own_multiplier(terms, largest, asked, message, context)
         if own is not None and own > multiplier:
-            multiplier, weight = own, multiplier / own
+            multiplier, weight = own, share.weight_for(multiplier / own)
             logger.info("joins at its owner's budget: what it adds weighs %.3g", weight)
         price = f"{asked.unit} {asked.neighboring_relation}", multiplier
         if turns is not None and not turns.costs(terms.hash, price):

@@ -237,10 +237,18 @@ class BandedShare(NoiseShare):
     def sensitivity(self) -> float:
         """L2 distance, in grid steps, by which one participation moves all sums, through C."""
         updates, *others = self.segments
-        moved = updates.scale * updates.clipping_norm * self.rounded
-        moved += 2.0**-self.fine_bits * math.sqrt(updates.size)
+        moved = updates.scale * updates.clipping_norm * self.rounded + self._apart
         each = (segment.scale * segment.clipping_norm * self.rounded for segment in others)
         return math.hypot(column_norm(self.coefficients) * moved, *each)
+
+    @property
+    def stepped(self) -> float:
+        """What of it is the same for values of any size: two neighbours' may be rounded apart."""
+        return column_norm(self.coefficients) * self._apart
+
+    @property
+    def _apart(self) -> float:
+        return 2.0**-self.fine_bits * math.sqrt(self.segments[0].size)
 
     @property
     def turning(self) -> int:

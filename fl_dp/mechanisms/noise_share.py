@@ -214,6 +214,26 @@ class NoiseShare(GridShare):
         each = (segment.scale * segment.clipping_norm for segment in self.segments)
         return math.hypot(*each) * self.rounded
 
+    @property
+    def stepped(self) -> float:
+        """What of the sensitivity is the same for values of any size: steps they are put on."""
+        return 0.0
+
+    def weight_for(self, part: float) -> float:
+        """Return a factor of values, with which a unit moves sums by a part of the sensitivity.
+
+        Args:
+            part: Below 1.
+
+        Raises:
+            ValueError: If values of no size do, as steps alone are more.
+        """
+        # The product with it is rounded once more.
+        weight = (part - self.stepped / self.sensitivity) / ROUNDED
+        if not weight > 0.0:
+            raise ValueError(f"grid steps alone are more than {part:.3g} of what is charged")
+        return weight
+
     @cached_property
     def _law(self) -> DiscreteGaussian:
         return discrete_gaussian(self.noise_scale)

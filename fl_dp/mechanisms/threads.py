@@ -44,14 +44,18 @@ def share(count: int, work: Callable[[int], None], *, at_most: int | None = None
                     index = waiting.popleft()
                 except IndexError:
                     return
-                work(index)
+                try:
+                    work(index)
+                except BaseException:
+                    waiting.clear()  # where a part fails, no other begins
+                    raise
 
     helpers = min(processors(), count if at_most is None else at_most) - 1
     running = [submit(until_done) for _ in range(helpers)]
     try:
         until_done()
     finally:
-        waiting.clear()  # where a part fails, no other begins, and nobody works on behind the error
+        # Nobody works on behind an error.
         running = [future for future in running if not future.cancel()]
         wait(running)
     for future in running:

@@ -233,6 +233,27 @@ _OWN_BUDGETS: tuple[Exclusion[Asked], ...] = (
         "{method=scale} without",
     ),
     Exclusion(
+        options=("sampling", "secure_sum"),
+        when=lambda asked: (
+            isinstance(asked.sampling, OwnRatesSampling) and asked.shared is not None
+        ),
+        why="all nodes of a secure sum are told one norm and one rate, and nobody would clip a "
+        "group of {sampling=?} to its own",
+        instead="leave it out, and write join-at-own-budget into the --node-config of nodes whose "
+        "owners allow less",
+    ),
+    Exclusion(
+        options=("participation_cap", "sampling"),
+        when=lambda asked: (
+            isinstance(asked.sampling, OwnRatesSampling)
+            and asked.sampling.visible
+            and asked.participation_cap is not None
+        ),
+        why="groups with budgets of their own are charged for every round, and nobody's "
+        "participations in {sampling=?} are counted",
+        instead="leave {participation_cap} out and plan fewer rounds",
+    ),
+    Exclusion(
         options=("method", "capped_denominator"),
         when=lambda asked: (
             isinstance(asked.sampling, OwnRatesSampling)

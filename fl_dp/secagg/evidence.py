@@ -32,8 +32,8 @@ class Evidence:
         ended: Whether no receipt can come any more.
         last: Number of the last sum that the node took part in; 0: it took part in none.
         receipted: The last sum with a receipt: its `terms`, the `label` of the node's message in
-            hex, the `receipt`, and with an excerpt the node's `place` and that `excerpt`; empty if
-            there is none.
+            hex, the `receipt`, the directory's `epoch`, and where an excerpt was or is known the
+            node's `place` and what it knew then, as `excerpt`; empty if there is none.
         summed: Numbers of sums with a receipt that has the node's message, checked when it came.
         left_out: Numbers of sums with a receipt that has not: the message was opened in none.
         missing: Numbers of sums without a receipt: what became of the message is not known.
@@ -105,9 +105,10 @@ class Evidence:
     ) -> list[str]:
         try:
             if kept := self.receipted.get("excerpt"):  # members may be others since
-                directory = Excerpt.from_json(kept)
+                directory = directory_from_json(kept)
                 directory.check()
             if isinstance(directory, Directory):
+                directory = directory.as_of(int(self.receipted.get("epoch", directory.epoch)))
                 place = directory.places[identity]
             else:
                 place = int(self.receipted["place"])

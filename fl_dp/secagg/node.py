@@ -314,6 +314,7 @@ class SecureNode:
             "terms": terms.to_json(),
             "label": label.hex(),
             "place": agreed.place,
+            "epoch": agreed.directory.epoch,
         }
         if isinstance(agreed.directory, Excerpt):  # the next one may be of other members
             kept["excerpt"] = agreed.directory.to_json()
@@ -357,17 +358,20 @@ class SecureNode:
         if not receipt.accounts_for(terms.hash, place, label):
             raise Refused("view", "the receipt is not of this node's message")
         self._check_repliers(terms, receipt.online, self._noise(terms))
-        excerpt = str(mine[0].get("excerpt", ""))
+        knew: str | None = None
         if isinstance(directory, Excerpt):
-            directory = self._known_in(run, excerpt)
+            directory = self._known_in(run, str(mine[0].get("excerpt", "")))
+            knew = directory.to_json()
         good = terms.signers(directory, receipt.signatures, receipt.view)
         if good < terms.threshold:
             raise Refused("view", f"{good} members signed, {terms.threshold} are needed")
         mark = Mark(terms.hash, _LEFT_OUT if left_out else b"")
         self.store.mark(run, _RECEIPT, receipt.number, mark)
         receipted = {"terms": mine[0]["terms"], "label": mine[0]["label"], "receipt": text}
-        if isinstance(directory, Excerpt):
-            receipted |= {"place": str(place), "excerpt": excerpt}
+        if "epoch" in mine[0]:
+            receipted["epoch"] = str(mine[0]["epoch"])
+        if knew is not None:
+            receipted |= {"place": str(place), "excerpt": knew}
         self.store.put(run, _RECEIPTED, canonical(receipted).encode())
 
     def _known_in(self, run: int, excerpt: str) -> Directory | Excerpt:

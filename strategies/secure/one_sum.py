@@ -255,10 +255,18 @@ class OneSum:
             SecureSumFailed: If it is one.
         """
         share, units = self._summed.share, repliers * self._summed.units_in_sum
-        for segment, total in zip(share.segments, values, strict=True):
+        # In steps: coordinates, length, and by how much a unit lengthens it.
+        sums = [
+            (one.size, float(np.linalg.norm(total)) * one.scale, one.scale * one.clipping_norm)
+            for one, total in zip(share.segments, values, strict=True)
+        ]
+        if share.rotated and share.turning == share.size:  # cutting shortens what was one vector
+            sizes, lengths, norms = zip(*sums, strict=True)
+            sums = [(sum(sizes), math.hypot(*lengths), math.hypot(*norms))]
+        for size, length, norm in sums:
             # Noise of r nodes has deviation sigma sqrt(r); its norm is about that times sqrt(d).
-            std = share.largest_deviation * math.sqrt(repliers) / segment.scale
-            noise = std * (math.sqrt(total.size) + _DEVIATIONS)
-            noise += repliers * math.sqrt(total.size) / segment.scale  # of exact totals: rounding
-            if not np.linalg.norm(total) <= units * segment.clipping_norm + noise:
+            noise = share.largest_deviation * math.sqrt(repliers)
+            noise *= math.sqrt(size) + _DEVIATIONS
+            noise += repliers * math.sqrt(size)  # of exact totals: rounding
+            if not length <= units * norm + noise:
                 raise SecureSumFailed("the sum is longer than clipped values and noise can be")

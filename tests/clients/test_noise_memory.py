@@ -51,6 +51,7 @@ def test_what_was_remembered_is_there_for_the_next_process(tmp_path: Path) -> No
         share_of((4096, 2868, 2048), size=30),
         share_of(COLUMN, size=30, noise_scale=41.0),
         share_of(COLUMN, size=31),
+        replace(SHARE, rotated=True),
         replace(SHARE, segments=(replace(SHARE.segments[0], cap=2.0**30),)),  # of coarser steps
         replace(SHARE, segments=(replace(SHARE.segments[0], scale=1.5),)),
     ],

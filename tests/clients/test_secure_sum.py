@@ -36,6 +36,7 @@ from fl_dp.clients.trained_unit import train_unit
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.mechanisms.banded_share import BandedShare
+from fl_dp.mechanisms.noise_share import ROUNDED
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.keys import STATISTIC_ACTION, STATISTIC_QUERY_KEY, STATISTIC_VALUES_KEY
 from fl_dp.protocol.secure_sum import (
@@ -251,9 +252,10 @@ def test_who_joins_at_its_own_budget_adds_as_much_less_as_it_needs(
     weight = less[0] / full[0]
     assert weight < 0.5
     # The noise of a sum over what a unit moves it by is what was charged.
-    assert event.noise_multiplier * weight == pytest.approx(
-        events[0][0][0].noise_multiplier, rel=1e-9
-    )
+    noise = events[0][0][0].noise_multiplier
+    assert event.noise_multiplier * weight == pytest.approx(noise, rel=1e-9)
+    # So many units' values are rounded when they are weighed, and once more on the grid.
+    assert event.noise_multiplier * weight * ROUNDED <= noise * (1.0 + 1e-14)
     np.testing.assert_allclose(less, weight * full)
     assert code(joined.train(number=4)) == "answered"
     assert joined.charges() == 3
@@ -396,6 +398,26 @@ def test_work_that_does_not_ask_whose_turn_it_is_adds_nothing(
     for number in (2, 3):
         assert code(federation.train(number=number, turn=turn(number))) == "answered"
     assert sorted(each > 0.0 for [each] in said[1:]) == [False, True]
+
+
+def test_coarse_steps_count_in_full_where_values_weigh_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lying server takes coarse steps, by which a unit may move a sum whatever it weighs."""
+    encoded, seen, charged = Encoded(monkeypatch), [], []
+    coarse = (replace(SHARE.segments[0], cap=2.0**38),)
+    for name, owner in (("alone", {}), ("joined", OWN)):
+        federation, encoded.values = Federation(tmp_path / name, **REQUIRED | owner), []
+        for number in (1, 2):  # one of the two is the unit's turn
+            told: dict[str, Any] = {"number": number, "turn": turn(number - 1), "segments": coarse}
+            assert code(federation.train(**told)) == "answered"
+        seen.append(max(float(np.abs(each).max()) for each in encoded.values))
+        ((event, _),) = federation.events()
+        charged.append(event.noise_multiplier)
+    share, weight = federation.terms(federation.content(), **told).share, seen[1] / seen[0]
+    assert isinstance(share, BandedShare) and weight < 0.5
+    moved = weight * (share.sensitivity - share.stepped) + share.stepped
+    assert moved * charged[1] <= share.sensitivity * charged[0]
 
 
 COINS = replace(INSTRUCTION, sampling_rate=0.5)

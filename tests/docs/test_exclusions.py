@@ -39,6 +39,10 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (f"{_OWN} schedule=plateau",),
     (f"privacy=local {_OWN}", f"{_OWN} selection.method=noise"),
     (
+        f"{_SHARES} {_OWN}",
+        f"{_SHARES} {_OWN} {_ALL} selection.method=scale",
+    ),
+    (
         f"{_OWN} selection.method=scale weights.cap=9 weights.total=99 "
         "weights.capped_denominator=true simulation.units_per_node=1",
     ),
@@ -203,6 +207,8 @@ OF_PYTHON = {
     "a capped denominator divides by weights",
     "nodes that flip the coins themselves ask no selection",
     "nodes that flip the coins themselves draw Poisson samples",
+    "groups with budgets of their own are charged for every round, and nobody's participations in "
+    "{sampling=?} are counted",
     "correlated noise is charged at one multiplier, and what a round costs would depend on the "
     "noise of later ones",
     "the noise can follow the plateau or the schedule, not both",

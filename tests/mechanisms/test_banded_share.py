@@ -363,6 +363,23 @@ def test_an_answer_that_fails_leaves_nothing_of_the_row_that_it_was_to_replace()
     assert memory.remembered == (3,)  # in the place of 1
 
 
+def test_a_weight_makes_up_for_steps_that_it_does_not_make_smaller() -> None:
+    """A lying server takes coarse steps, and all entries are near the middle between two."""
+    size, part = 400, 0.5
+    segment = Segment("updates", size=size, scale=1.0, cap=2.0**38, clipping_norm=101.0)
+    share = BandedShare(segments=(segment,), noise_scale=40.0, coefficients=COEFFICIENTS)
+    step = 2.0**-share.fine_bits
+    assert step > 0.1
+    for weight, holds in ((part, False), (share.weight_for(part), True)):
+        unit = np.full(size, weight * 101.0 / math.sqrt(size))
+        others = (0.5 - unit / step % 1.0 / 2.0) * step  # rounded down, and with the unit up
+        moved = np.rint((others + unit) / step) - np.rint(others / step)
+        distance = column_norm(COEFFICIENTS) * step * np.linalg.norm(moved)
+        assert (distance <= part * share.sensitivity) == holds
+    with pytest.raises(ValueError, match="steps alone are more"):
+        share.weight_for(1e-3)
+
+
 def test_parts_of_several_threads_are_those_of_the_whole() -> None:
     size = (2 << 17) + 77
     updates = share_of(COEFFICIENTS, size=size).segments[0]

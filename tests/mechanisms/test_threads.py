@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -113,6 +114,25 @@ def test_a_part_that_fails_fails_the_whole(
 
     with pytest.raises(MemoryError, match="of a part"):
         threads.share(9, work)
+
+
+def test_where_a_part_fails_in_another_thread_no_other_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(threads, "processors", lambda: 2)
+    began, here = threading.Event(), []
+
+    def work(index: int) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            began.set()
+            raise MemoryError("of a part")
+        assert began.wait(10)
+        time.sleep(0.2)  # the other thread's error is over
+        here.append(index)
+
+    with pytest.raises(MemoryError, match="of a part"):
+        threads.share(9, work)
+    assert len(here) == 1
 
 
 def test_nobody_works_on_behind_the_error_of_a_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -438,5 +438,20 @@ def test_a_receipt_is_checked_by_the_members_of_its_sum_whoever_they_are_now(kne
         node.check_receipt(RUN, few.to_json())
     node.check_receipt(RUN, receipt.to_json())
     assert node.unreceipted(RUN) == 0
-    if knew == "excerpt":
-        assert node.evidence(RUN).findings(node.roster) == ()
+    assert node.evidence(RUN).findings(node.roster) == ()
+
+
+def test_a_directory_that_was_continued_since_is_no_other() -> None:
+    house = Large.made()
+    place = house.others[-1]
+    node, new = house.nodes[place], house.nodes[0]
+    node.accept(house.directory)
+    opening = house.ask(house.folded(house.large()))
+    fresh = SecureNode(new.identity, SQLiteStore(None), name=new.name, roster=new.roster)
+    grown = house.directory.extended([fresh.entry(RUN, epoch=1)])
+    node.accept(grown)
+    node.check_receipt(RUN, opening.receipt_for(place).to_json())
+    kept = node.evidence(RUN)
+    assert kept.findings(node.roster) == ()
+    spoilt = replace(kept, receipted=dict(kept.receipted) | {"epoch": "1"})
+    assert spoilt.findings() == ("the terms of the last sum are of another directory",)

@@ -226,6 +226,14 @@ def test_keys_about_a_budget_need_one_and_are_said_in_words(tmp_path: Path, key:
     assert "noise of the server, which is trusted" in said
 
 
+def test_joining_changes_nothing_only_where_all_that_is_required_is_local(tmp_path: Path) -> None:
+    for required, nothing in (("any", False), ("record", False), ("local", True)):
+        config = Ward(tmp_path, "ward", 4.0, **{"require-privacy": required}).config
+        said = " ".join(describe_policy(NodeConfig.of(config)).sentences)
+        assert ("join-at-own-budget changes nothing" in said) == nothing
+        assert ("joins at what it allows itself" in said) != nothing
+
+
 def test_prices_travel_as_text_and_other_text_is_refused() -> None:
     price = TrainingPrice(
         training="a", epsilon=1.0, event={"event": "gaussian"}, rounds=2, neighboring_relation="x"

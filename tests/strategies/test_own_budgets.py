@@ -21,7 +21,7 @@ from draws import a_draw
 from fl_dp.strategies.modes import client_noise_of
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from laws import ALARM, counts_p, normal_p
-from local_grid import FIRST_NODE, LocalGrid, introducing
+from local_grid import FIRST_NODE, LocalGrid, answer_with_update, introducing
 from trainings import FixedClient
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
@@ -39,6 +39,9 @@ from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.plan import SecureSum
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.statement import PrivacyStatement
 from fl_dp.statement.markdown import statement_markdown
 from fl_dp.statement.of_clients import privacy_statement
@@ -351,6 +354,11 @@ def test_options_that_do_not_go_with_own_budgets_are_refused() -> None:
         planned(client_scheme="gaussian")
     with pytest.raises(IncompatibleOptions):
         planned(coins_at_nodes=True)
+    everybody = OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES, method="scale")
+    with pytest.raises(IncompatibleOptions, match="told one norm and one rate"):
+        planned(sampling=everybody, secure_sum=SecureSum())
+    with pytest.raises(IncompatibleOptions, match="charged for every round"):
+        planned(sampling=everybody, participation_cap=3)
     with pytest.raises(OptionError, match="must be the largest of the budgets: write epsilon=8"):
         PrivacyPlan.from_noise_multiplier(
             1.0, delta=DELTA, rounds=5, num_clients=10, clipping_norm=1.0, sampling=LAW
@@ -472,3 +480,31 @@ def test_noise_of_their_own_is_for_clients_that_add_it() -> None:
         planned(method="noise", client_scheme="gaussian")  # at rate .2
     with pytest.raises(OptionError, match="at 1 where not rates differ"):
         OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES)
+
+
+def test_a_node_is_asked_beforehand_for_no_more_than_any_group_would_ask(tmp_path: Path) -> None:
+    grid = LocalGrid(answer_with_update([{"w": np.ones(3)}] * 10), 10)
+    with PrivacyLedger.open(tmp_path / "ledger.db", LOCAL) as ledger:
+        strategy = DPFedAvg(plan=LOCAL, ledger=ledger)
+        strategy.start(grid, ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=1)
+    configs = [
+        each for asked in grid.introductions for each in asked.content.config_records.values()
+    ]
+    noises = [
+        RoundInstruction.from_json(str(each[INSTRUCTION_KEY])).client_noise for each in configs
+    ]
+    assert noises
+    for noise in noises:
+        assert noise is not None
+        # By the last group's budget: a node that has spent more than the first one's is not out.
+        assert noise.epsilon == BUDGETS[-1]
+        assert noise.noise_multiplier == LOCAL.noise_multiplier / OWN_NOISE.scale_of(0)
+
+
+def test_groups_whose_norms_nobody_has_found_all_have_the_plans(tmp_path: Path) -> None:
+    law = OwnRatesSampling.at(RATE, budgets=BUDGETS, shares=SHARES, method="scale")
+    plan = PrivacyPlan.from_noise_multiplier(
+        100.0, delta=DELTA, max_epsilon=8.0, rounds=1, num_clients=10, clipping_norm=1.0,
+        sampling=law,
+    )  # fmt: skip
+    trained(tmp_path / "ledger.db", plan)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fl_dp.strategies.exchange import asking
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from fl_dp.strategies.secure import SecureSums, setup
 from fl_dp.strategies.secure.heads import HEADS_FILE, head_of
+from fl_dp.strategies.secure.one_sum import OneSum, Summed
 from flwr.app import Context, Message
 from local_grid import LocalGrid
 from secure_nodes import SecureNodes, refusals
@@ -22,17 +24,19 @@ from trainings import record
 from typer.testing import CliRunner
 from worked_here import work_here
 
-from fl_dp.accounting import VisibleSampling
+from fl_dp.accounting import SharedNoise, VisibleSampling
 from fl_dp.clients.run_receipts import IDENTITY_FILE, receipt_file
 from fl_dp.clients.secure_node import STORE_FILE
 from fl_dp.commands.secagg import secagg
 from fl_dp.ledger import LedgerAnchor, NodeLedger, PrivacyLedger
 from fl_dp.ledger.run_receipt import RunReceipt, SealedHead, ServerHead
-from fl_dp.mechanisms import AdaptiveClipping
+from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, SecureRandom
 from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.plan.shared_bundle import WordSize
 from fl_dp.protocol.secure_sum import text_to_content, with_receipts
 from fl_dp.secagg import Excerpt, Identity, OpenSum, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg.excerpt import directory_from_json
+from fl_dp.secagg.opening import SecureSumFailed
 from fl_dp.strategies import DPFedAvg, RoundFailed
 
 
@@ -62,6 +66,34 @@ def test_a_count_that_is_cut_ends_no_training(
     plan = plan_of(secure_sum=SecureSum(bits=bits), contribution_check=True)
     trained(tmp_path, nodes, plan)
     assert bool(seen) == (bits == 16)
+
+
+def test_honest_sums_that_are_cut_are_not_taken_for_lies() -> None:
+    """What is cut off updates moves scalars by more than their noise: they were one vector."""
+    nodes, units, size = 10, 20_000, 650
+    words = WordSize(
+        noise=SharedNoise(cohort=nodes, least=nodes, colluding=1, committee=nodes, threshold=nodes),
+        shares=nodes - 1,
+        units_in_sum=units,
+        bits=9,
+        element_cap=None,
+    )
+    counted = GaussianBundle(
+        noise_multiplier=2.0, clipping_norms=(1.0,), count_noise_std=2.0 + 0.05 * nodes * units
+    )
+    share = words.fit(counted, size).share
+    summed = Summed(purpose="train", share=share, bits=9, units_in_sum=units)
+    checked = OneSum(cast(Any, None), cast(Any, None), summed, number=1)._require_plausible
+    random = np.random.default_rng(0)
+    for _ in range(50):
+        update = random.normal(size=size)
+        update *= 0.6 * units / np.linalg.norm(update)
+        sent = [share.encode([update, [float(units)]], SecureRandom()) for _ in range(nodes)]
+        checked(share.decode(np.sum(sent, axis=0)), repliers=nodes)
+    longest = [nodes * units * each.scale * each.clipping_norm for each in share.segments]
+    lie = np.full(share.size, 2.0 * math.hypot(*longest) / math.sqrt(share.size), dtype=np.int64)
+    with pytest.raises(SecureSumFailed, match="longer"):
+        checked(share.decode(lie), repliers=nodes)
 
 
 def test_rounds_need_one_message_a_client_and_one_a_member(tmp_path: Path) -> None:

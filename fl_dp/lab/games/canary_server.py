@@ -123,7 +123,11 @@ class WatchedFedAvg(DPFedAvg):
             return WhoseTurn(asked=np.stack(self.asked))
         if not isinstance(sampling, CyclicSampling):
             return None
-        return WhoseTurn(groups=self.groups(), num_groups=sampling.groups)
+        # Who was never drawn shows noise alone in any turn: in none it would make others' more.
+        groups = self.groups()
+        unknown = np.flatnonzero(groups < 0)
+        groups[unknown] = unknown % sampling.groups
+        return WhoseTurn(groups=groups, num_groups=sampling.groups)
 
     def groups(self) -> NDArray[np.int64]:
         """Return the public group of each canary, -1 where it is not known."""

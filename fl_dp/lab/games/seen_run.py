@@ -65,7 +65,8 @@ class SeenRun:
         coefficients: Of the noise, in units of 2^-12; one where it is independent.
         drawn: Which canaries took part, shape `(rounds, count)`: the auditor's, no adversary's.
         cohorts: How many units were drawn in each round, in the same way.
-        own: Group of each canary, where groups have budgets of their own; public.
+        own: Group of each canary, where groups have budgets of their own; public. -1: it was never
+            drawn, and nobody told its node's.
     """
 
     rounds: list[SeenRound]
@@ -77,6 +78,11 @@ class SeenRun:
     cohorts: NDArray[np.int64]
     own: NDArray[np.int64] | None = None
 
+    @property
+    def strangers(self) -> int:
+        """How many canaries have a group that nobody knows."""
+        return 0 if self.own is None else int((self.own < 0).sum())
+
     def looks(self, claim: Claim) -> list[SeenRound]:
         """Return what the releases tell of those with that claim, in the form that is judged.
 
@@ -85,7 +91,10 @@ class SeenRun:
         """
         if self.own is not None:
             idle = np.ones(self.moved.size - len(self.own), dtype=np.bool_)
-            of, scale = np.r_[self.own == claim.group, idle], claim.norm_scale
+            # Who was never drawn shows noise alone, whichever its group. Left out of its own, the
+            # others would seem to be drawn more often than they are.
+            of = np.r_[(self.own == claim.group) | (self.own < 0), idle]
+            scale = claim.norm_scale
             return [
                 SeenRound(
                     along=each.along / scale, noise_multiplier=each.noise_multiplier / scale, of=of
@@ -226,6 +235,12 @@ def report_of(
         or 0.0
         for claim in claims
     }
+    if seen.strangers:
+        notes = (
+            f"{seen.strangers} canaries were never drawn, so their group is not known: they count "
+            "in each, and coins were not looked at",
+            *notes,
+        )
     return AuditReport(
         subject=subject,
         findings=findings_of(seen, canaries, sampling, claims=claims, delta=delta, alpha=alpha),
@@ -313,7 +328,9 @@ def findings_of(
     Raises:
         ValueError: As `bound_of`.
     """
-    coins = [] if sampling.visible or not len(seen.drawn) else claims
+    # The coins of those in a group who were drawn are no fair sample of the group's.
+    unseen = sampling.visible or not len(seen.drawn) or seen.strangers
+    coins = [] if unseen else claims
     each = _OTHERS * alpha / (2.0 if coins else 1.0)
     share = (1.0 - _OTHERS) * alpha / len(claims)
     fresh, scales, _ = without_memory(seen.rounds, seen.indices, seen.coefficients)

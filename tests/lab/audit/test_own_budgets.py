@@ -5,6 +5,7 @@ False alarms: at most 1e-6 an audit. A system that forgets the groups is caught,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,11 +17,12 @@ from fl_dp import PrivacyBudget, PrivacyPlan
 from fl_dp.accounting import OwnRatesSampling
 from fl_dp.app.compose import compose_settings
 from fl_dp.lab.audit.canaries import Canaries
+from fl_dp.lab.audit.cohorts import cohorts_are_poisson
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound
 from fl_dp.lab.games.canary_run import CanaryRun, require_auditable
 from fl_dp.lab.games.canary_server import WatchedFedAvg
-from fl_dp.lab.games.seen_run import SeenRun, bound_of, claims_of
+from fl_dp.lab.games.seen_run import SeenRun, bound_of, claims_of, findings_of
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.strategies import Draw, OwnRatesSelection
 
@@ -117,6 +119,15 @@ def by_the_law(
     Returns:
         Whether the claim of each group stands.
     """
+    plan, seen, canaries = played(method, rate, strict, longer=longer, oftener=oftener)
+    claims = claims_of(plan, plan.history, plan.budget.epsilon)
+    return [bound_of(seen, canaries, each, delta=DELTA, alpha=1e-6).stands for each in claims]
+
+
+def played(
+    method: str, rate: float, strict: float, *, longer: float = 1.0, oftener: float = 1.0
+) -> tuple[PrivacyPlan, SeenRun, Canaries]:
+    """Return what `by_the_law` judges."""
     budgets = (strict, 8.0)
     plan = PrivacyPlan.calibrate(
         PrivacyBudget(epsilon=budgets[-1], delta=DELTA),
@@ -143,8 +154,20 @@ def by_the_law(
         cohorts=drawn.sum(axis=1),
         own=own,
     )
-    claims = claims_of(plan, plan.history, budgets[-1])
-    return [bound_of(seen, canaries, each, delta=DELTA, alpha=1e-6).stands for each in claims]
+    return plan, seen, canaries
+
+
+def test_groups_that_are_known_by_draws_alone_accuse_nobody() -> None:
+    plan, seen, canaries = played("sample", 0.1, 1.0)
+    assert seen.own is not None
+    seen = replace(seen, own=np.where(seen.drawn.any(axis=0), seen.own, -1))
+    assert seen.strangers > 20_000
+    claims = claims_of(plan, plan.history, plan.budget.epsilon)
+    found = findings_of(seen, canaries, plan.sampling, claims=claims, delta=DELTA, alpha=1e-6)
+    assert not violated(found)
+    # As if nobody else were in a group, its coins would seem to come up far too often.
+    known = seen.drawn[:, seen.own == 0][:, :200]
+    assert cohorts_are_poisson(known, claims[0].sampling_rate, alpha=1e-6).caught
 
 
 @pytest.mark.parametrize("method", ["sample", "scale"])
