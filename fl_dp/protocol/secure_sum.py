@@ -34,6 +34,9 @@ SUM_KEY = "fl-dp-sum"
 RECEIPT_KEY = "fl-dp-receipt"
 """Name of the ConfigRecord with receipts of earlier sums; no part of a message's content."""
 
+MOST_RECEIPTS = 3
+"""That a node is sent at a time: a short text can stand for a million repliers."""
+
 NEAR_KEY = "fl-dp-near"
 """Name of the ConfigRecord with a client's place and its neighbours' keys, with an excerpt."""
 
@@ -154,10 +157,11 @@ def terms_in(content: RecordDict) -> str | None:
 
 
 def receipts_in(content: RecordDict) -> list[str]:
-    """Return the texts of the receipts in a message."""
+    """Return the texts of the receipts in a message; those beyond what is sent are not read."""
     record = content.get(RECEIPT_KEY)
     texts = record.get(_TERMS) if isinstance(record, ConfigRecord) else None
-    return [each for each in texts if isinstance(each, str)] if isinstance(texts, list) else []
+    texts = texts[:MOST_RECEIPTS] if isinstance(texts, list) else []
+    return [each for each in texts if isinstance(each, str)]
 
 
 def without_terms(content: RecordDict) -> RecordDict:

@@ -19,6 +19,7 @@ from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
     KEY_ACTION,
+    MOST_RECEIPTS,
     NO_HEAD,
     text_of,
     text_to_content,
@@ -37,7 +38,6 @@ logger = logging.getLogger("flwr.fl_dp")
 
 _SECONDS = 60.0  # Flower reports a node that is gone after about as many
 MOST_WHOLE = 256  # nodes up to which everybody is sent the whole directory, 83 kB
-_RECEIPTS = 3  # that a node is sent at most: it keeps what it needs to check that number
 _RUN_BITS = 62  # Flower's records hold signed integers of 64 bits
 _APART = "give each node a unit-name, and a ledger in a folder, of its own"
 
@@ -271,7 +271,7 @@ class SecureSums:
                 return
             # Who replied has got all earlier ones, and whoever did not may have got none of them.
             known = [] if place in opened.online else self._receipts.get(place, [])
-            self._receipts[place] = [*known, receipt][-_RECEIPTS:]
+            self._receipts[place] = [*known, receipt][-MOST_RECEIPTS:]
 
     def leave_out(self, ended: OpenSum) -> None:
         """Leave those out of later sums whose messages could not be opened."""

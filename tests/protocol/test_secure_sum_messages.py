@@ -64,6 +64,8 @@ def test_terms_and_receipt_are_not_in_it() -> None:
     assert content_digest(without_terms(told)) == content_digest(content_of())
     assert (terms_in(told), receipts_in(told)) == ("terms", ["one", "two"])
     assert terms_in(content_of()) is None and receipts_in(content_of()) == []
+    many = with_receipts(content_of(), [str(each) for each in range(1000)])
+    assert receipts_in(many) == ["0", "1", "2"]  # each may stand for a million repliers
 
 
 def test_what_a_client_is_told_of_its_neighbours_is_not_in_it() -> None:
