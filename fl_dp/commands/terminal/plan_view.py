@@ -14,7 +14,8 @@ from fl_dp.accounting import EpsilonBounds, OwnRatesSampling
 from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
-from fl_dp.plan import ClientNoise, DistributedNoise, PrivacyPlan
+from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.plan.noise import ClientNoise
 from fl_dp.statement.of_clients import promise_in_words
 
 from .numbers import bound_rows, numbers_table, span
