@@ -36,6 +36,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.filters import OwnBudgetsFilter
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.commands.terminal.plan_view import noise_of_mean
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
@@ -508,3 +509,11 @@ def test_groups_whose_norms_nobody_has_found_all_have_the_plans(tmp_path: Path) 
         sampling=law,
     )  # fmt: skip
     trained(tmp_path / "ledger.db", plan)
+
+
+def test_noise_of_the_mean_is_that_of_all_messages_together() -> None:
+    scales = np.array([OWN_NOISE.scale_of(group) for group in range(3)])
+    numbers = 10 * np.array(SHARES)
+    weights, noises = scales**2, LOCAL.noise_multiplier / scales
+    std = np.sqrt(numbers @ (weights * noises) ** 2) / (numbers @ weights)
+    assert noise_of_mean(LOCAL, LOCAL.noise_multiplier) == pytest.approx(std)

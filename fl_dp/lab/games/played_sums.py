@@ -62,6 +62,11 @@ def report_of_sums(
         cap = first.cap / first.scale / first.clipping_norm
         room = 2.0 * honest * size * (cap / _LONGEST) ** 2
         count = min(MOST_CANARIES, size // 2, math.floor(room))
+        if count < 1:
+            raise ValueError(
+                f"no canary fits: a node's values are cut at {cap:.3g} clipping norms, so leave "
+                "privacy.secure_sum.element_cap and privacy.secure_sum.bits out"
+            )
     canaries = Canaries(count=count, size=size, seed=seed)
     asked = turns_of(plan, count)
     seen = play_sums(plan, shares, canaries, asked)

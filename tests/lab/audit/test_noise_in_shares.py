@@ -18,7 +18,7 @@ from fl_dp.accounting.shared_noise import shared_noise_multiplier
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, NEW_NOISE, SIZE_OF_NOISE
 from fl_dp.lab.audit.whole_run import WHOLE_RUN
-from fl_dp.lab.games.played_sums import play_sums, shares_of, turns_of
+from fl_dp.lab.games.played_sums import play_sums, report_of_sums, shares_of, turns_of
 from fl_dp.lab.games.seen_run import claims_of, findings_of
 from fl_dp.mechanisms.banded_share import CarriedNoise
 from fl_dp.mechanisms.banded_stream import column_norm
@@ -234,3 +234,9 @@ def test_more_canaries_than_a_node_can_send_are_refused() -> None:
     canaries = Canaries(count=32, size=64, seed=0)
     with pytest.raises(ValueError, match="have fewer --canaries"):
         play_sums(PLAN, [replace(small, share=cut)], canaries, turns_of(PLAN, 32)[:1])
+
+
+def test_where_no_canary_fits_it_is_said_which_setting_cuts() -> None:
+    plan = plan_of(sampling_rate=1.0, secure_sum=SecureSum(element_cap=0.005))
+    with pytest.raises(ValueError, match=r"no canary fits.*leave privacy\.secure_sum\.element_cap"):
+        report_of_sums(plan, "digits", size=64, alpha=1e-6)
