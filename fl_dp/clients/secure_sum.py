@@ -31,7 +31,6 @@ from fl_dp.accounting import (
     SharedNoise,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
-from fl_dp.accounting.calibration import calibrate_noise
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack, within_slack
 from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
 from fl_dp.mechanisms.banded_share import BandedShare
@@ -410,6 +409,8 @@ def _own_multiplier(
 def _calibrated(
     budget: PrivacyBudget, sums: int, rate: float | None, relation: NeighboringRelation
 ) -> float:
+    from fl_dp.accounting.calibration import calibrate_noise  # with SciPy, for owners who join so
+
     noise = calibrate_noise(
         lambda multiplier: {_event(multiplier, rate): sums},
         budget.epsilon,

@@ -85,6 +85,8 @@ class ClientNoiseMode(Mode):
         return [observed(units[0], server_round, norm, math.nan)]
 
     def _group(self, unit: Unit) -> int:
+        if self._law is None:  # groups of other laws, as of turns, have one noise
+            return 0
         # Who has no group takes no part: the first has the most noise, for a mistake of ours.
         return self._group_of(unit) or 0
 

@@ -113,6 +113,8 @@ class Charges(RuleBasedStateMachine):
         assert self.ask(self.number) == ("answered" if dies is None else "died")
         self.due += dies != BEFORE_CHARGE
 
+    # A run that begins poor stays so: a node holds it to its first word.
+    @precondition(lambda self: self.numbers)
     @rule()
     def ask_for_a_sum_that_it_can_not_afford(self) -> None:
         self.number += 1

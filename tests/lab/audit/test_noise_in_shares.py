@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
@@ -223,7 +224,11 @@ def test_the_audit_of_sums_convicts_units_that_come_too_often() -> None:
 def test_the_audit_of_sums_convicts_nodes_that_remember_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CarriedNoise, "remember", lambda *_: None)
+    @contextmanager
+    def forgotten(memory: CarriedNoise, *_: Any) -> Iterator[np.ndarray[Any, Any]]:
+        yield np.empty(memory.rows.shape[1])
+
+    monkeypatch.setattr(CarriedNoise, "remembering", forgotten)
     assert {NEW_NOISE, NEW_COORDINATES} <= violated()
 
 
