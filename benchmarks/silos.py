@@ -301,7 +301,7 @@ def cost(repeats: int) -> None:
     updates = Segment("updates", SIZE, 1.0, 100_000.0, 1.0)
     plain = NoiseShare(segments=(updates,), noise_scale=580.0)
     values, rng = np.zeros(SIZE), SecureRandom()
-    for bands in (2, 8, TURNS):
+    for bands in (2, 8, 16, TURNS):
         coefficients = optimal_coefficients(200, bands, momentum=0.9)
         share = BandedShare(segments=(updates,), noise_scale=580.0, coefficients=coefficients)
         with tempfile.TemporaryDirectory() as folder:
