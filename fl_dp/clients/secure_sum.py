@@ -278,7 +278,7 @@ def _paid(
         return 1.0
     assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
     try:
-        _require_promised(terms, node, asked, message)
+        _require_promised(terms, node, asked)
         multiplier, weight = _multiplier_of(terms, share, assumed, context), 1.0
         largest = node.largest(terms)
         own = _own_multiplier(terms, largest, asked, message, context)
@@ -302,17 +302,15 @@ def _paid(
     return weight
 
 
-def _require_promised(
-    terms: SumTerms, node: SecureNode, asked: SumInstruction, message: Message
-) -> None:
+def _require_promised(terms: SumTerms, node: SecureNode, asked: SumInstruction) -> None:
     """Check the policy that came with the model against the first one of the run.
 
     Raises:
         Refused: `policy`, if it allows itself more of the node, or has other neighbours.
     """
     said = json.dumps(asdict(asked), sort_keys=True)
-    key = f"promise {message.metadata.message_type}"
-    first = SumInstruction.from_json(node.store.first(key, said.encode(), run=terms.run).decode())
+    kept = node.store.first("promise", said.encode(), run=terms.run)
+    first = SumInstruction.from_json(kept.decode())
     for name in ("epsilon", "delta"):
         before, now = getattr(first, name), getattr(asked, name)
         if before is not None and (now is None or now > before):
