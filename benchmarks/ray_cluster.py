@@ -29,6 +29,8 @@ from ray_machines import RayMachines
 from rich.console import Console
 from rich.table import Table
 
+RECORDS = 100
+"""Of each client, and of a step: training then waits for the processor, not for memory."""
 SMALL, LARGE = 16, 1024
 """Widths of the two models' hidden layers."""
 PATIENCE = 600.0
@@ -80,8 +82,9 @@ def timed(machines: RayMachines, size: Size, rounds: int) -> tuple[float, int]:
         run = Path(folder) / "run"
         words = (
             f"simulation.ray_address={machines.address} rounds={rounds} model=mlp "
-            f"model.hidden={size.hidden} task.num_clients={size.clients} client.epochs=5 "
-            f"selection.sampling_rate=1 privacy.noise_multiplier=1 report=none "
+            f"model.hidden={size.hidden} task.num_clients={size.clients} "
+            f"task.records_per_client={RECORDS} client.epochs=5 client.batch_size={RECORDS} "
+            f"selection.sampling_rate=1 report=none "
             f"simulation.units_per_node={-(-size.clients // size.messages)} "
             f"output_dir={folder} run_name=run"
         )
@@ -136,6 +139,7 @@ def measured(rounds: int) -> tuple[dict[str, dict[str, float]], dict[str, Model]
             size = Size(hidden=hidden, clients=4 * clients, messages=2)
             two = timed(machines, size, rounds)[0]
             results[f"{name} model of {models[name].message} bytes, {size.clients} clients"] = {
+                "clients": size.clients,
                 "one_s": one[name],
                 "one_predicted_s": float(models[name].seconds(1, size.clients)),
                 "two_s": two,
@@ -157,16 +161,17 @@ def draw(models: dict[str, Model], results: dict[str, dict[str, float]], path: P
 
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     workers = np.unique(np.geomspace(1, MOST_MACHINES, 200).astype(int))
-    for (name, model), colour in zip(models.items(), ("tab:blue", "tab:orange"), strict=True):
-        for clients, style in ((10_000, "-"), (1_000_000, "--")):
+    for row, model, colour in zip(
+        results.values(), models.values(), ("tab:blue", "tab:orange"), strict=True
+    ):
+        for clients, style in ((int(row["clients"]), ":"), (10_000, "-"), (1_000_000, "--")):
             seconds = model.seconds(workers, clients, BITS_PER_SECOND / 8)
             label = f"{clients:,} clients, message of {model.message / 1e6:.2g} MB"
             axes.loglog(workers, seconds, style, color=colour, label=label)
-        row = next(row for key, row in results.items() if key.startswith(name))
         axes.plot([1, 2], [row["one_s"], row["two_s"]], "o", color=colour)
     axes.set_xlabel("machines of one processor each")
     axes.set_ylabel("seconds for a round")
-    axes.set_title("Dots: measured at 1 and 2, fewer clients. Lines: the model, link of 1 Gbit/s")
+    axes.set_title("Dots: measured at 1 and 2. Lines: the model, with a link of 1 Gbit/s")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
