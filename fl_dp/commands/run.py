@@ -147,17 +147,20 @@ def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
         text = json.dumps(summary_json(runs), indent=2) + "\n"
         write_text(jobs.sweep / "summary.json", text, public=True)
     console.print(summary_table(runs))
-    first = jobs.each[0].folder
-    alone = jobs.each[0].settings.protects_records_alone
-    budget = "privacy=dp_sgd dp_sgd.epsilon" if alone else "privacy.epsilon"
-    next_step = f"fl-dp run -m {budget}=2,4,8 compares budgets"
+    first, settings = jobs.each[0].folder, jobs.each[0].settings
+    next_step = f"fl-dp ledger {first.path} verifies what was spent; "
+    budget = "privacy.epsilon"
+    if settings.protects_records_alone:
+        budget = "privacy=dp_sgd dp_sgd.epsilon"
+    elif not settings.protects_clients:
+        budget, next_step = "privacy=central privacy.epsilon", ""
     lines = [
         epsilon_jump(runs),
         f"Everything is in {jobs.path}",
         None if jobs.sweep is None else f"Table: {jobs.results}",
         f"Privacy statement, to read: {first.statement_page}",
         *seen,
-        f"Next: fl-dp ledger {first.path} verifies what was spent; {next_step}",
+        f"Next: {next_step}your settings with -m {budget}=2,4,8 compare budgets",
     ]
     for line in filter(None, lines):
         console.print(line, soft_wrap=True, markup=False)

@@ -107,9 +107,7 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
     units = " or ".join(dict.fromkeys(run.unit for run in runs))
     rows_measured = " or ".join(dict.fromkeys(run.measured_on for run in runs))
     score = runs[0].score
-    table = Table(
-        title=f"Public {rows_measured} {score.title} under differential privacy (unit: {units})"
-    )
+    table = Table(title=f"Public {rows_measured} {score.title} (unit: {units})")
     rows = by_variant(runs)
     both = any(row["record_epsilon"] is not None for row in rows)
     of_records = ("epsilon of a record", "delta of a record") if both else ()

@@ -267,20 +267,22 @@ def _costs(run: FoundRun) -> list[Row]:
     card = run.card
     last = run.rounds[-1] if run.rounds else None
     cohort = None if last is None else last.expected_cohort
+    of_records = run.settings.get("privacy.unit") == "record"
+    asked = number(run.settings.get("task.num_clients")) if of_records else cohort
     rows: list[Row] = []
     if run.parameters is not None:
         rows.append((WORDS["cost.parameters"], f"{run.parameters:,}"))
     if cohort is not None:
-        clients = WORDS["cost.cohort.clients"].format(cohort=f"{cohort:g}")
-        rows.append((WORDS["cost.cohort"], clients))
+        units = WORDS[f"cost.cohort.{'records' if of_records else 'clients'}"]
+        rows.append((WORDS["cost.cohort"], units.format(cohort=f"{cohort:g}")))
         rows += _signal(run, cohort)
     for key in ("bytes_down", "bytes_up"):
         size = None if last is None else getattr(last, key)
         if size is None:
             continue
         rows.append((WORDS[f"cost.{key}"], f"{size:,.0f}"))
-        if cohort is not None:
-            total = size * cohort * max(card.round or 0, 0)
+        if asked is not None:
+            total = size * asked * max(card.round or 0, 0)
             rows.append((WORDS[f"cost.{key}.all"], f"{total:,.0f}"))
     if card.started is not None and card.changed is not None:
         # To the minute, as times of rounds can tell who took part.

@@ -61,6 +61,16 @@ def test_metrics_on_public_rows_are_shown_with_what_they_cost(tmp_path: Path) ->
     assert "balanced accuracy" in Page(report_page(others)).text
 
 
+def test_messages_go_to_clients_where_the_units_are_records(tmp_path: Path) -> None:
+    of_records = write_run(tmp_path / "a", "privacy.unit=record", "task.num_clients=5")
+    rows = dict(ReportedRun(read_run(of_records)).costs)
+    assert rows[WORDS["cost.cohort"]] == "50 records"
+    assert rows[WORDS["cost.bytes_down.all"]] == f"{2856 * 5 * 4:,}"
+    rows = dict(ReportedRun(read_run(write_run(tmp_path / "b"))).costs)
+    assert rows[WORDS["cost.cohort"]] == "50 clients"
+    assert rows[WORDS["cost.bytes_down.all"]] == f"{2856 * 50 * 4:,}"
+
+
 def judged_by_r2(path: Path) -> Path:
     write_run(path, "task.label_range=[0,9]", f"seed={len(path.name)}")
     lines = (path / "metrics.jsonl").read_text().splitlines()
