@@ -32,7 +32,6 @@ BENCH_real_nodes := --json
 BENCH_rounds := --json
 BENCH_secagg := --json
 BENCH_secagg_scale := --json --set-up
-BENCH_silos_union := --json
 BENCH_startup := --json
 BENCH_tuning := --json
 BENCH_stock_flower :=

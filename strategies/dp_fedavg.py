@@ -54,6 +54,7 @@ from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan, RecordPlan, SecureSum
 from fl_dp.plan.argument_checks import keywords_of, require_known, require_types
 from fl_dp.plan.noise import ClientNoise
+from fl_dp.protocol.flower_compat import is_simulation
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, OFFERS_KEY, PRICE_KEY
 from fl_dp.protocol.own_price import TrainingPrice, offers_to_json
@@ -72,7 +73,7 @@ from .compatibility import (
     selection_for,
 )
 from .contributions import ContributionCheck
-from .exchange import asking, is_simulation, patience
+from .exchange import asking, patience
 from .modes import (
     CentralMode,
     ClientNoiseMode,

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from fl_dp.protocol.flower_compat import is_engine_s_grid
+from fl_dp.protocol.flower_compat import is_simulation
 
 from .run_log import RunLog
 
@@ -47,11 +47,6 @@ def default_window(grid: Grid) -> int | None:
     With fewer of them its workers (32 at most) go idle in between; with more it only looks longer.
     """
     return _SIMULATION_WINDOW if is_simulation(grid) else None
-
-
-def is_simulation(grid: Grid) -> bool:
-    """Tell whether the nodes are those of Flower's simulation engine, which all run one app."""
-    return is_engine_s_grid(grid)
 
 
 def _never_away(grid: Grid) -> bool:

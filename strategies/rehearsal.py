@@ -19,12 +19,12 @@ from typing import NamedTuple
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fl_dp.protocol.flower_compat import ErrorCode
+from fl_dp.protocol.flower_compat import ErrorCode, is_simulation
 from fl_dp.protocol.identity import NodeIdentity
 from fl_dp.protocol.keys import IDENTITY_ACTION
 from fl_dp.updates import VectorLayout
 
-from .exchange import exchange, is_simulation, patience
+from .exchange import exchange, patience
 
 logger = logging.getLogger("flwr.fl_dp")
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from flwr.serverapp import Grid
 
 from fl_dp.option_errors import NamesOptions
+from fl_dp.protocol.flower_compat import is_simulation
 
-from .exchange import is_simulation
 from .run_log import RunLog
 
 logger = logging.getLogger("flwr.fl_dp")

@@ -123,46 +123,6 @@ def model_error(
     return float(_weights(rounds, Objective(objective)) @ np.square(left))
 
 
-def sensitivity_squared(
-    coefficients: Sequence[int], rounds: int, *, cap: int, separation: int
-) -> float:
-    """Return the largest squared L2 distance that one unit moves all releases by, through C.
-
-    Exact: some choice of its indices and updates of norm 1 reaches it.
-
-    Args:
-        coefficients: The first column of C, in units of 2^-12.
-        rounds: How many releases the training has.
-        cap: Most participations of a unit.
-        separation: Least distance between two of its indices.
-
-    Returns:
-        At most `cap` times `squared_norm` where bands do not exceed the separation, which is what
-        plans charge.
-
-    Raises:
-        ValueError: If an argument is out of range, or no closed form is known: with more bands than
-            the separation coefficients must fall and be none below 0.
-    """
-    require_coefficients(coefficients)
-    require_count(rounds=rounds, cap=cap, separation=separation)
-    column = np.array(coefficients[:rounds], dtype=np.float64) / COEFFICIENT_ONE
-    firsts = range(0, rounds, separation)[:cap]  # as early as may be, so that no column is cut
-    if column.size <= separation:  # no release is touched twice: squares add up
-        return float(sum(np.square(column[: rounds - first]).sum() for first in firsts))
-    if (column < 0.0).any() or (np.diff(column) > 0.0).any():
-        raise ValueError(
-            f"the sensitivity of {column.size} bands is not known for participations "
-            f"{separation} apart, unless coefficients fall and are never negative, got "
-            f"{tuple(coefficients)}: use at most {separation} bands"
-        )
-    moved = np.zeros(rounds)
-    for first in firsts:
-        reached = column[: rounds - first]
-        moved[first : first + reached.size] += reached
-    return float(np.square(moved).sum())
-
-
 def _check_workload(rounds: int, momentum: float) -> None:
     require_count(rounds=rounds)
     if not 0.0 <= momentum < 1.0:

@@ -9,7 +9,6 @@ it adds too little. It is here for comparison only, like the naive split of a bu
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
@@ -116,31 +115,15 @@ def classic_noise_multiplier(epsilon: float, delta: float) -> float:
     return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
 
 
-@dataclass(frozen=True, kw_only=True)
-class UdpNoise:
-    """The noise of Wei et al.'s user-level DP formula, and what it really gives.
-
-    Attributes:
-        noise_multiplier: Noise standard deviation over the sensitivity, in each upload.
-        claimed_epsilon: What the formula says it gives.
-        expected_participations: `participation_rate * rounds`, what the formula charges.
-        epsilon_if_expected: Exact epsilon of a client that took part just that often.
-        epsilon_if_always: Exact epsilon of a client that took part in every round.
-    """
-
-    noise_multiplier: float
-    claimed_epsilon: float
-    expected_participations: float
-    epsilon_if_expected: float
-    epsilon_if_always: float
-
-
-def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds: int) -> UdpNoise:
-    """Reproduce the heuristic `sqrt(2 q T ln(1/delta)) / epsilon` with the true epsilon beside it.
+def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds: int) -> float:
+    """Reproduce the heuristic `sqrt(2 q T ln(1/delta)) / epsilon` of user-level DP.
 
     It charges the *expected* number of participations, though the server sees the actual one, and
     drops a term of the moments bound. Instead, cap a client's participations at `k` and use
     `sqrt(k) * gaussian_noise_multiplier(epsilon, delta)`.
+
+    Returns:
+        Noise standard deviation over the sensitivity, in each upload.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -152,15 +135,7 @@ def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds
     require_rate(participation_rate=participation_rate)
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
-    expected = participation_rate * rounds
-    noise_multiplier = math.sqrt(2.0 * expected * math.log(1.0 / delta)) / epsilon
-    return UdpNoise(
-        noise_multiplier=noise_multiplier,
-        claimed_epsilon=epsilon,
-        expected_participations=expected,
-        epsilon_if_expected=gaussian_epsilon(noise_multiplier / math.sqrt(expected), delta),
-        epsilon_if_always=gaussian_epsilon(noise_multiplier / math.sqrt(rounds), delta),
-    )
+    return math.sqrt(2.0 * participation_rate * rounds * math.log(1.0 / delta)) / epsilon
 
 
 def exposures_noise_multiplier(epsilon: float, delta: float, *, exposures: int) -> float:

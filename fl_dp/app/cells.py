@@ -228,8 +228,7 @@ def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
         )
     rate, rounds, delta = settings.selection.sampling_rate, settings.rounds, target_delta(settings)
     if formula == "udp":
-        found = udp_sigma(epsilon, delta, participation_rate=rate, rounds=rounds)
-        return found.noise_multiplier
+        return udp_sigma(epsilon, delta, participation_rate=rate, rounds=rounds)
     exposures = settings.selection.participation_cap or rounds
     return exposures_noise_multiplier(epsilon, delta, exposures=exposures)
 

@@ -101,11 +101,6 @@ def with_recipe(overrides: Sequence[str]) -> tuple[str, ...]:
     return (*recipe.overrides, *recipe.assumed, *overrides)
 
 
-def tuned_pairs() -> list[tuple[str, str]]:
-    """Return the tasks and models that have tuned settings."""
-    return [(task, model) for task, models in _read("recipes")["tuned"].items() for model in models]
-
-
 @cache
 def brought_keys() -> frozenset[str]:
     """Return the keys of which recipes have values: no single default is theirs."""

@@ -43,8 +43,8 @@ def give_id(message: Message, message_id: str) -> None:
     message.metadata.__dict__["_message_id"] = message_id
 
 
-def is_engine_s_grid(grid: object) -> bool:
-    """Tell whether a grid is that of Flower's simulation engine."""
+def is_simulation(grid: object) -> bool:
+    """Tell whether a grid is that of Flower's simulation engine, whose nodes all run one app."""
     # Relies on: its class's name. Moved: write the new one, or simulated rounds take no window.
     return type(grid).__name__ == "InMemoryGrid"
 

@@ -90,13 +90,10 @@ def test_the_classic_formula_stops_just_above_one() -> None:
 def test_the_udp_formula_matches_wei_and_shows_the_true_price() -> None:
     """Wei et al. 2020: sigma = sqrt(2 q T ln(1/delta)) / eps; q = .1, T = 100, eps = 8."""
     noise = udp_sigma(8.0, 1e-5, participation_rate=0.1, rounds=100)
-    assert noise.noise_multiplier == pytest.approx(1.8968, abs=5e-5)
-    assert noise.expected_participations == pytest.approx(10.0)
-    assert noise.claimed_epsilon == 8.0
-    assert noise.epsilon_if_expected == pytest.approx(8.007, abs=5e-4)
-    assert noise.epsilon_if_always == pytest.approx(35.7, abs=0.05)
-    twenty = gaussian_epsilon(noise.noise_multiplier / math.sqrt(20), 1e-5)
-    assert twenty == pytest.approx(12.27, abs=5e-3)
+    assert noise == pytest.approx(1.8968, abs=5e-5)
+    for participations, true in ((10, 8.007), (20, 12.27), (100, 35.7)):
+        spent = gaussian_epsilon(noise / math.sqrt(participations), 1e-5)
+        assert spent == pytest.approx(true, rel=2e-3)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +101,7 @@ def test_the_udp_formula_matches_wei_and_shows_the_true_price() -> None:
 )
 def test_the_udp_formula_for_one_participation(claimed: float, true: float) -> None:
     noise = udp_sigma(claimed, 1e-5, participation_rate=1.0, rounds=1)
-    assert noise.epsilon_if_expected == noise.epsilon_if_always == pytest.approx(true, rel=2e-3)
+    assert gaussian_epsilon(noise, 1e-5) == pytest.approx(true, rel=2e-3)
 
 
 def test_a_participation_cap_replaces_the_udp_formula() -> None:
@@ -163,7 +160,7 @@ def test_discounting_rounds_spends_less_than_not_to(
     """The table of docs/experiments.md: noise of the formula for T rounds, then for fewer."""
 
     def noise(rounds: int) -> float:
-        return udp_sigma(claimed, 1e-5, participation_rate=1.0, rounds=rounds).noise_multiplier
+        return udp_sigma(claimed, 1e-5, participation_rate=1.0, rounds=rounds)
 
     def after(begun: int, total: int) -> float:
         mu_squared = begun * noise(20) ** -2.0 + (total - begun) * noise(total) ** -2.0

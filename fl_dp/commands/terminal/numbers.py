@@ -25,9 +25,9 @@ NO_PRIVACY_FROM = 1000.0
 """Epsilon from which on a person reads `no privacy`: odds may change by a factor of e^1000."""
 
 
-def epsilon_text(epsilon: float, digits: str = ".4g") -> str:
+def epsilon_text(epsilon: float) -> str:
     """Return an epsilon for a person, or that it protects nothing."""
-    return f"{epsilon:{digits}}" if epsilon < NO_PRIVACY_FROM else "no privacy"
+    return f"{epsilon:.4g}" if epsilon < NO_PRIVACY_FROM else "no privacy"
 
 
 def numbers_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:

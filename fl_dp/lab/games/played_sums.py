@@ -28,7 +28,7 @@ from fl_dp.plan.shared_bundle import SharedBundle
 from fl_dp.secagg.opening import centred_words
 
 from .canary_run import MOST_CANARIES
-from .seen_run import SeenRun, claims_of, rate_of_coins, report_of
+from .seen_run import Audited, SeenRun, claims_of, rate_of_coins
 
 _LONGEST = 5.0  # of an entry of many canaries' sum, in its deviations
 
@@ -69,13 +69,14 @@ def report_of_sums(
             )
     canaries = Canaries(count=count, size=size, seed=seed)
     asked = turns_of(plan, count)
-    seen = play_sums(plan, shares, canaries, asked)
-    return report_of(
-        seen,
-        canaries,
-        plan.sampling,
+    audited = Audited(
+        seen=play_sums(plan, shares, canaries, asked),
+        canaries=canaries,
+        sampling=plan.sampling,
         claims=claims_of(plan, plan.history, plan.epsilon().best),
         delta=plan.budget.delta,
+    )
+    return audited.report(
         alpha=alpha,
         subject=f"{subject}, {len(shares)} sums of {honest} shares of noise",
         known="all others' values, all other shares of noise, "

@@ -160,6 +160,116 @@ def read_seen(path: Path) -> SeenRun:
         )
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Audited:
+    """A run's releases beside what its ledger, or its plan, claims.
+
+    Attributes:
+        seen: What was released, and who took part.
+        canaries: Those of the run.
+        sampling: As charged.
+        claims: Of the ledger, or the plan.
+        delta: Of the claims.
+    """
+
+    seen: SeenRun
+    canaries: Canaries
+    sampling: Sampling
+    claims: Sequence[Claim]
+    delta: float
+
+    def report(
+        self,
+        *,
+        alpha: float,
+        subject: str,
+        known: str,
+        estimates: Mapping[str, float] | None = None,
+        notes: Sequence[str] = (),
+    ) -> AuditReport:
+        """Return the findings, and what a reader has to know besides.
+
+        Args:
+            alpha: Probability that a run that keeps its claims is accused, over all findings.
+            subject: What is audited.
+            known: To the adversary, beside the releases.
+            estimates: Numbers that are no bounds, by name.
+            notes: What else a reader has to know.
+
+        Raises:
+            ValueError: As `bound`.
+        """
+        surely = {
+            f"lower bound at confidence 0.95{claim.whose}, on which no verdict rests": self.bound(
+                claim, alpha=_SURELY
+            ).bound
+            or 0.0
+            for claim in self.claims
+        }
+        if self.seen.strangers:
+            notes = (
+                f"{self.seen.strangers} canaries were never drawn, so their group is not known: "
+                "they count in each, and coins were not looked at",
+                *notes,
+            )
+        return AuditReport(
+            subject=subject,
+            findings=self.findings(alpha=alpha),
+            estimates={**surely, **(estimates or {})},
+            notes=(
+                f"at delta {self.delta:.3g}; the adversary sees every release and knows {known}",
+                "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's, that by "
+                "Clopper-Pearson nothing; the verdict goes by the claimed curve itself",
+                *notes,
+            ),
+        )
+
+    def bound(self, claim: Claim, *, alpha: float) -> Finding:
+        """Return what the releases are proof of, beside one claim.
+
+        Raises:
+            ValueError: As `finding_of_run`, or if a round is missing amid correlated noise.
+        """
+        found = finding_of_run(
+            self.canaries,
+            self.seen.looks(claim),
+            sampling_rate=claim.sampling_rate,
+            claim=claim.epsilon,
+            delta=self.delta,
+            alpha=alpha,
+            curve=claim.curve,
+        )
+        return replace(found, name=found.name + claim.whose)
+
+    def findings(self, *, alpha: float) -> tuple[Finding, ...]:
+        """Return the findings, of which the first bound the epsilon of each claim.
+
+        Args:
+            alpha: Probability that a run that keeps its claims is accused, over all findings.
+
+        Raises:
+            ValueError: As `bound`.
+        """
+        seen, claims = self.seen, self.claims
+        # The coins of those in a group who were drawn are no fair sample of the group's.
+        unseen = self.sampling.visible or not len(seen.drawn) or seen.strangers
+        coins = [] if unseen else claims
+        each = _OTHERS * alpha / (2.0 if coins else 1.0)
+        share = (1.0 - _OTHERS) * alpha / len(claims)
+        fresh, scales, _ = without_memory(seen.rounds, seen.indices, seen.coefficients)
+        idle = fresh[:, self.canaries.count :] / scales[:, None]
+        findings = [
+            *(self.bound(claim, alpha=share) for claim in claims),
+            *findings_on_noise(idle, alpha=each, cohorts=seen.cohorts),
+        ]
+        for claim in coins:
+            found = cohorts_are_poisson(
+                _coins(seen, self.sampling, claim), claim.sampling_rate, alpha=each / len(claims)
+            )
+            findings.append(replace(found, name=found.name + claim.whose))
+        return tuple(findings)
+
+
 def report_of_run(
     seen: SeenRun, run: CanaryRun, settings: Settings, folder: RunFolder, *, alpha: float
 ) -> AuditReport:
@@ -173,7 +283,7 @@ def report_of_run(
         alpha: Probability that a run that keeps its claim is accused, over all findings.
 
     Raises:
-        ValueError: As `findings_of`.
+        ValueError: As `Audited.bound`.
     """
     statement = folder.read_statement()
     delta, sampling = float(statement["delta"]), folder.read_plan().sampling
@@ -181,12 +291,8 @@ def report_of_run(
     quoted = float(statement["epsilon"].get(statement["quoted"], math.inf))
     with folder.read_ledger() as ledger:
         claims = claims_of(ledger.plan, ledger.history, quoted)
-    return report_of(
-        seen,
-        canaries,
-        sampling,
-        claims=claims,
-        delta=delta,
+    audited = Audited(seen=seen, canaries=canaries, sampling=sampling, claims=claims, delta=delta)
+    return audited.report(
         alpha=alpha,
         subject=f"{settings.task.name}, {len(seen.rounds)} rounds",
         known=f"what all others sent{_known_of_cohorts(seen.turn)}",
@@ -195,62 +301,6 @@ def report_of_run(
                 canaries, seen.moved, delta=delta
             ),
         },
-    )
-
-
-def report_of(
-    seen: SeenRun,
-    canaries: Canaries,
-    sampling: Sampling,
-    *,
-    claims: Sequence[Claim],
-    delta: float,
-    alpha: float,
-    subject: str,
-    known: str,
-    estimates: Mapping[str, float] | None = None,
-    notes: Sequence[str] = (),
-) -> AuditReport:
-    """Return the findings of a run, and what a reader has to know besides.
-
-    Args:
-        seen: What was released, and who took part.
-        canaries: Those of the run.
-        sampling: As charged.
-        claims: Of the ledger, or the plan.
-        delta: Of the claims.
-        alpha: Probability that a run that keeps its claims is accused, over all findings.
-        subject: What is audited.
-        known: To the adversary, beside the releases.
-        estimates: Numbers that are no bounds, by name.
-        notes: What else a reader has to know.
-
-    Raises:
-        ValueError: As `bound_of`.
-    """
-    surely = {
-        f"lower bound at confidence 0.95{claim.whose}, on which no verdict rests": bound_of(
-            seen, canaries, claim, delta=delta, alpha=_SURELY
-        ).bound
-        or 0.0
-        for claim in claims
-    }
-    if seen.strangers:
-        notes = (
-            f"{seen.strangers} canaries were never drawn, so their group is not known: they count "
-            "in each, and coins were not looked at",
-            *notes,
-        )
-    return AuditReport(
-        subject=subject,
-        findings=findings_of(seen, canaries, sampling, claims=claims, delta=delta, alpha=alpha),
-        estimates={**surely, **(estimates or {})},
-        notes=(
-            f"at delta {delta:.3g}; the adversary sees every release and knows {known}",
-            "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's, that by "
-            "Clopper-Pearson nothing; the verdict goes by the claimed curve itself",
-            *notes,
-        ),
     )
 
 
@@ -284,67 +334,6 @@ def claims_of(plan: PrivacyPlan, history: FrozenHistory, quoted: float) -> list[
         )
         for group, spent in enumerate(plan.own_epsilons(history))
     ]
-
-
-def bound_of(
-    seen: SeenRun, canaries: Canaries, claim: Claim, *, delta: float, alpha: float
-) -> Finding:
-    """Return what a run's releases are proof of, beside one claim.
-
-    Raises:
-        ValueError: As `finding_of_run`, or if a round is missing amid correlated noise.
-    """
-    found = finding_of_run(
-        canaries,
-        seen.looks(claim),
-        sampling_rate=claim.sampling_rate,
-        claim=claim.epsilon,
-        delta=delta,
-        alpha=alpha,
-        curve=claim.curve,
-    )
-    return replace(found, name=found.name + claim.whose)
-
-
-def findings_of(
-    seen: SeenRun,
-    canaries: Canaries,
-    sampling: Sampling,
-    *,
-    claims: Sequence[Claim],
-    delta: float,
-    alpha: float,
-) -> tuple[Finding, ...]:
-    """Return the findings of a run, of which the first bound the epsilon of each claim.
-
-    Args:
-        seen: What was released, and who took part.
-        canaries: Those of the run.
-        sampling: As charged.
-        claims: Of the ledger.
-        delta: Of the claims.
-        alpha: Probability that a run that keeps its claims is accused, over all findings.
-
-    Raises:
-        ValueError: As `bound_of`.
-    """
-    # The coins of those in a group who were drawn are no fair sample of the group's.
-    unseen = sampling.visible or not len(seen.drawn) or seen.strangers
-    coins = [] if unseen else claims
-    each = _OTHERS * alpha / (2.0 if coins else 1.0)
-    share = (1.0 - _OTHERS) * alpha / len(claims)
-    fresh, scales, _ = without_memory(seen.rounds, seen.indices, seen.coefficients)
-    idle = fresh[:, canaries.count :] / scales[:, None]
-    findings = [
-        *(bound_of(seen, canaries, claim, delta=delta, alpha=share) for claim in claims),
-        *findings_on_noise(idle, alpha=each, cohorts=seen.cohorts),
-    ]
-    for claim in coins:
-        found = cohorts_are_poisson(
-            _coins(seen, sampling, claim), claim.sampling_rate, alpha=each / len(claims)
-        )
-        findings.append(replace(found, name=found.name + claim.whose))
-    return tuple(findings)
 
 
 def rate_of_coins(sampling: Sampling) -> float:

@@ -54,9 +54,7 @@ def images_of(root: Path, name: str) -> list[str]:
     return found
 
 
-def read_image(
-    root: Path, name: str, image: str, *, known: tuple[str, ...] = IMAGES, most: int = _LARGEST
-) -> Image:
+def read_image(root: Path, name: str, image: str, *, known: tuple[str, ...] = IMAGES) -> Image:
     """Return an image.
 
     Args:
@@ -64,7 +62,6 @@ def read_image(
         name: Of the folder below it that the image lies in.
         image: Of the file.
         known: Names that are looked at.
-        most: Bytes.
 
     Raises:
         Unreadable: If it is none of `known`, a link, too large, or no PNG.
@@ -72,7 +69,7 @@ def read_image(
     """
     if image not in known:
         raise Unreadable("no image that fl-dp writes")
-    found = read_whole(root, f"{name}/{image}", most=most)
+    found = read_whole(root, f"{name}/{image}", most=_LARGEST)
     if not found.startswith(_SIGNATURE) or found[12:16] != b"IHDR" or len(found) < _HEAD:
         raise Unreadable(f"{image} is no PNG")
     width, height = (int.from_bytes(found[at : at + 4], "big") for at in (16, 20))

@@ -20,7 +20,7 @@ from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, NEW_NOISE, SIZE_OF_NOISE
 from fl_dp.lab.audit.whole_run import WHOLE_RUN
 from fl_dp.lab.games.played_sums import play_sums, report_of_sums, shares_of, turns_of
-from fl_dp.lab.games.seen_run import claims_of, findings_of
+from fl_dp.lab.games.seen_run import Audited, claims_of
 from fl_dp.mechanisms.banded_share import CarriedNoise
 from fl_dp.mechanisms.banded_stream import column_norm
 from fl_dp.plan import Banded, PrivacyPlan, SecureSum
@@ -195,15 +195,14 @@ def violated(
         for each in shares
     ]
     turns = turns_of(plan, CANARIES.count)
-    found = findings_of(
-        play_sums(plan, shares, CANARIES, turns if asked is None else asked),
-        CANARIES,
-        plan.sampling,
+    audited = Audited(
+        seen=play_sums(plan, shares, CANARIES, turns if asked is None else asked),
+        canaries=CANARIES,
+        sampling=plan.sampling,
         claims=claims_of(plan, plan.history, plan.epsilon().best),
         delta=plan.budget.delta,
-        alpha=1e-6,
     )
-    return {each.name for each in found if not each.stands}
+    return {each.name for each in audited.findings(alpha=1e-6) if not each.stands}
 
 
 INDEPENDENT = [plan_of(sampling_rate=rate) for rate in (0.25, 1.0)]

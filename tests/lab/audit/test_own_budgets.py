@@ -22,7 +22,7 @@ from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound
 from fl_dp.lab.games.canary_run import CanaryRun, require_auditable
 from fl_dp.lab.games.canary_server import WatchedFedAvg
-from fl_dp.lab.games.seen_run import SeenRun, bound_of, claims_of, findings_of
+from fl_dp.lab.games.seen_run import Audited, SeenRun, claims_of
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.strategies import Draw, OwnRatesSelection
 
@@ -119,9 +119,18 @@ def by_the_law(
     Returns:
         Whether the claim of each group stands.
     """
-    plan, seen, canaries = played(method, rate, strict, longer=longer, oftener=oftener)
-    claims = claims_of(plan, plan.history, plan.budget.epsilon)
-    return [bound_of(seen, canaries, each, delta=DELTA, alpha=1e-6).stands for each in claims]
+    of = beside_claims(*played(method, rate, strict, longer=longer, oftener=oftener))
+    return [of.bound(each, alpha=1e-6).stands for each in of.claims]
+
+
+def beside_claims(plan: PrivacyPlan, seen: SeenRun, canaries: Canaries) -> Audited:
+    return Audited(
+        seen=seen,
+        canaries=canaries,
+        sampling=plan.sampling,
+        claims=claims_of(plan, plan.history, plan.budget.epsilon),
+        delta=DELTA,
+    )
 
 
 def played(
@@ -162,12 +171,11 @@ def test_groups_that_are_known_by_draws_alone_accuse_nobody() -> None:
     assert seen.own is not None
     seen = replace(seen, own=np.where(seen.drawn.any(axis=0), seen.own, -1))
     assert seen.strangers > 20_000
-    claims = claims_of(plan, plan.history, plan.budget.epsilon)
-    found = findings_of(seen, canaries, plan.sampling, claims=claims, delta=DELTA, alpha=1e-6)
-    assert not violated(found)
+    of = beside_claims(plan, seen, canaries)
+    assert not violated(of.findings(alpha=1e-6))
     # As if nobody else were in a group, its coins would seem to come up far too often.
     known = seen.drawn[:, seen.own == 0][:, :200]
-    assert cohorts_are_poisson(known, claims[0].sampling_rate, alpha=1e-6).caught
+    assert cohorts_are_poisson(known, of.claims[0].sampling_rate, alpha=1e-6).caught
 
 
 @pytest.mark.parametrize("method", ["sample", "scale"])

@@ -20,7 +20,7 @@ from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.games.canary_client import app
 from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun
 from fl_dp.lab.games.canary_server import WatchedFedAvg, seen_by
-from fl_dp.lab.games.seen_run import Claim, SeenRun, claims_of, findings_of
+from fl_dp.lab.games.seen_run import Audited, Claim, SeenRun, claims_of
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import Selection
 
@@ -94,7 +94,11 @@ def judged(run: Trained, canaries: CanaryRun) -> tuple[SeenRun, tuple[Finding, .
     """What was seen of a training, and what is found in it."""
     size = run.strategy.seen[0].along.size
     seen = seen_by(run.strategy, np.zeros(size))
-    law = run.strategy.plan.sampling
-    return seen, findings_of(
-        seen, canaries.canaries(size), law, claims=run.claims, delta=DELTA, alpha=1e-6
+    audited = Audited(
+        seen=seen,
+        canaries=canaries.canaries(size),
+        sampling=run.strategy.plan.sampling,
+        claims=run.claims,
+        delta=DELTA,
     )
+    return seen, audited.findings(alpha=1e-6)
