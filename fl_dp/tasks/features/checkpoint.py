@@ -36,7 +36,7 @@ def encoder_module(factory: str, file: Path, input_shape: tuple[int, ...]) -> nn
     try:
         make = getattr(import_module(module), name, None)
     except ModuleNotFoundError as error:
-        if error.name != module:
+        if not f"{module}.".startswith(f"{error.name}."):  # the module is there, and lacks another
             raise
         said = f"features.module={factory}: {error}; PYTHONPATH has to name its folder"
         raise ModuleNotFoundError(said, name=module) from error

@@ -105,6 +105,8 @@ def test_a_module_that_is_missing_is_named_and_what_it_misses_is_too(
     (tmp_path / "needs_more.py").write_text("import nonesuch_two\n")
     with pytest.raises(ModuleNotFoundError, match=r"features\.module=.*PYTHONPATH"):
         encoder_module("nonesuch_one:network", tmp_path, (4,))
+    with pytest.raises(ModuleNotFoundError, match=r"features\.module=.*PYTHONPATH"):
+        encoder_module("nonesuch_one.inside:network", tmp_path, (4,))
     with pytest.raises(ModuleNotFoundError, match=r"nonesuch_two'$"):
         encoder_module("needs_more:network", tmp_path, (4,))
 
