@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -193,10 +193,10 @@ class GridExponentialMechanism:
         # The coin's rarer side is the one whose probability has to be right however small it is.
         goes_right = rng.coins(rarer) != (right_log_odds >= 0.0)
         # 0, 1, 2, ... of the symmetric law and -1, -2, -3, ... fall alike: both are the geometric.
-        away = self._geometric.sample(left.size, rng)
+        away = _geometric(self._step).sample(left.size, rng)
         away ^= away >> 63
-        # Whole numbers below 2^53: the remainder is exact, and so is what it is made of. A choice by
-        # the coin is a product with 0 or 1, which takes a third of the time of `np.where`.
+        # Whole numbers below 2^53: the remainder is exact, and so is what it is made of. A product
+        # with 0 or 1 in place of `np.where` takes a third of the time.
         steps = away.astype(np.float64)
         right = goes_right.astype(np.float64)
         series = left + 1.0
@@ -205,11 +205,6 @@ class GridExponentialMechanism:
         left += right
         left += (2.0 * right - 1.0) * steps
         return left
-
-    @cached_property
-    def _geometric(self) -> DiscreteLaplace:
-        """A law that falls by the same factor a step; of two levels no series has a second place."""
-        return DiscreteLaplace(1.0 / min(self._step, _LARGEST_STEP))
 
     @property
     def _reach(self) -> float:
@@ -242,3 +237,9 @@ class GridExponentialMechanism:
         log_mass = np.log(-np.expm1(-self._step * np.arange(1.0, self.levels)))
         log_odds: NDArray[np.float64] = log_mass[::-1] - log_mass
         return log_odds
+
+
+@lru_cache(maxsize=8)  # a table costs more than a short vector's draws
+def _geometric(step: float) -> DiscreteLaplace:
+    """Return the law that falls by `exp(-step)`; of two levels no series has a second place."""
+    return DiscreteLaplace(1.0 / min(step, _LARGEST_STEP))
