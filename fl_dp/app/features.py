@@ -113,8 +113,9 @@ def what_was_public(settings: Settings) -> tuple[str, ...] | None:
     """Return what a model was made of that no promise covers, for its statement; None: nothing."""
     chosen, said = settings.features, []
     if isinstance(chosen, ScatteringSettings):
-        file = f" of {Path(chosen.file).name}" if isinstance(chosen, CheckpointSettings) else ""
-        said.append(f"the encoder features={chosen.name}{file}, SHA-256 {chosen.digest}")
+        file = getattr(chosen, "file", None)
+        of_file = f" of {Path(file).name}" if file else ""
+        said.append(f"the encoder features={chosen.name}{of_file}, SHA-256 {chosen.digest}")
         if chosen.public:
             said.append(
                 f"{chosen.public} training records of task={settings.task.name} without their "
