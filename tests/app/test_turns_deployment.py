@@ -114,7 +114,7 @@ def memory(place: Path, name: str = KILLED) -> Path:
     return place / name / "ledger" / MEMORY_FILE
 
 
-def await_that(happens: Callable[[], bool], place: Path) -> None:
+def await_that(what: str, happens: Callable[[], bool], place: Path) -> None:
     """Wait until something has happened, and not for ever.
 
     Raises:
@@ -123,7 +123,7 @@ def await_that(happens: Callable[[], bool], place: Path) -> None:
     deadline = time.monotonic() + PATIENCE
     while not happens():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"waited {PATIENCE:g} s for the node that is killed: {seen(place)}")
+            raise TimeoutError(f"no {what} at {KILLED} in {PATIENCE:g} s: {seen(place)}")
         time.sleep(0.01)
 
 
@@ -138,7 +138,9 @@ def seen(place: Path) -> str:
     )
 
 
-def once(happens: Callable[[], bool], place: Path, then: Callable[[], object]) -> threading.Event:
+def once(
+    what: str, happens: Callable[[], bool], place: Path, then: Callable[[], object]
+) -> threading.Event:
     """Do something as soon as something else has happened, beside the training.
 
     Returns:
@@ -147,7 +149,7 @@ def once(happens: Callable[[], bool], place: Path, then: Callable[[], object]) -
     done = threading.Event()
 
     def wait() -> None:
-        await_that(happens, place)
+        await_that(what, happens, place)
         then()
         done.set()
 
@@ -193,7 +195,7 @@ def test_a_node_that_is_killed_in_any_phase_ends_no_training(
         "memory": lambda: marks(place, "turn") > 1 and memory(place).exists(),
         "open": lambda: marks(place, "open") > 1,
     }[phase]
-    train_until(once(happens, place, lambda: deployment.leave(KILLED)), deployment, place)
+    train_until(once(phase, happens, place, lambda: deployment.leave(KILLED)), deployment, place)
     require_complete(place)
     assert charges(place, "north") == ROUNDS // TURNS
 
@@ -205,7 +207,8 @@ def test_a_killed_node_that_comes_back_takes_part_again(
         deployment.leave(KILLED)
         join(deployment, place, KILLED)
 
-    train_until(once(lambda: marks(place, "turn") > 1, place, again), deployment, place)
+    came = once("second turn", lambda: marks(place, "turn") > 1, place, again)
+    train_until(came, deployment, place)
     require_complete(place)
 
 
@@ -213,7 +216,7 @@ def test_a_server_that_is_killed_goes_on_and_no_index_is_used_twice(
     deployment: Deployment, place: Path
 ) -> None:
     run = deployment.begin(ROOT, overrides(place))
-    await_that(lambda: marks(place, "turn") > 1, place)
+    await_that("second turn", lambda: marks(place, "turn") > 1, place)
     deployment.kill_server_app()
     assert deployment.status(run) == 1
     again = deployment.begin(ROOT, [f"resume={place / 'runs' / 'run'}"])
@@ -229,8 +232,10 @@ def test_a_memory_that_is_gone_ends_in_no_refusal(deployment: Deployment, place:
         lost.append(memory(place).stat().st_size)
         memory(place).unlink()
 
-    lasts = once(lambda: marks(place, "turn") > 1 and memory(place).exists(), place, lose)
-    train_until(lasts, deployment, place)
+    def remembers() -> bool:
+        return marks(place, "turn") > 1 and memory(place).exists()
+
+    train_until(once("memory", remembers, place, lose), deployment, place)
     assert lost and lost[0] > 0
     require_complete(place)
     assert "Refused" not in deployment.log(KILLED)
