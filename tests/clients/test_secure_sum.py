@@ -302,6 +302,29 @@ def test_its_own_budget_is_spent_to_the_end_and_no_further(tmp_path: Path) -> No
     assert 0.99 < accountant.get_epsilon(0.9e-3) <= 1.0
 
 
+def test_what_earlier_runs_spent_counts_when_a_node_joins_at_its_own_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoded = Encoded(monkeypatch)
+    federation = Federation(tmp_path, **REQUIRED | OWN)
+    for run, epsilon, sums in ((RUN, 0.5, 2), (RUN + 1, 100.0, 12)):
+        if run != RUN:
+            federation.meet(run)
+        price = SumInstruction(rounds=30, epsilon=epsilon, delta=1e-3)
+        content = federation.content(replace(INSTRUCTION, secure_sum=price))
+        for number in range(1, sums + 1):
+            assert code(federation.train(content, number=number, run=run)) == "answered"
+    # The second is planned as if nothing were spent: the last of its sums get noise alone.
+    added = [bool(values.any()) for values in encoded.values]
+    charged = federation.charges()
+    assert 2 < charged < 2 + 12
+    assert added == [True] * charged + [False] * (2 + 12 - charged)
+    spent = PLDAccountant()
+    for event, count in federation.events():
+        spent.compose(SelfComposedDpEvent(GaussianDpEvent(event.noise_multiplier), count))
+    assert spent.get_epsilon(1e-3) <= 1.0
+
+
 @pytest.mark.parametrize("rounds", [1, 10**6])
 def test_a_server_that_lies_about_how_many_sums_there_are_gains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
