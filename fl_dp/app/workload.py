@@ -241,6 +241,24 @@ def data_of_unit(
     return dataset_of(settings), rows_of_unit(settings, parts[place], held_out=held_out)
 
 
+def data_on_roster(
+    settings: Settings,
+    place: int,
+    node_config: Mapping[str, Any],
+    *,
+    leave_out_unfit: bool = False,
+) -> tuple[Dataset, NDArray[np.int64]]:
+    """Return what `data_of_unit` does, for a unit that must have data.
+
+    Raises:
+        ValueError: Also for a unit beyond the roster of a simulation.
+    """
+    data = data_of_unit(settings, place, node_config, leave_out_unfit=leave_out_unfit)
+    if data is None:
+        raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
+    return data
+
+
 def rows_of_unit(
     settings: Settings, rows: NDArray[np.int64], *, held_out: bool = False
 ) -> NDArray[np.int64]:
