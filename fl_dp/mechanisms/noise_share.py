@@ -30,12 +30,14 @@ from .rotation import ROTATED, rotated, rotated_back
 LEAST_NOISE_SCALE = 2.0
 """In grid steps: below it, sums of discrete Gaussians are no longer one to 1e-16."""
 
-# Each product of a value and the scale is rounded once: in a sum of u units, that moves two
-# neighbours apart by u 2^-52 of the clipping norm at most. Enough for 2^22 units on a node.
-ROUNDED = 1.0 + 2.0**-30
-_MOST_UNITS = 2.0**22
+MOST_UNITS = 1 << 22
+"""Units of one node whose rounded sum is charged in full; plans and nodes refuse more."""
+
+# Each product of a value and the scale is rounded once: in an exact sum of u units, that moves two
+# neighbours apart by u 2^-52 of the clipping norm at most.
+ROUNDED = 1.0 + MOST_UNITS * 2.0**-52
 # Both neighbours' sums of so many units are rounded when they are rotated.
-_ROUNDED_TURNING = ROUNDED + 2.0 * _MOST_UNITS * ROTATED
+_ROUNDED_TURNING = ROUNDED + 2.0 * MOST_UNITS * ROTATED
 WRAPS = 8.0
 """Standard deviations of the whole noise that words hold: 1e-15 a coordinate."""
 
@@ -135,9 +137,27 @@ class GridShare:
         Raises:
             ValueError: If there is not one array of the right size a segment.
         """
+        centres = self._turned(values)
+        for segment, part in zip(self.segments, self._parts(centres), strict=True):
+            np.clip(part, -segment.cap, segment.cap, out=part)
+        return centres
+
+    def longest(self, values: Sequence[ArrayLike]) -> float:
+        """Return the largest entry of a node's values over its cap: above 1, `placed` cuts it.
+
+        Args:
+            values: As of `placed`.
+
+        Raises:
+            ValueError: As of `placed`.
+        """
+        parts = zip(self.segments, self._parts(self._turned(values)), strict=True)
+        return max(float(np.abs(part).max(initial=0.0)) / segment.cap for segment, part in parts)
+
+    def _turned(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
+        """Return a node's values in grid steps, rotated where they are, and not yet cut."""
         centres = np.empty(self.size)
-        parts = self._parts(centres)
-        for segment, part, given in zip(self.segments, parts, values, strict=True):
+        for segment, part, given in zip(self.segments, self._parts(centres), values, strict=True):
             found = np.asarray(given, dtype=np.float64).reshape(-1)
             if found.size != segment.size:  # one entry would be broadcast
                 raise ValueError(
@@ -146,8 +166,6 @@ class GridShare:
             np.multiply(found, segment.scale, out=part)
         if self.rotated:
             centres[: self.turning] = rotated(centres[: self.turning])
-        for segment, part in zip(self.segments, parts, strict=True):
-            np.clip(part, -segment.cap, segment.cap, out=part)
         return centres
 
     def decode(self, total: NDArray[np.int64]) -> list[NDArray[np.float64]]:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
 from laws import ALARM
@@ -591,6 +593,33 @@ def test_a_node_whose_owner_allows_less_trains_with_more_noise_for_all_rounds(
     assert count == PLAN.participations * PLAN.steps
     assert event.noise_multiplier > PLAN.noise_multiplier  # type: ignore[union-attr]
     assert spending.epsilon().best <= half
+
+
+@pytest.mark.usefixtures("home")
+def test_a_node_that_joins_at_its_own_budget_stops_where_earlier_runs_leave_too_little(
+    tmp_path: Path, client: Client
+) -> None:
+    cap = 0.5 * PLAN.budget.epsilon
+    config: dict[str, Any] = {
+        "ledger-path": str(client.ledger),
+        "dataset-name": WARD.source,
+        "require-privacy": "record",
+        "max-epsilon": cap,
+        "max-delta": PLAN.budget.delta,
+        "join-at-own-budget": True,
+    }
+    context = Context(7, 1, config, RecordDict(), {})
+    small = replace(PLAN, budget=PrivacyBudget(epsilon=1.0, delta=1e-5), noise_multiplier=4.0)
+    for plan in (small, *[PLAN] * PLAN.participations):
+        made = OpacusClient.on_node(context, Net(), DataLoader(data_of()), plan=plan)
+        fit(made, arrays_of(Net()))
+    spent = client.spent()
+    assert PLAN.steps <= sum(spent.values()) < PLAN.steps * (1 + PLAN.participations)
+    accountant = PLDAccountant()
+    for event, count in spent.items():
+        step = PoissonSampledDpEvent(event.sampling_rate, GaussianDpEvent(event.noise_multiplier))
+        accountant.compose(SelfComposedDpEvent(step, count))
+    assert accountant.get_epsilon(PLAN.budget.delta) <= cap
 
 
 # What can be trained.

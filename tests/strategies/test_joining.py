@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from local_grid import FIRST_NODE, LocalGrid, introducing
 from trainings import FixedClient
@@ -157,6 +159,23 @@ def test_a_training_that_goes_on_is_charged_once_and_another_one_again(tmp_path:
     # What an earlier training has taken is gone: nothing is left for another one.
     again, _ = trained(tmp_path / "another.db", configs)
     assert not {int(name[-1]) for name in again} & spent
+
+
+def test_an_owner_joins_at_what_earlier_trainings_have_left(tmp_path: Path) -> None:
+    wards = [Ward(tmp_path, f"ward-{number}", 11.0) for number in range(6)]
+    configs = [ward.config for ward in wards]
+    before, first = trained(tmp_path / "server.db", configs)
+    after, second = trained(tmp_path / "another.db", configs)
+    spent = asked(first)
+    assert {before[f"ward-{number}"] for number in spent} == {2}
+    assert {after[f"ward-{number}"] for number in spent} == {0}
+    [charges] = {tuple(wards[number].charges()) for number in spent & asked(second)}
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    for event, count in charges:
+        gaussian = GaussianDpEvent(event.noise_multiplier)
+        drawn = PoissonSampledDpEvent(event.sampling_rate, gaussian)
+        accountant.compose(SelfComposedDpEvent(drawn, count))
+    assert len(charges) == 2 and accountant.get_epsilon(1.2 * DELTA) <= 11.0
 
 
 def test_the_stricter_word_of_the_file_and_of_the_node_holds(tmp_path: Path) -> None:

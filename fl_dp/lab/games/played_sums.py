@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.correlated_run import WhoseTurn
@@ -58,9 +58,10 @@ def report_of_sums(
     shares = [plan.shared_bundle(each, size=size) for each in plan.noise_multipliers]
     honest, first = shares_of(plan).honest_shares, shares[0].segments[0]
     if count is None:
-        # Half of them are there, on `honest` nodes, each at most `cap` long in every coordinate.
         cap = first.cap / first.scale / first.clipping_norm
-        room = 2.0 * honest * size * (cap / _LONGEST) ** 2
+        fitting = size * (cap / _LONGEST) ** 2  # on each node
+        # Half of them are left out. Rotated, that helps too little where a node has few.
+        room = honest * (math.floor(fitting) if shares[0].share.rotated else 2.0 * fitting)
         count = min(MOST_CANARIES, size // 2, math.floor(room))
         if count < 1:
             raise ValueError(
@@ -149,7 +150,7 @@ def play_sums(
         total = np.zeros(shared.share.size, dtype=np.int64)
         for node, memory in enumerate(memories):
             value = updates.clipping_norm * canaries.sum_of(there & (home == node))
-            _require_uncut(value, shared, canaries.count)
+            _require_uncut([value, *scalars], shared, canaries.count)
             total += shared.encode(value, scalars, rng, memory, index)
         opened, _ = shared.decode(centred_words(total, shared.bits))
         rounds.append(
@@ -169,11 +170,9 @@ def play_sums(
     )
 
 
-def _require_uncut(value: NDArray[np.float64], shared: SharedBundle, count: int) -> None:
-    first = shared.segments[0]
-    longest = float(np.abs(value).max()) * first.scale
-    if longest > first.cap:
+def _require_uncut(values: Sequence[ArrayLike], shared: SharedBundle, count: int) -> None:
+    if (longest := shared.share.longest(values)) > 1.0:
         raise ValueError(
             f"{count} canaries on few nodes are longer in one coordinate than a node may send, by "
-            f"{longest / first.cap:.2g} times: have fewer --canaries"
+            f"{longest:.2g} times: have fewer --canaries"
         )

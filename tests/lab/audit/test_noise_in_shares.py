@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any
@@ -24,6 +24,7 @@ from fl_dp.lab.games.seen_run import Audited, claims_of
 from fl_dp.mechanisms.banded_share import CarriedNoise
 from fl_dp.mechanisms.banded_stream import column_norm
 from fl_dp.plan import Banded, PrivacyPlan, SecureSum
+from fl_dp.plan.shared_bundle import SharedBundle
 
 ROUNDS, TURNS, NODES, HONEST = 40, 8, 5, 4
 SCALE, Z = 40.0, 1.5
@@ -161,6 +162,7 @@ def test_one_visit_twice_is_convicted(best: bool) -> None:
 
 def plan_of(**given: Any) -> PrivacyPlan:
     options: dict[str, Any] = {
+        "noise_multiplier": Z,
         "rounds": ROUNDS,
         "num_clients": 400,
         "units_per_node": 400 // NODES,
@@ -169,7 +171,7 @@ def plan_of(**given: Any) -> PrivacyPlan:
         "secure_sum": SecureSum(reply_after=30.0),
         "contribution_check": False,
     }
-    return PrivacyPlan.from_noise_multiplier(Z, delta=1e-5, **options | given)
+    return PrivacyPlan.from_noise_multiplier(delta=1e-5, **options | given)
 
 
 PLAN = plan_of(
@@ -238,6 +240,34 @@ def test_more_canaries_than_a_node_can_send_are_refused() -> None:
     canaries = Canaries(count=32, size=64, seed=0)
     with pytest.raises(ValueError, match="have fewer --canaries"):
         play_sums(PLAN, [replace(small, share=cut)], canaries, turns_of(PLAN, 32)[:1])
+
+
+def narrow(size: int, **given: Any) -> tuple[PrivacyPlan, SharedBundle]:
+    """A plan whose words of 8 bits rotate and cut sums, and what a node adds to one."""
+    plan = plan_of(
+        sampling_rate=1.0, secure_sum=SecureSum(reply_after=30.0, bits=8), rounds=1, **given
+    )
+    shared = plan.shared_bundle(plan.noise_multipliers[0], size=size)
+    assert shared.share.rotated
+    return plan, shared
+
+
+@pytest.mark.parametrize(("seed", "cut"), [(168, True), (0, False)])
+def test_canaries_are_refused_where_their_rotated_sum_is_cut(seed: int, cut: bool) -> None:
+    # Before it is rotated, the first is short enough and the second too long.
+    plan, shared = narrow(650, noise_multiplier=0.2)
+    canaries = Canaries(count=201, size=650, seed=seed)
+    refused = pytest.raises(ValueError, match="1 times: have fewer --canaries")
+    with refused if cut else nullcontext():
+        play_sums(plan, [shared], canaries, turns_of(plan, canaries.count))
+
+
+def test_as_many_canaries_as_fit_are_not_cut_where_sums_are_rotated() -> None:
+    # As many as would fit if they were not rotated are cut for some of their directions.
+    plan, _ = narrow(100, noise_multiplier=0.6, units_per_node=40)
+    report_of_sums(plan, "digits", size=100, alpha=1e-6, seed=26)
+    with pytest.raises(ValueError, match="have fewer --canaries"):
+        report_of_sums(plan, "digits", size=100, alpha=1e-6, seed=26, count=45)
 
 
 def test_where_no_canary_fits_it_is_said_which_setting_cuts() -> None:
