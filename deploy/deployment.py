@@ -173,15 +173,24 @@ class Deployment:
     def flwr(
         self, *arguments: str, timeout: float | None = 3 * _PATIENCE
     ) -> subprocess.CompletedProcess[str]:
-        """Call one of Flower's or our own commands in this deployment's environment."""
-        return subprocess.run(
-            [str(_BIN / arguments[0]), *arguments[1:]],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+        """Call one of Flower's or our own commands in this deployment's environment.
+
+        Raises:
+            TimeoutError: If it has not ended in time, with what the SuperLink said last.
+        """
+        try:
+            return subprocess.run(
+                [str(_BIN / arguments[0]), *arguments[1:]],
+                env=self._environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(
+                f"{error}; the SuperLink said:\n{self.log('superlink')[-4000:]}"
+            ) from error
 
     @property
     def port(self) -> int:
@@ -192,9 +201,11 @@ class Deployment:
         """Start a run and return its number."""
         return self._number(self.flwr(*self._run(app, overrides)))
 
-    def status(self, run_id: str) -> int:
-        """Wait for a run with our own command, and return its exit status."""
-        return self.flwr("fl-dp", "status", run_id, _CONNECTION, "--wait").returncode
+    def status(self, run_id: str, *, timeout: float = 3 * _PATIENCE) -> int:
+        """Wait for a run with our own command, and return its exit status: 4 if it goes on."""
+        seconds = "--timeout", f"{timeout:g}"
+        asked = ("fl-dp", "status", run_id, _CONNECTION, "--wait", *seconds)
+        return self.flwr(*asked, timeout=timeout + _PATIENCE).returncode
 
     def run(
         self, app: Path | str, overrides: Sequence[str], *, timeout: float | None = 3 * _PATIENCE

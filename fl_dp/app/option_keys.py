@@ -64,10 +64,16 @@ CHOICES = {
 _OF_NOISE = {"CyclicSampling": "poisson noise=cyclic"}  # a sampling that no selection has
 _WORDS, _QUOTE = {"True": "true", "False": "false", "None": "null"}, "'"
 _OF_DP_SGD = ("clipping_norm", "sampling_rate")
+_OF_RECORDS = {"num_clients": "task.num_records", "units_per_node": "task.max_records"}
 
 
 def in_keys(
-    option: str, value: str | None, *, selection: str | None = None, dp_sgd: bool = False
+    option: str,
+    value: str | None,
+    *,
+    selection: str | None = None,
+    dp_sgd: bool = False,
+    records: bool = False,
 ) -> str:
     """Return an option as a key, with its value if there is one.
 
@@ -76,7 +82,10 @@ def in_keys(
         value: As Python writes it.
         selection: The selection that was chosen.
         dp_sgd: Whether it is one of DP-SGD inside clients.
+        records: Whether units are records, summed over clients.
     """
+    if records and option in _OF_RECORDS:
+        option = _OF_RECORDS[option]
     if option in CHOICES:
         return CHOICES[option]
     key = f"dp_sgd.{option}" if dp_sgd and option in _OF_DP_SGD else KEYS.get(option, option)
@@ -104,15 +113,18 @@ def keys_of(error: BaseException) -> tuple[str, ...]:
 
 
 @contextmanager
-def errors_in_keys(*, selection: str | None = None, dp_sgd: bool = False) -> Iterator[None]:
+def errors_in_keys(
+    *, selection: str | None = None, dp_sgd: bool = False, records: bool = False
+) -> Iterator[None]:
     """Have errors of plans, strategies and rosters speak of keys.
 
     Args:
         selection: The selection that was chosen.
         dp_sgd: Whether they would be about DP-SGD inside clients.
+        records: Whether units are records, summed over clients.
     """
     try:
         yield
     except NamesOptions as error:
-        error.say_in(partial(in_keys, selection=selection, dp_sgd=dp_sgd))
+        error.say_in(partial(in_keys, selection=selection, dp_sgd=dp_sgd, records=records))
         raise

@@ -59,7 +59,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
             "plan to make"
         )
     require_compatible(PARTS, settings)
-    with errors_in_keys(selection=settings.selection.name):
+    with errors_in_keys(selection=settings.selection.name, records=settings.sums_records):
         return _plan_for_clients(settings, within_budget=within_budget)
 
 

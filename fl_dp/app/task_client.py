@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from .settings.selections import ExponentialSettings
 from .wings import wings
 from .workload import (
     data_of_unit,
+    data_on_roster,
     dataset_of,
     model_of,
     own_data_path,
@@ -361,10 +363,7 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
     for wing in wings():
         if (values := wing.unit_values(name, place, context.node_config, config)) is not None:
             return values
-    data = data_of_unit(settings, place, context.node_config)
-    if data is None:
-        raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
-    dataset, rows = data
+    dataset, rows = data_on_roster(settings, place, context.node_config)
     if name == "labels":
         return predictions_in_unit(settings)(dataset.labels(rows))
     asked, _, feature = name.partition(".")
@@ -382,10 +381,7 @@ def _records_of(settings: Settings, place: int, node_config: Mapping[str, Any]) 
     """
     from .private_training import Records
 
-    data = data_of_unit(settings, place, node_config, leave_out_unfit=True)
-    if data is None:
-        raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
-    dataset, rows = data
+    dataset, rows = data_on_roster(settings, place, node_config, leave_out_unfit=True)
     fit = None if dataset.train_fit is None else dataset.train_fit[rows]
     return Records(*records_of(dataset, rows), fit=fit, folder=own_data_path(node_config))
 
@@ -408,7 +404,10 @@ def node_of(context: Context) -> int:
 
 
 def _settings(config: dict[str, Any]) -> Settings:
-    return Settings.from_json(str(config[SETTINGS_KEY]))
+    return _settings_in(str(config[SETTINGS_KEY]))
+
+
+_settings_in = lru_cache(maxsize=4)(Settings.from_json)  # each message of a run has the same
 
 
 def _reported(num_examples: int, config: dict[str, Scalar]) -> int:

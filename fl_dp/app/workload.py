@@ -14,7 +14,6 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from fl_dp.clients.node_config import DATA_PATH_KEY, NodeConfig
-from fl_dp.files import sha256_of
 from fl_dp.tasks.datasets import (
     EMBEDDED,
     OWN_DATA,
@@ -33,6 +32,7 @@ from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format
 from .features import (
+    digest_named,
     encoded_data,
     encoded_form,
     encoder_digest,
@@ -241,6 +241,24 @@ def data_of_unit(
     return dataset_of(settings), rows_of_unit(settings, parts[place], held_out=held_out)
 
 
+def data_on_roster(
+    settings: Settings,
+    place: int,
+    node_config: Mapping[str, Any],
+    *,
+    leave_out_unfit: bool = False,
+) -> tuple[Dataset, NDArray[np.int64]]:
+    """Return what `data_of_unit` does, for a unit that must have data.
+
+    Raises:
+        ValueError: Also for a unit beyond the roster of a simulation.
+    """
+    data = data_of_unit(settings, place, node_config, leave_out_unfit=leave_out_unfit)
+    if data is None:
+        raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
+    return data
+
+
 def rows_of_unit(
     settings: Settings, rows: NDArray[np.int64], *, held_out: bool = False
 ) -> NDArray[np.int64]:
@@ -443,7 +461,7 @@ def initial_digest(settings: Settings) -> str:
     """
     chosen = settings.model
     assert chosen.initial is not None  # whoever asks has looked
-    found = sha256_of(Path(chosen.initial))
+    found = digest_named("model.initial", chosen.initial)
     if chosen.initial_digest not in (None, found):
         raise ValueError(
             f"model.initial_digest is {chosen.initial_digest}, and {chosen.initial} here has "

@@ -11,7 +11,8 @@ from flwr.app import Message, MessageType
 from numpy.typing import NDArray
 
 from fl_dp.accounting import NeighboringRelation
-from fl_dp.mechanisms.clipping import clip_by_norm
+from fl_dp.mechanisms import GaussianMechanism
+from fl_dp.mechanisms.noise_share import MOST_UNITS
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
@@ -83,6 +84,10 @@ def _of_training(message: Message) -> AskedSum:
     _, model = only_record(message.content.array_records, "ArrayRecord")
     layout = VectorLayout.of(widen(model))
     bundle, most = instruction.bundle, instruction.max_units
+    if most > min(bundle.max_units, MOST_UNITS):
+        raise Refused(
+            "terms", f"a node does not add up {most} units as exactly as they are charged"
+        )
     norms = [mechanism.clipping_norm for mechanism in bundle.scalar_mechanisms]
 
     def values(reply: Message) -> Values:
@@ -112,14 +117,15 @@ def _of_statistic(message: Message) -> AskedSum:
         raise Refused("terms", "the message does not say what is asked, and what it may cost")
     query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
     size, norm = query.dimension, query.l2_sensitivity
+    clipped = GaussianMechanism(noise_multiplier=1.0, clipping_norm=norm)
 
     def values(reply: Message) -> Values:
         _, metrics = only_record(reply.content.metric_records, "MetricRecord")
         sent = np.array(metrics[CONTRIBUTION_METRIC], dtype=np.float64).reshape(-1, size)
         total = np.zeros(size)
-        for vector in sent:  # one a unit
-            total += clip_by_norm(vector, norm)
-        return [total]
+        for vector in sent:  # one a unit; in whole steps, whose sum is exact
+            total += clipped.encode(vector)
+        return [total * clipped.grid]
 
     price = SumInstruction.from_json(str(config[SUM_KEY]))
     # A record can turn its client's whole answer round: only then is that what is charged.

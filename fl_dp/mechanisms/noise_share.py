@@ -30,12 +30,14 @@ from .rotation import ROTATED, rotated, rotated_back
 LEAST_NOISE_SCALE = 2.0
 """In grid steps: below it, sums of discrete Gaussians are no longer one to 1e-16."""
 
-# Each product of a value and the scale is rounded once: in a sum of u units, that moves two
-# neighbours apart by u 2^-52 of the clipping norm at most. Enough for 2^22 units on a node.
-ROUNDED = 1.0 + 2.0**-30
-_MOST_UNITS = 2.0**22
+MOST_UNITS = 1 << 22
+"""Units of one node whose rounded sum is charged in full; plans and nodes refuse more."""
+
+# Each product of a value and the scale is rounded once: in an exact sum of u units, that moves two
+# neighbours apart by u 2^-52 of the clipping norm at most.
+ROUNDED = 1.0 + MOST_UNITS * 2.0**-52
 # Both neighbours' sums of so many units are rounded when they are rotated.
-_ROUNDED_TURNING = ROUNDED + 2.0 * _MOST_UNITS * ROTATED
+_ROUNDED_TURNING = ROUNDED + 2.0 * MOST_UNITS * ROTATED
 WRAPS = 8.0
 """Standard deviations of the whole noise that words hold: 1e-15 a coordinate."""
 

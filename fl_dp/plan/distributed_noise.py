@@ -257,11 +257,7 @@ class DistributedNoise(Noise):
         Raises:
             ValueError: If the model is larger than was accounted, or bits are too few.
         """
-        if size > self.secure_sum.max_parameters:
-            raise OptionError(
-                f"the model has {size} coordinates, and the plan accounts for "
-                f"{self.secure_sum.max_parameters}: write {{secure_sum.max_parameters={size}}}"
-            )
+        self._require_accounted("model", size)
         if self.secure_sum.reply_after is not None:
             require_time(self.secure_sum.reply_after, size)
         return self._words.fit(bundle, size)
@@ -282,11 +278,7 @@ class DistributedNoise(Noise):
         Raises:
             ValueError: If there are more than was accounted.
         """
-        if size > self.secure_sum.max_parameters:
-            raise OptionError(
-                f"the statistic has {size} coordinates, and the plan accounts for "
-                f"{self.secure_sum.max_parameters}: write {{secure_sum.max_parameters={size}}}"
-            )
+        self._require_accounted("statistic", size)
         bundle = GaussianBundle(
             noise_multiplier=mechanism.noise_multiplier, clipping_norms=(mechanism.clipping_norm,)
         )
@@ -298,6 +290,13 @@ class DistributedNoise(Noise):
             coefficients=None,
         )
         return words.fit(bundle, size)
+
+    def _require_accounted(self, what: str, size: int) -> None:
+        if size > (most := self.secure_sum.max_parameters):
+            raise OptionError(
+                f"the {what} has {size} coordinates, and the plan accounts for {most}: write "
+                f"{{secure_sum.max_parameters={size}}}"
+            )
 
     def noise_std(self, shared: SharedBundle) -> float:
         """Return the standard deviation of all nodes' noise on a statistic, in its own units.

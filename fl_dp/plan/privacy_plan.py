@@ -38,6 +38,7 @@ from fl_dp.accounting.own_rates import calibrate_own_rates
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.grid import least_noise_multiplier
+from fl_dp.mechanisms.noise_share import MOST_UNITS
 from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
 
 from .arguments import (
@@ -139,14 +140,7 @@ class PrivacyPlan:
                 sums=self.rounds + sum(count for _, count in self.other_releases),
                 num_clients=self.num_clients,
             )
-        # The finer the noise, the finer the grid, and the fewer units it sums without a rounding.
-        if self.bundle(self.noise.least_multiplier).max_units < self.num_clients:
-            raise OptionError(
-                f"{{noise_multiplier}} {self.noise.least_multiplier:.4g} is too small to sum "
-                f"{self.num_clients} clients exactly: use at least "
-                f"{least_noise_multiplier(self.num_clients, self.clipping_norm)}, or a smaller "
-                "{epsilon}"
-            )
+        self._check_exactness()
         if self.budget.delta >= 1.0 / self.num_clients:
             warnings.warn(
                 f"delta {self.budget.delta:.3g} is not below 1/num_clients = "
@@ -196,6 +190,28 @@ class PrivacyPlan:
                 f"times each can't fill {self.rounds} buffers of {self.expected_cohort:g}: allow "
                 f"at least {-(-needed // self.num_clients):.0f}, and some more for answers that "
                 "never come"
+            )
+
+    def _check_exactness(self) -> None:
+        """Refuse more units than sums hold without a rounding, all of them or those of one node."""
+        hosted = self.hosting.units_per_node
+        if isinstance(self.noise, DistributedNoise) and hosted > MOST_UNITS:
+            raise OptionError(
+                f"a node of a secure sum adds up at most {MOST_UNITS} units as exactly as they are "
+                f"charged, and may have {{units_per_node={hosted}}}: spread them over more nodes, "
+                f"and write {{units_per_node={MOST_UNITS}}} or less"
+            )
+        # The finer the noise, the finer the grid, and the fewer units it sums without a rounding.
+        units, whose, lower = self.num_clients, "clients", ""
+        if hosted > units:
+            units, whose = hosted, "units of one node"
+            lower = f", or write less than {{units_per_node={hosted}}}"
+        if self.bundle(self.noise.least_multiplier).max_units < units:
+            raise OptionError(
+                f"{{noise_multiplier}} {self.noise.least_multiplier:.4g} is too small to sum "
+                f"{units} {whose} exactly: use at least "
+                f"{least_noise_multiplier(units, self.clipping_norm)}, or a smaller {{epsilon}}"
+                f"{lower}"
             )
 
     def _check_own_budgets(self, law: OwnRatesSampling) -> None:
@@ -289,7 +305,7 @@ class PrivacyPlan:
 
         Args:
             budget: May still change.
-            noise_multiplier: May still change; None: one at which all clients are summed exactly.
+            noise_multiplier: May still change; None: one at which all units are summed exactly.
             **given: As for `calibrate`.
 
         Raises:
@@ -298,7 +314,8 @@ class PrivacyPlan:
         """
         require_plan_arguments(given, of=cls.__name__)
         if noise_multiplier is None:
-            noise_multiplier = max(1.0, given["num_clients"] / _UNITS_AT_ONE)
+            units = max(given["num_clients"], given.get("units_per_node", 1))
+            noise_multiplier = max(1.0, units / _UNITS_AT_ONE)
         # Whether the scalars' noise or a word's bits are enough depends on the multiplier found.
         given = given | {"scalar_noise_std": None}
         if (secure_sum := given.get("secure_sum")) is not None:

@@ -20,6 +20,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
 from fl_dp.ledger import NodeLedger
+from fl_dp.option_errors import OptionError
 
 RECORDS = 1437  # of the training part of digits
 SILOS = ("privacy=distributed_records", "task.num_clients=5", "clipping.norm=1")
@@ -100,6 +101,14 @@ def test_silos_measure_the_last_model_by_a_secure_sum(
         with NodeLedger.read(tmp_path / f"node-{node}/ledger.db") as ledger:
             (spending,) = ledger.spendings
         assert sum(count for _, count in spending.history) == 3  # two rounds and the sum
+
+
+def test_more_records_than_a_node_sums_exactly_are_refused_by_their_key() -> None:
+    many = ("selection.sampling_rate=1e-3", "privacy.secure_sum.bits=32")
+    with pytest.raises(OptionError, match=r"less than task\.max_records=2097153$"):
+        make_plan(compose_settings([*SILOS, *many, "rounds=6", "task.max_records=2097153"]))
+    with pytest.raises(OptionError, match=r"task\.max_records=4194304 or less$"):
+        make_plan(compose_settings([*SILOS, *many, "rounds=6", "task.max_records=4194305"]))
 
 
 def test_declared_records_divide_and_nothing_else() -> None:

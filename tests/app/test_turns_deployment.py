@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,13 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.simulation,
     pytest.mark.xdist_group("simulation"),
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(2700),  # above what is waited for, so that a wait says what it was for
 ]
 
 NODES = ("north", "south", "east")
 KILLED = "east"
 ROUNDS, TURNS = 4, 2
+PATIENCE = 900.0  # seconds; on a busy machine a whole training takes two thirds of them
 CYCLIC = (
     f"rounds={ROUNDS}",
     "task.num_clients=3",
@@ -92,28 +93,74 @@ def marks(place: Path, role: str) -> int:
     return _count(place, "SELECT count(*) FROM once WHERE role = ?", role)
 
 
+def keys(place: Path) -> int:
+    """How many runs the node that is killed has keys for."""
+    return _count(place, "SELECT count(*) FROM kept WHERE key = ?", "run-key")
+
+
 def _count(place: Path, query: str, value: str) -> int:
     file = place / KILLED / "ledger" / "secagg.db"
-    with suppress(sqlite3.Error), closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db:
-        return int(db.execute(query, (value,)).fetchone()[0])
-    return 0
+    try:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as db:
+            return int(db.execute(query, (value,)).fetchone()[0])
+    except sqlite3.OperationalError as error:
+        not_yet = error.sqlite_errorname in ("SQLITE_CANTOPEN", "SQLITE_BUSY")
+        if not_yet or "no such table" in str(error):
+            return 0
+        raise
 
 
 def memory(place: Path, name: str = KILLED) -> Path:
     return place / name / "ledger" / MEMORY_FILE
 
 
-def once(happens: Callable[[], bool], then: Callable[[], object]) -> threading.Thread:
-    """Do something as soon as something else has happened, beside the training."""
+def await_that(what: str, happens: Callable[[], bool], place: Path) -> None:
+    """Wait until something has happened, and not for ever.
+
+    Raises:
+        TimeoutError: If it has not, with what has.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while not happens():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no {what} at {KILLED} in {PATIENCE:g} s: {seen(place)}")
+        time.sleep(0.01)
+
+
+def seen(place: Path) -> str:
+    """Say how far the node that is killed has come, and the server."""
+    roles = {role: marks(place, role) for role in ("turn", "open")}
+    log = folder_of(place).log
+    said = log.read_text(encoding="utf-8")[-2000:] if log.exists() else "nothing"
+    return (
+        f"it has {keys(place)} run keys, marks {roles} and "
+        f"{'a' if memory(place).exists() else 'no'} memory; the server said:\n{said}"
+    )
+
+
+def once(
+    what: str, happens: Callable[[], bool], place: Path, then: Callable[[], object]
+) -> threading.Event:
+    """Do something as soon as something else has happened, beside the training.
+
+    Returns:
+        What is set when it is done.
+    """
+    done = threading.Event()
 
     def wait() -> None:
-        while not happens():
-            time.sleep(0.01)
+        await_that(what, happens, place)
         then()
+        done.set()
 
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=wait, daemon=True).start()
+    return done
+
+
+def train_until(done: threading.Event, deployment: Deployment, place: Path) -> None:
+    """Train to the end, by which what is done beside the training must be done."""
+    assert deployment.run(ROOT, overrides(place), timeout=PATIENCE) == "finished:completed"
+    assert done.wait(1.0), seen(place)
 
 
 def charges(place: Path, name: str) -> int:
@@ -143,15 +190,12 @@ def test_a_node_that_is_killed_in_any_phase_ends_no_training(
 ) -> None:
     # "memory": its file is there, so it draws or has drawn its second answer.
     happens = {
-        "key": lambda: _count(place, "SELECT count(*) FROM kept WHERE key = ?", "run-key") > 0,
+        "key": lambda: keys(place) > 0,
         "turn": lambda: marks(place, "turn") > 1,
         "memory": lambda: marks(place, "turn") > 1 and memory(place).exists(),
         "open": lambda: marks(place, "open") > 1,
     }[phase]
-    killer = once(happens, lambda: deployment.leave(KILLED))
-    assert deployment.run(ROOT, overrides(place), timeout=None) == "finished:completed"
-    killer.join(timeout=1.0)
-    assert not killer.is_alive()
+    train_until(once(phase, happens, place, lambda: deployment.leave(KILLED)), deployment, place)
     require_complete(place)
     assert charges(place, "north") == ROUNDS // TURNS
 
@@ -163,9 +207,8 @@ def test_a_killed_node_that_comes_back_takes_part_again(
         deployment.leave(KILLED)
         join(deployment, place, KILLED)
 
-    killer = once(lambda: marks(place, "turn") > 1, again)
-    assert deployment.run(ROOT, overrides(place), timeout=None) == "finished:completed"
-    assert not killer.is_alive()
+    came = once("second turn", lambda: marks(place, "turn") > 1, place, again)
+    train_until(came, deployment, place)
     require_complete(place)
 
 
@@ -173,12 +216,11 @@ def test_a_server_that_is_killed_goes_on_and_no_index_is_used_twice(
     deployment: Deployment, place: Path
 ) -> None:
     run = deployment.begin(ROOT, overrides(place))
-    while marks(place, "turn") < 2:
-        time.sleep(0.01)
+    await_that("second turn", lambda: marks(place, "turn") > 1, place)
     deployment.kill_server_app()
     assert deployment.status(run) == 1
     again = deployment.begin(ROOT, [f"resume={place / 'runs' / 'run'}"])
-    assert deployment.status(again) == 0, deployment.log("superlink")
+    assert deployment.status(again, timeout=PATIENCE) == 0, seen(place)
     require_complete(place, burnt=1)
     assert not any(memory(place, name).exists() for name in NODES)
 
@@ -190,9 +232,11 @@ def test_a_memory_that_is_gone_ends_in_no_refusal(deployment: Deployment, place:
         lost.append(memory(place).stat().st_size)
         memory(place).unlink()
 
-    thief = once(lambda: marks(place, "turn") > 1 and memory(place).exists(), lose)
-    assert deployment.run(ROOT, overrides(place), timeout=None) == "finished:completed"
-    assert not thief.is_alive() and lost and lost[0] > 0
+    def remembers() -> bool:
+        return marks(place, "turn") > 1 and memory(place).exists()
+
+    train_until(once("memory", remembers, place, lose), deployment, place)
+    assert lost and lost[0] > 0
     require_complete(place)
     assert "Refused" not in deployment.log(KILLED)
     for name in NODES:

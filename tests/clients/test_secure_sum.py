@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
-from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from local_grid import FIRST_NODE
+from numpy.typing import NDArray
 from one_node import (
     INSTRUCTION,
     NODES,
@@ -34,11 +35,16 @@ from fl_dp.clients.secure_node import STORE_FILE
 from fl_dp.clients.summed import summed_of
 from fl_dp.clients.trained_unit import train_unit
 from fl_dp.ledger import NodeLedger
-from fl_dp.mechanisms import NoiseShare
+from fl_dp.mechanisms import GaussianBundle, NoiseShare
 from fl_dp.mechanisms.banded_share import BandedShare
-from fl_dp.mechanisms.noise_share import ROUNDED
+from fl_dp.mechanisms.noise_share import MOST_UNITS, ROUNDED
 from fl_dp.protocol.instruction import SumInstruction
-from fl_dp.protocol.keys import STATISTIC_ACTION, STATISTIC_QUERY_KEY, STATISTIC_VALUES_KEY
+from fl_dp.protocol.keys import (
+    CONTRIBUTION_METRIC,
+    STATISTIC_ACTION,
+    STATISTIC_QUERY_KEY,
+    STATISTIC_VALUES_KEY,
+)
 from fl_dp.protocol.secure_sum import (
     KEY_ACTION,
     OPEN_ACTION,
@@ -111,6 +117,11 @@ def put(record: str, key: str, value: Any) -> Callable[[RecordDict], None]:
         told_otherwise(units=(0,), sampling_rate=None),
         told_otherwise(sampling_rate=0.5),
         told_otherwise(utility="loss"),
+        told_otherwise(max_units=2**23 + 1),  # its work would fail, charged
+        told_otherwise(
+            max_units=MOST_UNITS + 1,
+            bundle=GaussianBundle(noise_multiplier=100.0, clipping_norms=(1.0,)),
+        ),
     ],
 )
 def test_anything_else_is_refused_before_it_costs_anything(
@@ -119,6 +130,18 @@ def test_anything_else_is_refused_before_it_costs_anything(
     federation = Federation(tmp_path)
     assert code(send(federation)) in ("Refused terms", "Refused policy")
     assert federation.charges() == 0
+
+
+QUERY = Mean(lows=(0.0,), highs=(100.0,))
+
+
+def question(price: SumInstruction) -> Message:
+    told: dict[str, Any] = {
+        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(QUERY)),
+        SUM_KEY: json.dumps(asdict(price)),
+    }
+    content = RecordDict({"config": ConfigRecord(told)})
+    return Message(content, dst_node_id=FIRST_NODE, message_type=f"query.{STATISTIC_ACTION}")
 
 
 @pytest.mark.parametrize("units", [1, 2])
@@ -132,15 +155,22 @@ def test_a_unit_that_may_be_a_node_is_not_charged_for_being_removed(
     asked = replace(INSTRUCTION, secure_sum=price, max_units=units)
     assert code(federation.train(federation.content(asked))) == "Refused terms"
     assert federation.charges() == 0
-    query = Mean(lows=(0.0,), highs=(100.0,))
-    told: dict[str, Any] = {
-        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query)),
-        SUM_KEY: json.dumps(asdict(price)),
-    }
-    content = RecordDict({"config": ConfigRecord(told)})
-    question = Message(content, dst_node_id=FIRST_NODE, message_type=f"query.{STATISTIC_ACTION}")
     with pytest.raises(Refused, match="share of the noise with it"):
-        summed_of(question)
+        summed_of(question(price))
+
+
+def test_a_statistic_of_a_node_is_the_same_in_any_order_of_its_units() -> None:
+    """Of rounded sums a unit's neighbour moves more than its own vector."""
+    asked = question(SumInstruction(rounds=1, epsilon=100.0, delta=1e-3))
+    vectors = np.random.default_rng(0).normal(size=(1000, QUERY.dimension)) / 3.0
+
+    def total(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
+        sent = MetricRecord({CONTRIBUTION_METRIC: vectors.ravel().tolist()})
+        reply = Message(RecordDict({"metrics": sent}), reply_to=asked)
+        return summed_of(asked).values(reply)[0]
+
+    np.testing.assert_array_equal(total(vectors), total(vectors[::-1]))
+    np.testing.assert_allclose(total(vectors), vectors.sum(0), atol=1e-4)
 
 
 def test_another_directory_is_refused(tmp_path: Path) -> None:

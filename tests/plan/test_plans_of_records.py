@@ -16,6 +16,7 @@ from fl_dp.accounting import (
     calibrate_noise_multiplier,
 )
 from fl_dp.mechanisms import AdaptiveClipping, ScalarMetric
+from fl_dp.mechanisms.noise_share import MOST_UNITS
 from fl_dp.plan import DistributedNoise, SecureSum
 from fl_dp.plan.hosting import Hosting
 
@@ -121,6 +122,29 @@ def test_what_gradients_of_records_do_not_have_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
         planned(**changes)
+
+
+def of_many(multiplier: float, hosted: int, **changes: Any) -> PrivacyPlan:
+    """Plan for ten nodes that may have many more records than all of them have together."""
+    options = given(
+        num_clients=1000,
+        sampling_rate=1e-4,
+        units_per_node=hosted,
+        secure_sum=SecureSum(reply_after=10.0, max_parameters=10**6, bits=32),
+    )
+    return PrivacyPlan.from_noise_multiplier(multiplier, delta=1e-5, **options | changes)
+
+
+def test_no_node_may_have_more_records_than_it_sums_as_exactly_as_they_are_charged() -> None:
+    """Its work would fail in every round, each of which stays charged, or round more than said."""
+    most = 1 << 21  # at multiplier .25
+    plan = of_many(0.25, most)
+    assert plan.bundle(0.25).max_units == most
+    with pytest.raises(ValueError, match=r"2097153 units of one node exactly: use at least 0\.50"):
+        of_many(0.25, most + 1)
+    assert of_many(8.0, MOST_UNITS).bundle(8.0).max_units > MOST_UNITS
+    with pytest.raises(ValueError, match=r"units_per_node=4194305: .* units_per_node=4194304 or"):
+        of_many(8.0, MOST_UNITS + 1)
 
 
 def test_all_records_in_every_round_need_no_clock() -> None:

@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from fl_dp.app.settings import SETTINGS_KEY, Settings
-from fl_dp.app.workload import data_of_unit, dataset_of, model_of
+from fl_dp.app.workload import data_on_roster, dataset_of, model_of
 from fl_dp.tasks.datasets import Dataset
 
 from .trial import TrialRounds, trial_score
@@ -56,10 +56,7 @@ def scores_of_unit(
     """
     rounds = TrialRounds(**json.loads(str(config[_ROUNDS_KEY])))
     candidates = [Settings.from_json(each) for each in json.loads(str(config[_CANDIDATES_KEY]))]
-    data = data_of_unit(candidates[0], place, node_config)
-    if data is None:
-        raise ValueError(f"unit {place} is beyond the roster of {candidates[0].task.num_clients}")
-    dataset, rows = data
+    dataset, rows = data_on_roster(candidates[0], place, node_config)
     features, labels = dataset.features(rows), dataset.labels(rows)
     seed = _seed(candidates[0], place)
     return np.array([_score(each, dataset, features, labels, rounds, seed) for each in candidates])
