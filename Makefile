@@ -149,6 +149,10 @@ experiment-%: $(STAMP)
 	  else $(BIN)/fl-dp run -m experiment=$* output_dir=results/experiments run_name=$*; fi
 	cp results/experiments/$*/experiment.png docs/images/$*.png
 
+experiment-privacy_levels_cifar10: runs/cifar16
+runs/cifar16: | $(STAMP)
+	$(BIN)/python benchmarks/halved_photographs.py $@
+
 # An attack: pictures of its own, which docs/attacks.md shows.
 recovery: $(STAMP) ## The attack on pictures, three seeds, and its pictures
 	@mkdir -p results/experiments

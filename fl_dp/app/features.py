@@ -54,6 +54,21 @@ def require_public_files(settings: Settings, node_config: Mapping[str, Any]) -> 
             raise ValueError(f"the server does not say which file it means: {key} is null")
 
 
+def digest_named(key: str, file: str) -> str:
+    """Return the SHA-256 of a file that a key names.
+
+    Raises:
+        OSError: If it can't be read; the text names the key.
+    """
+    try:
+        return sha256_of(Path(file))
+    except OSError as error:
+        raise type(error)(
+            f"{key}={file} can't be read here ({error.strerror}): write the whole path of a file "
+            "that is there, on each machine that reads it"
+        ) from error
+
+
 def encoded_data(settings: Settings, dataset: Dataset, only_for: str | None = None) -> Dataset:
     """Return the data that the run trains on: the same object where features are records.
 
@@ -98,7 +113,9 @@ def what_was_public(settings: Settings) -> tuple[str, ...] | None:
     """Return what a model was made of that no promise covers, for its statement; None: nothing."""
     chosen, said = settings.features, []
     if isinstance(chosen, ScatteringSettings):
-        said.append(f"the encoder features={chosen.name}, SHA-256 {chosen.digest}")
+        file = getattr(chosen, "file", None)
+        of_file = f" of {Path(file).name}" if file else ""
+        said.append(f"the encoder features={chosen.name}{of_file}, SHA-256 {chosen.digest}")
         if chosen.public:
             said.append(
                 f"{chosen.public} training records of task={settings.task.name} without their "
@@ -110,7 +127,8 @@ def what_was_public(settings: Settings) -> tuple[str, ...] | None:
         if chosen.statistics is not None:
             said.append("the features' statistics, of records that lie elsewhere")
     if settings.model.initial is not None:
-        said.append(f"the first weights, SHA-256 {settings.model.initial_digest}")
+        name, digest = Path(settings.model.initial).name, settings.model.initial_digest
+        said.append(f"the first weights, {name}, SHA-256 {digest}")
     return tuple(said) or None
 
 
@@ -140,7 +158,7 @@ def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
     del made_of["digest"]
     for key in ("file", "statistics"):
         if (file := made_of.get(key)) is not None:
-            made_of[key] = sha256_of(Path(file))
+            made_of[key] = digest_named(f"features.{key}", file)
     if chosen.public and dataset is not None:
         made_of["records"] = digest_of_records(dataset, "public")
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()

@@ -292,7 +292,9 @@ def _start(
             names, labels=in_unit(test_y), probabilities=in_unit(probabilities)
         )
         of_classes = {} if dataset.form.is_of_numbers else {"accuracy": accuracy}
-        return {"loss": loss, **of_classes, **measured}
+        has_matrix = measured.get("confusion_matrix") is not None and dataset.class_names
+        named = {"classes": list(dataset.class_names)} if has_matrix else {}
+        return {"loss": loss, **of_classes, **measured, **named}
 
     every = settings.metrics.evaluate_every
     unmeasured = dict.fromkeys(("loss", "r2" if dataset.form.is_of_numbers else "accuracy"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -403,7 +404,10 @@ def node_of(context: Context) -> int:
 
 
 def _settings(config: dict[str, Any]) -> Settings:
-    return Settings.from_json(str(config[SETTINGS_KEY]))
+    return _settings_in(str(config[SETTINGS_KEY]))
+
+
+_settings_in = lru_cache(maxsize=4)(Settings.from_json)  # each message of a run has the same
 
 
 def _reported(num_examples: int, config: dict[str, Scalar]) -> int:

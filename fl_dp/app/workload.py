@@ -14,7 +14,6 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from fl_dp.clients.node_config import DATA_PATH_KEY, NodeConfig
-from fl_dp.files import sha256_of
 from fl_dp.tasks.datasets import (
     EMBEDDED,
     OWN_DATA,
@@ -33,6 +32,7 @@ from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format
 from .features import (
+    digest_named,
     encoded_data,
     encoded_form,
     encoder_digest,
@@ -461,7 +461,7 @@ def initial_digest(settings: Settings) -> str:
     """
     chosen = settings.model
     assert chosen.initial is not None  # whoever asks has looked
-    found = sha256_of(Path(chosen.initial))
+    found = digest_named("model.initial", chosen.initial)
     if chosen.initial_digest not in (None, found):
         raise ValueError(
             f"model.initial_digest is {chosen.initial_digest}, and {chosen.initial} here has "

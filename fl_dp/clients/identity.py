@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -98,7 +99,10 @@ def _versions() -> dict[str, str]:
     from fl_dp import __version__  # the package's own, which imports this
 
     loaded = [name for name in _PACKAGES if name in sys.modules]
-    return {"fl-dp": __version__} | {name: metadata.version(name) for name in loaded}
+    return {"fl-dp": __version__} | {name: _version(name) for name in loaded}
+
+
+_version = cache(metadata.version)  # of what is loaded; a simulation asks once a node
 
 
 def _is_exhausted(context: Context, config: Config) -> bool:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +22,7 @@ from fl_dp.option_errors import require_positive
 
 from .clipping import Norm, clip_by_norm
 from .events import ZcdpEvent
+from .laplace import DiscreteLaplace
 from .randomness import CHUNK, SecureRandom
 
 _MAX_LEVELS = 1 << 20
@@ -174,7 +175,7 @@ class GridExponentialMechanism:
         The grid point just left of a coordinate begins a geometric series towards the left end,
         the one just right of it another. A coin weighted by their masses picks the side. Place `k`
         of a series of `n` has probability proportional to `exp(-step k)`: it is `k modulo n` of an
-        endless geometric, the whole part of an exponential over the step.
+        endless geometric.
         """
         last = float(self.levels - 1)
         position = coordinates / self._spacing
@@ -190,15 +191,19 @@ class GridExponentialMechanism:
         rarer = np.exp(-np.abs(right_log_odds))
         rarer /= 1.0 + rarer
         # The coin's rarer side is the one whose probability has to be right however small it is.
-        is_rarer = rng.fine_uniforms(left.size) < rarer
-        goes_right = is_rarer != (right_log_odds >= 0.0)
-        away = rng.exponentials(left.size)
-        away /= self._step
-        np.floor(away, out=away)
-        # Whole numbers below 2^53: the remainder is exact, and so is what it is made of.
-        series = np.where(goes_right, last - left, left + 1.0)
-        away -= series * np.floor(away / series)
-        left += np.where(goes_right, away + 1.0, -away)
+        goes_right = rng.coins(rarer) != (right_log_odds >= 0.0)
+        # 0, 1, 2, ... of the symmetric law and -1, -2, -3, ... fall alike: both are the geometric.
+        away = _geometric(self._step).sample(left.size, rng)
+        away ^= away >> 63
+        # Whole numbers below 2^53: the remainder is exact, and so is what it is made of. A product
+        # with 0 or 1 in place of `np.where` takes a third of the time.
+        steps = away.astype(np.float64)
+        right = goes_right.astype(np.float64)
+        series = left + 1.0
+        series += right * (last - 2.0 * left - 1.0)
+        steps -= series * np.floor(steps / series)
+        left += right
+        left += (2.0 * right - 1.0) * steps
         return left
 
     @property
@@ -232,3 +237,9 @@ class GridExponentialMechanism:
         log_mass = np.log(-np.expm1(-self._step * np.arange(1.0, self.levels)))
         log_odds: NDArray[np.float64] = log_mass[::-1] - log_mass
         return log_odds
+
+
+@lru_cache(maxsize=8)  # a table costs more than a short vector's draws
+def _geometric(step: float) -> DiscreteLaplace:
+    """Return the law that falls by `exp(-step)`; of two levels no series has a second place."""
+    return DiscreteLaplace(1.0 / min(step, _LARGEST_STEP))

@@ -130,13 +130,19 @@ class SecureRandom:
         # 53 bits and a half would round up to 1 at the top.
         return ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
-    def fine_uniforms(self, count: int) -> NDArray[np.float64]:
-        """Return `count` uniforms in (0, 1) that keep 52 bits however small they are.
+    def coins(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
+        """Return one coin for each probability in [0, 1], true with exactly that probability.
 
-        `P[v < t]` is `t` to a relative 2^-52 for every `t` above 2^-1000.
+        A uniform is read 53 bits at a time, as far as it takes to tell it from the probability.
         """
-        words = self.words(count)
-        return _fraction(words >> np.uint64(12), self._runs(words, 12))
+        scaled = probabilities * 2.0**53
+        whole = np.floor(scaled)
+        read = (self.words(scaled.size) >> np.uint64(11)).astype(np.float64)
+        coins: NDArray[np.bool_] = read < whole
+        undecided = np.flatnonzero(read == whole)
+        if undecided.size:
+            coins[undecided] = self.coins(scaled[undecided] - whole[undecided])
+        return coins
 
     def exponentials(self, count: int) -> NDArray[np.float64]:
         """Return `count` standard exponentials, precise in both tails, never 0 nor infinity.

@@ -80,6 +80,14 @@ def test_a_model_is_trained_on_vectors_and_the_statement_says_what_was_public(
     assert "Nothing is promised to what these were made of" in page
 
 
+def test_the_file_of_an_encoder_is_named_without_its_place() -> None:
+    settings = compose_settings(
+        ["features=checkpoint", "features.file=/srv/vit.safetensors", "features.module=mine:ViT"]
+    )
+    [said] = features.what_was_public(settings) or ()
+    assert said.startswith("the encoder features=checkpoint of vit.safetensors, SHA-256 ")
+
+
 def test_statistics_of_another_run_need_no_public_part(tmp_path: Path) -> None:
     first = trained(tmp_path / "first", *SCATTERING)
     second = trained(
@@ -225,7 +233,7 @@ def test_a_run_goes_on_with_its_own_encoder_alone(tmp_path: Path) -> None:
         ),
         (["features=patches"], "write features.public=10000, or features.statistics"),
         (["features=checkpoint"], "needs features.file="),
-        (["features=checkpoint", "features.file=a.safetensors"], "features.file must be absolute"),
+        (["features=checkpoint", "features.file=a.safetensors"], "as in features.file=/srv/a.s"),
         (["features=checkpoint", "features.file=/a", "features.module=encoder"], "got /a"),
     ],
 )
@@ -243,7 +251,14 @@ def test_a_slip_is_one_clear_line(overrides: list[str], said: str) -> None:
         ([*SCATTERING, "features.public=1437"], r"write a smaller features\.public"),
         ([*SCATTERING, "features.public=20"], r"write a smaller features\.project"),
         ([*SCATTERING, "features.group_norm=25"], r"group_norm=25 does not divide"),
-        (["features=scattering", "features.statistics=/no/such"], "No such file"),
+        (
+            ["features=scattering", "features.statistics=/no/such"],
+            r"features\.statistics=/no/such can't be read here \(No such file.*: write",
+        ),
+        (
+            ["features=checkpoint", "features.file=/no/such", "features.module=torch.nn:Flatten"],
+            r"features\.file=/no/such can't be read here \(No such file.*: write",
+        ),
     ],
 )
 def test_what_does_not_fit_the_data_is_refused_before_there_is_a_ledger(

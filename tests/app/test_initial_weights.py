@@ -52,7 +52,9 @@ def test_training_starts_from_the_file_and_the_statement_says_so(
     run = trained(tmp_path, f"model.initial={file}")
     digest = sha256_of(file)
     assert run.read_settings().model.initial_digest == digest
-    assert run.read_statement()["public_inputs"] == [f"the first weights, SHA-256 {digest}"]
+    assert run.read_statement()["public_inputs"] == [
+        f"the first weights, {file.name}, SHA-256 {digest}"
+    ]
     assert digest in run.statement_page.read_text()
 
 
@@ -77,7 +79,7 @@ def test_weights_that_do_not_fit_are_refused_before_there_is_a_run(
 
 
 def test_a_file_that_is_not_there_or_another_one_is_refused(tmp_path: Path, file: Path) -> None:
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"model\.initial=/no/such/file can't be read here"):
         trained(tmp_path / "runs", "model.initial=/no/such/file")
     with pytest.raises(ValueError, match=r"model\.initial_digest is abc, and .* here has"):
         trained(tmp_path / "runs", f"model.initial={file}", "model.initial_digest=abc")

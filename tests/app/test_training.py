@@ -181,12 +181,15 @@ def test_public_metrics_stand_in_the_folder_under_their_names(tmp_path: Path) ->
         assert 0.0 <= line["test_f1"] <= 1.0 and 0.0 <= line["test_auc"] <= 1.0
         ((a, b), (c, d)) = line["test_confusion_matrix"]
         assert line["test_accuracy"] == (a + d) / (a + b + c + d)
+        assert line["test_classes"] == ["malignant", "benign"]
         assert "test_balanced_accuracy" not in line
     (tmp_path / "other").mkdir()
     plain, without = run(
         tmp_path / "other", "rounds=2", "metrics.public=[]", "task.name=breast_cancer"
     )
-    assert not {"test_auc", "test_balanced_accuracy"} & set(plain.read_metrics()[-1])
+    assert not {"test_auc", "test_balanced_accuracy", "test_classes"} & set(
+        plain.read_metrics()[-1]
+    )
     assert without["epsilon"] == statement["epsilon"]
 
 

@@ -13,7 +13,8 @@ import yaml
 from fl_dp.app.compose import compose_settings
 from fl_dp.clients.node_config import NodeConfig
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/features.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs/features.md").read_text(encoding="utf-8")
 
 
 def test_the_code_for_projects_of_one_s_own_runs(
@@ -39,8 +40,21 @@ def test_the_policy_names_an_encoder() -> None:
     assert NodeConfig.of(yaml.safe_load(policy)).encoders is not None
 
 
+def commands_of(page: str) -> list[str]:
+    return re.findall(r"^fl-dp run (.*)$", page.replace("\\\n", ""), re.MULTILINE)
+
+
+def test_the_command_for_clients_is_the_row_of_the_table() -> None:
+    page = (ROOT / "docs/accuracy.md").read_text(encoding="utf-8")
+    [command] = [each for each in commands_of(page) if "task.num_clients=833" in each]
+    table = yaml.safe_load((ROOT / "benchmarks/accuracy.yaml").read_text())["fashion_60"]
+    [row] = [each for each in table["rows"] if each["label"] == "epsilon 3"]
+    measured = compose_settings([*table["overrides"], *row["overrides"]])
+    assert compose_settings(command.split()) == measured
+
+
 def test_the_commands_compose() -> None:
-    commands = re.findall(r"^fl-dp run (.*)$", PAGE.replace("\\\n", ""), re.MULTILINE)
+    commands = commands_of(PAGE)
     assert commands
     for command in commands:
         settings = compose_settings(command.replace("$PWD", "/here").split())

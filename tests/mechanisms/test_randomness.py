@@ -67,21 +67,29 @@ class MaskedRandom(SecureRandom):
         return words
 
 
-def test_fine_uniforms_are_uniform_and_inside_the_open_interval() -> None:
-    sample = SecureRandom().fine_uniforms(DRAWS)
-    assert sample.min() > 0.0 and sample.max() < 1.0
-    assert stats.kstest(sample, "uniform").pvalue > ALARM
-    small = sample[sample < 2.0**-7] * 2.0**7
-    assert stats.kstest(small, "uniform").pvalue > ALARM
+def test_coins_have_a_probability_each() -> None:
+    rates = np.tile([0.0, 1e-3, 0.3, 0.5, 1.0], DRAWS // 5)
+    coins = SecureRandom().coins(rates).reshape(-1, 5)
+    for column, rate in zip(coins.T, rates, strict=False):
+        assert stats.binomtest(int(column.sum()), column.size, rate).pvalue > ALARM
+    assert stats.binomtest(int(coins[:, 2].sum()), len(coins), 0.33).pvalue < ALARM
 
 
-def test_a_fine_uniform_below_2_to_the_minus_40_is_still_uniform_and_has_52_bits() -> None:
-    # 12 zeros in the first word and 28 in the next: the event v < 2^-40, which has its own law.
-    sample = MaskedRandom(12, 28).fine_uniforms(DRAWS // 10) * 2.0**40
-    assert sample.max() < 1.0
-    assert stats.kstest(sample, "uniform").pvalue > ALARM
-    low_bits = (sample.view(np.uint64) >> np.uint64(1)).astype(np.int64) & 0xFF
-    assert counts_p(np.bincount(low_bits, minlength=256), np.full(256, 1 / 256)) > ALARM
+class FirstWordsSmall(SecureRandom):
+    """A stream whose first call of `words` has zeros in all upper 53 bits: a rare event."""
+
+    calls = 0
+
+    def words(self, count: int) -> np.ndarray:
+        self.calls += 1
+        words = super().words(count)
+        return words & np.uint64(2047) if self.calls == 1 else words
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.7])
+def test_a_coin_below_2_to_the_minus_53_is_decided_by_further_words(rate: float) -> None:
+    coins = FirstWordsSmall().coins(np.full(DRAWS // 10, rate * 2.0**-53))
+    assert stats.binomtest(int(coins.sum()), coins.size, rate).pvalue > ALARM
 
 
 class ConstantRandom(SecureRandom):
@@ -94,7 +102,7 @@ class ConstantRandom(SecureRandom):
 
 
 @pytest.mark.parametrize("word", [1, 0x1041, 1 << 63 | 1, 2**64 - 1])
-@pytest.mark.parametrize("draw", ["uniforms", "fine_uniforms", "exponentials", "gumbels"])
+@pytest.mark.parametrize("draw", ["uniforms", "exponentials", "gumbels"])
 def test_no_word_gives_the_ends_of_the_interval(draw: str, word: int) -> None:
     rng = ConstantRandom()
     rng.word = word
@@ -102,7 +110,7 @@ def test_no_word_gives_the_ends_of_the_interval(draw: str, word: int) -> None:
     assert math.isfinite(value)
     if draw != "gumbels":
         assert value > 0.0
-    if "uniform" in draw:
+    if draw == "uniforms":
         assert value < 1.0
 
 
@@ -176,9 +184,10 @@ def test_halvings_go_on_in_fresh_words() -> None:
     assert MaskedRandom(63, 63).halvings(1)[0] >= 126
 
 
-@pytest.mark.parametrize("draw", ["words", "uniforms", "fine_uniforms", "exponentials", "gumbels"])
+@pytest.mark.parametrize("draw", ["words", "uniforms", "exponentials", "gumbels"])
 def test_no_draws_are_no_draws(draw: str) -> None:
     assert getattr(SecureRandom(), draw)(0).shape == (0,)
+    assert SecureRandom().coins(np.empty(0)).shape == (0,)
 
 
 def test_equal_insecure_seeds_give_equal_streams_and_others_differ() -> None:

@@ -37,6 +37,7 @@ NEEDS_MORE = {
     "scale": "an hour, and pfl-research in an environment of its own",
     "scale_peers": "`scale.py` starts it, in the peers' environments",
     "pfl_units": "pfl-research; `clients.py --case units` starts it in an environment of its own",
+    "halved_photographs": "CIFAR-10; it times nothing, and `make experiments` runs it",
 }
 
 

@@ -66,6 +66,7 @@ def write_rounds(path: Path, which: range, *, rounds: int, epsilon: float = 8.0)
                 "test_accuracy": 0.1 + 0.8 * share,
                 "test_balanced_accuracy": 0.1 + 0.7 * share,
                 "test_confusion_matrix": [[9, 1], [2, 8]],
+                "test_classes": ["cat", "dog"],
                 "epsilon": epsilon * share**0.5,
             }
             if each:

@@ -73,7 +73,10 @@ def between_0_and_1(key: str, value: float | None) -> None:
 def absolute(key: str, place: str | None) -> None:
     """Check that a file or folder is null or absolute: apps do not run where commands are typed."""
     if place is not None and not Path(place).is_absolute():
-        raise OptionError(f"{{{key}}} must be absolute, got '{place}'")
+        raise OptionError(
+            f"{{{key}}} must be absolute, got '{place}': write the whole path, as in "
+            f"{{{key}=/srv/{Path(place).name}}}"
+        )
 
 
 def rises(values: Sequence[float]) -> bool:

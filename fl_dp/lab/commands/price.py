@@ -61,7 +61,9 @@ def price(
     on the public test part, for the same seed.
 
     Each training has one process, as with `simulation.engine=in_process`, and as many train at a
-    time as there are processors. Write `simulation.engine=flower` for Flower's own engine.
+    time as there are processors: some minutes with the defaults, most of them for the first step,
+    where each client is trained by itself. Write `simulation.engine=flower` for Flower's own
+    engine.
 
     These are experiments without privacy. Run them on public or simulated data only: what they
     print is not covered by any promise.

@@ -85,6 +85,7 @@ def load_adult(data_dir: str | None = None) -> Dataset:
         test_x=test_x,
         test_y=test_y,
         num_classes=2,
+        class_names=_INCOMES,
     )
 
 

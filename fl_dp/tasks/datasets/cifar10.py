@@ -25,6 +25,9 @@ _SIDE = 32
 # Of the training pixels after division by 255, red, green, blue; public constants.
 _MEAN = (0.4914, 0.4822, 0.4465)
 _STD = (0.2470, 0.2435, 0.2616)
+_CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 
 
 def load_cifar10(data_dir: str | None = None) -> Dataset:
@@ -53,6 +56,7 @@ def load_cifar10(data_dir: str | None = None) -> Dataset:
         test_x=_images(folder, _TEST, trust_cache=trust_cache),
         test_y=_labels(folder, "test_lables.json"),
         num_classes=10,
+        class_names=_CLASSES,
         mean=_MEAN,
         std=_STD,
     )

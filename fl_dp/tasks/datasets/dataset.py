@@ -35,6 +35,7 @@ class Dataset:
         test_clients: Like `train_clients`, for the test part; None if nobody is named there.
         client_names: The `k` natural clients' names, in the order of their numbers; () for none.
         column_names: Names of a record's columns, for people; () where there are none.
+        class_names: Names of the labels, for people, in their order; () where they are numbers.
         train_fit: `(n,)` bool, False for a training row that could not be read as a record and
             holds zeros; None if all could.
         public_x: Like `train_x`: records that are public, without their labels, and in no other
@@ -54,6 +55,7 @@ class Dataset:
     test_clients: NDArray[np.int64] | None = None
     client_names: tuple[str, ...] = ()
     column_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     train_fit: NDArray[np.bool_] | None = None
     public_x: NDArray[np.uint8] | NDArray[np.float32] | None = None
 

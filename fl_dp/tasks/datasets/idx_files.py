@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import struct
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,9 @@ _HUB_COLUMNS = dict(
 # Of the training pixels after division by 255; public constants, so they cost no privacy.
 _MNIST = {"mean": 0.1307, "std": 0.3081}
 _FASHION_MNIST = {"mean": 0.2860, "std": 0.3530}
+_CLOTHES = (
+    "T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot",
+)  # fmt: skip
 
 
 def load_mnist(data_dir: str | None = None) -> Dataset:
@@ -42,7 +46,9 @@ def load_mnist(data_dir: str | None = None) -> Dataset:
 def load_fashion_mnist(data_dir: str | None = None) -> Dataset:
     """Load Fashion-MNIST (Xiao et al. 2017) with its published split; see `load_idx`."""
     hub = "zalandoresearch/fashion_mnist"
-    return load_idx("fashion_mnist", data_dir, hub=hub, **_FASHION_MNIST)
+    return replace(
+        load_idx("fashion_mnist", data_dir, hub=hub, **_FASHION_MNIST), class_names=_CLOTHES
+    )
 
 
 def load_idx(name: str, data_dir: str | None, *, hub: str, mean: float, std: float) -> Dataset:

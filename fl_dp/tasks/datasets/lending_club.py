@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 from fl_dp.tasks.datasets import sources
 from fl_dp.tasks.datasets.columns import Columns, Number, codes, encode
@@ -97,6 +98,7 @@ def parse_lending_club(text: str, num_rows: int = NUM_ROWS) -> Dataset:
     rows = encode(table, COLUMNS)
     labels = codes("Class", [row.get("Class", "") for row in table], _CLASSES)
     clients = codes("addr_state", [row.get("addr_state", "") for row in table], STATES)
-    return with_test_part(
+    whole = with_test_part(
         "lending_club", rows, labels, num_classes=2, clients=clients, client_names=STATES
     )
+    return replace(whole, class_names=_CLASSES)

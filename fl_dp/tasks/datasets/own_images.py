@@ -82,7 +82,12 @@ def load_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
         clients=_clients(images["train"]) if data_format.everybody_s else None,
         data_format=data_format,
     )
-    return replace(dataset, mean=data_format.mean or 0.0, std=data_format.std or 1.0)
+    return replace(
+        dataset,
+        mean=data_format.mean or 0.0,
+        std=data_format.std or 1.0,
+        class_names=tuple(classes),
+    )
 
 
 def _fitting_images(root: Path, data_format: DataFormat) -> Dataset:

@@ -157,7 +157,7 @@ def _load(
         clients=None if clients is None else (clients.codes, tuple(clients.names)),
         data_format=data_format,
     )
-    return replace(whole, column_names=columns)
+    return replace(whole, column_names=columns, class_names=tuple(data_format.classes or ()))
 
 
 def _labels(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -67,4 +68,5 @@ def load_breast_cancer() -> Dataset:
     table = shipped_table("breast_cancer.csv", skipped_rows=1)  # the measurements, and the label
     rows = ((table[:, :-1] - np.array(_CENTRE)) / np.array(_SCALE)).astype(np.float32)
     labels = table[:, -1].astype(np.int64)
-    return with_test_part("breast_cancer", rows, labels, num_classes=2)
+    whole = with_test_part("breast_cancer", rows, labels, num_classes=2)
+    return replace(whole, class_names=("malignant", "benign"))

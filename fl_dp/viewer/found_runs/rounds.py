@@ -10,7 +10,7 @@ from typing import BinaryIO, TypeVar
 
 from fl_dp.tasks.metrics import MOST_CLASSES_OF_A_MATRIX, NUMBERS, Score
 
-from .untrusted import Unreadable, number, opened, parsed_json, shown
+from .untrusted import Unreadable, number, opened, parsed_json, shown, texts
 
 T = TypeVar("T")
 
@@ -31,6 +31,7 @@ class Round:
         test_accuracy: On the same rows; None where the label is a number.
         metrics: Other metrics on the same rows that are one number, by name.
         confusion_matrix: On the same rows, counts of each true class by predicted class.
+        classes: Names of these classes, as many as the matrix has rows; () where it has none.
         epsilon: Spent until then.
         bytes_down: Bytes of the arrays in a message to a client.
         bytes_up: Bytes of the arrays in its reply.
@@ -50,6 +51,7 @@ class Round:
     clients: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     confusion_matrix: tuple[tuple[int, ...], ...] | None = None
+    classes: tuple[str, ...] = ()
     is_evaluated: bool = False
 
     @property
@@ -177,11 +179,14 @@ def _round(line: bytes) -> tuple[Round, int | None] | None:
         return None
     numbers = {name: number(said.get(name)) for name in _NUMBERS}
     clients = said.get("clients")
+    matrix = _matrix(said.get("test_confusion_matrix"))
+    classes = tuple(map(shown, texts(said.get("test_classes"))))
     found = Round(
         round=of,
         clients=_metrics(clients.items() if isinstance(clients, dict) else ()),
         metrics=_metrics((name, said.get(f"test_{name}")) for name in NUMBERS),
-        confusion_matrix=_matrix(said.get("test_confusion_matrix")),
+        confusion_matrix=matrix,
+        classes=classes if len(classes) == len(matrix or ()) else (),
         is_evaluated=said.get("test_loss") is not None,
         **numbers,
     )

@@ -90,13 +90,13 @@ class ReportedRun:
     def confusion(self) -> Table | None:
         """The confusion matrix of the last model on public rows; None if it was not measured."""
         evaluated = self.run.evaluated
-        matrix = None if evaluated is None else evaluated.confusion_matrix
-        if matrix is None:
+        if evaluated is None or (matrix := evaluated.confusion_matrix) is None:
             return None
+        classes = evaluated.classes or tuple(map(str, range(len(matrix))))
         return Table(
             caption=WORDS["confusion"],
-            headings=(WORDS["confusion.class"], *map(str, range(len(matrix)))),
-            rows=tuple((str(at), *map(str, row)) for at, row in enumerate(matrix)),
+            headings=(WORDS["confusion.class"], *classes),
+            rows=tuple((name, *map(str, row)) for name, row in zip(classes, matrix, strict=True)),
         )
 
     @property

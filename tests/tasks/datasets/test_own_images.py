@@ -49,7 +49,7 @@ def test_folders_are_classes_in_the_order_of_their_names(load: Callable[..., Any
     assert dataset.train_x.dtype == np.uint8
     np.testing.assert_array_equal(dataset.train_x[:, 0], [GREY // 2, GREY])
     assert (dataset.train_y.tolist(), dataset.test_y.tolist()) == ([0, 1], [0])
-    assert (dataset.num_classes, dataset.train_clients) == (2, None)
+    assert (dataset.class_names, dataset.train_clients) == (("cat", "dog"), None)
     features = dataset.features(slice(None))
     np.testing.assert_allclose(features[1, 0], GREY / 255, atol=1e-6)
 

@@ -70,7 +70,7 @@ def test_numbers_are_features_as_they_are_and_labels_are_numbered_by_the_public_
     )
     assert dataset.labels(slice(None)).tolist() == [1, 0, 1, 0]
     assert dataset.labels(slice(None), "test").tolist() == [1, 0]
-    assert (dataset.input_shape, dataset.num_classes, dataset.name) == ((3,), 2, kind)
+    assert (dataset.input_shape, len(dataset.class_names), dataset.name) == ((3,), 2, kind)
 
 
 @KINDS

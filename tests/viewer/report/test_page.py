@@ -54,7 +54,8 @@ def test_metrics_on_public_rows_are_shown_with_what_they_cost(tmp_path: Path) ->
     facts = ReportedRun(run)
     assert facts.metrics == [("balanced accuracy", "0.8000")]
     assert facts.confusion is not None
-    assert facts.confusion.rows == (("0", "9", "1"), ("1", "2", "8"))
+    assert facts.confusion.headings[1:] == ("cat", "dog")
+    assert facts.confusion.rows == (("cat", "9", "1"), ("dog", "2", "8"))
     text = Page(report_page([run])).text
     assert "balanced accuracy" in text and WORDS["public"] in text
     others = [run, read_run(write_run(tmp_path / "b", "rounds=9"))]
@@ -113,6 +114,15 @@ def test_a_page_is_in_the_language_that_was_asked_for(tmp_path: Path) -> None:
     assert "隐私预算" in page and WORDS["budget"] not in page
     assert "one client's whole contribution" in Page(page).text  # quoted from the statement
     assert '<html lang="en">' in report_page([run])
+
+
+@pytest.mark.parametrize("classes", ["null", '"ab"', '["cat"]', '["cat", 3]', '["a", "b", "c"]'])
+def test_classes_that_do_not_go_with_the_matrix_are_numbers(tmp_path: Path, classes: str) -> None:
+    path = write_run(tmp_path / "a")
+    matrix = f'"test_confusion_matrix": [[9, 1], [2, 8]], "test_classes": {classes}'
+    (path / "metrics.jsonl").write_text(f'{{"round": 1, "test_loss": 1, {matrix}}}\n')
+    found = ReportedRun(read_run(path)).confusion
+    assert found is not None and found.headings[1:] == ("0", "1")
 
 
 def test_a_matrix_that_is_none_is_left_out(tmp_path: Path) -> None:
