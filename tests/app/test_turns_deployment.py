@@ -30,6 +30,7 @@ ROUNDS, TURNS = 4, 2
 PATIENCE = 900.0  # seconds; on a busy machine a whole training takes two thirds of them
 CYCLIC = (
     f"rounds={ROUNDS}",
+    "roster_timeout=180",  # seconds; in 60 a busy machine may not start a client's process
     "task.num_clients=3",
     "task.num_records=600",
     "task.max_records=200",
