@@ -646,7 +646,7 @@ def test_every_file_in_the_configuration_composes_and_its_values_arrive(
     group: Any, option: str
 ) -> None:
     path = config_folder() / group / f"{option}.yaml"
-    written: Any = OmegaConf.to_container(OmegaConf.load(path)) or {}
+    written: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=True) or {}
     written.pop("defaults", None)
     is_global = "# @package _global_" in path.read_text(encoding="utf-8")
     composed = asdict(compose_settings([f"{group}={option}"]))
