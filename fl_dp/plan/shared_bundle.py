@@ -24,6 +24,7 @@ from fl_dp.mechanisms.banded_share import BandedShare, CarriedNoise
 from fl_dp.mechanisms.banded_stream import column_norm, total_weight
 from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE, WRAPS
 from fl_dp.mechanisms.rotation import largest_stretch
+from fl_dp.option_errors import OptionError
 
 MOST_BITS = 32
 _CORRECTIONS = 4  # each makes what is left smaller by the rounding's share, below 1e-3
@@ -124,7 +125,7 @@ class WordSize:
         for bits in (16, 20) if self.bits is None else (self.bits,):
             if (share := self._found(bundle, size, bits, narrow=self.bits is not None)) is not None:
                 return SharedBundle(bundle=bundle, share=share, bits=bits)
-        raise ValueError(self._too_few(bundle, size))
+        raise OptionError(self._too_few(bundle, size))
 
     @property
     def _least(self) -> float:
@@ -244,7 +245,9 @@ class WordSize:
             for bits in range(tried + 1, MOST_BITS + 1)
             if self._found(bundle, size, bits, narrow=True) is not None
         )
-        write = next((f"SecureSum(bits={bits})" for bits in enough), "a larger noise multiplier")
+        write = next(
+            (f"{{secure_sum.bits={bits}}}" for bits in enough), "a larger {noise_multiplier}"
+        )
         return (
             f"{tried} bits are too few for sums of {self.noise.cohort} nodes at noise multiplier "
             f"{bundle.noise_multiplier:.4g}: a share of noise would be below "

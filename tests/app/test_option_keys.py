@@ -11,6 +11,7 @@ from local_grid import LocalGrid
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.option_keys import errors_in_keys, in_keys, keys_of
 from fl_dp.app.overrides import ConfigError
+from fl_dp.app.planning import make_plan
 from fl_dp.app.server import train
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.option_errors import IncompatibleOptions, OptionError
@@ -117,3 +118,9 @@ def test_the_app_refuses_more_nodes_than_declared_in_keys_and_spends_nothing(
     assert not grid.sent
     with PrivacyLedger.read(tmp_path / "run" / "ledger.db") as ledger:
         assert ledger.rounds_spent == 0
+
+
+def test_words_of_too_few_bits_name_the_key_with_enough_of_them() -> None:
+    settings = compose_settings(["privacy=distributed", "privacy.secure_sum.bits=8"])
+    with pytest.raises(OptionError, match=r"8 bits .* write privacy\.secure_sum\.bits=10$"):
+        make_plan(settings)
