@@ -22,6 +22,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs/cifar16"))
     target: Path = parser.parse_args().folder
+    if target.exists():
+        parser.error(f"{target} is there already: remove it, or name another folder")
+    begun = target.with_name(f"{target.name}.begun")  # half of the photographs are no data set
     photographs = load_dataset("cifar10")
     parts = {
         "train": (photographs.train_x, photographs.train_y),
@@ -29,11 +32,12 @@ def main() -> None:
     }
     for part, (images, labels) in parts.items():
         for label in np.unique(labels):
-            (target / part / str(label)).mkdir(parents=True, exist_ok=True)
+            (begun / part / str(label)).mkdir(parents=True, exist_ok=True)
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):
             halved = image.reshape(3, 16, 2, 16, 2).mean((2, 4)).round().astype(np.uint8)
             picture = Image.fromarray(halved.transpose(1, 2, 0))
-            picture.save(target / part / str(label) / f"{number}.png")
+            picture.save(begun / part / str(label) / f"{number}.png")
+    begun.rename(target)
     print(
         f"{target}: {len(photographs.train_y)} photographs and {len(photographs.test_y)} for tests"
     )

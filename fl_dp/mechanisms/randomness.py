@@ -166,13 +166,6 @@ class SecureRandom:
         """Return `count` standard Gumbels, `-log` of `exponentials`, with their precision."""
         return -np.log(self.exponentials(count))
 
-    def halvings(self, count: int) -> NDArray[np.int64]:
-        """Return how many fair coins came up heads before the first tails, `count` times.
-
-        Exact: `P[h] = 2^-(h + 1)`.
-        """
-        return self._runs(self.words(count), 63)
-
     def bernoulli(self, probability: float, count: int) -> NDArray[np.bool_]:
         """Return `count` independent coins, each true with at most `probability`.
 

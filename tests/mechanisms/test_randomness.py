@@ -52,21 +52,6 @@ def test_uniforms_are_uniform_and_inside_the_open_interval() -> None:
     assert stats.kstest(sample, "uniform").pvalue > ALARM
 
 
-class MaskedRandom(SecureRandom):
-    """A stream whose words come with some low bits cleared: rare events, made common."""
-
-    def __init__(self, *masks: int) -> None:
-        """The first call of `words` gets the first mask, and so on; the rest are untouched."""
-        super().__init__()
-        self.masks = list(masks)
-
-    def words(self, count: int) -> np.ndarray:
-        words = super().words(count)
-        if self.masks:
-            words = words >> np.uint64(self.masks[0]) << np.uint64(self.masks.pop(0))
-        return words
-
-
 def test_coins_have_a_probability_each() -> None:
     rates = np.tile([0.0, 1e-3, 0.3, 0.5, 1.0], DRAWS // 5)
     coins = SecureRandom().coins(rates).reshape(-1, 5)
@@ -173,15 +158,6 @@ def test_gumbels_follow_their_law() -> None:
     assert stats.kstest(sample, "gumbel_r").pvalue > ALARM
     for wrong in (0.9, 1.1):
         assert stats.kstest(wrong * sample, "gumbel_r").pvalue < ALARM
-
-
-def test_halvings_are_geometric() -> None:
-    counts = np.bincount(SecureRandom().halvings(DRAWS), minlength=80)
-    assert counts_p(counts, 2.0 ** -np.arange(1.0, counts.size + 1)) > ALARM
-
-
-def test_halvings_go_on_in_fresh_words() -> None:
-    assert MaskedRandom(63, 63).halvings(1)[0] >= 126
 
 
 @pytest.mark.parametrize("draw", ["words", "uniforms", "exponentials", "gumbels"])
