@@ -1,4 +1,4 @@
-"""The tables of docs/configuration.md, written from the code: keys from docstrings, and exclusions.
+"""The tables of two pages, written from the code: settings, exclusions, and the owner's keys.
 
     python docs/tables.py
 
@@ -15,9 +15,13 @@ import exclusions
 
 from fl_dp.app.keys import Key, all_keys, in_yaml
 from fl_dp.app.schema import groups
+from fl_dp.clients.node_config import POLICY_KEYS
 
-PAGE = Path(__file__).resolve().parent / "configuration.md"
-_TABLE = re.compile(r"<!-- (keys of ([\w.]+)|exclusions) -->\n.*?<!-- end -->", re.DOTALL)
+_HERE = Path(__file__).resolve().parent
+PAGES = (_HERE / "configuration.md", _HERE / "node_policy.md")
+_TABLE = re.compile(
+    r"<!-- (keys of ([\w.]+)|exclusions|policy of a node) -->\n.*?<!-- end -->", re.DOTALL
+)
 _THE_RUN = "run"  # the keys that stand in no group
 
 
@@ -63,15 +67,26 @@ def _meaning(key: Key) -> str:
     return f"{key.help} One of {', '.join(f'`{name}`' for name in key.choices)}."
 
 
+def policy_table() -> str:
+    """Return the Markdown table of an owner's keys."""
+    rows = [f"| `{each.name}` | {each.does} | {each.otherwise} |" for each in POLICY_KEYS]
+    head = "| Key | What the node then does | If it is left out |"
+    return "\n".join([head, "|---|---|---|", *rows])
+
+
 def with_tables(page: str) -> str:
     """Return a page in which each marked table is as the code is now."""
     return _TABLE.sub(_written, page)
 
 
 def _written(found: re.Match[str]) -> str:
-    table = exclusions.table() if found[2] is None else table_of(found[2])
+    if found[2] is not None:
+        table = table_of(found[2])
+    else:
+        table = exclusions.table() if found[1] == "exclusions" else policy_table()
     return f"<!-- {found[1]} -->\n{table}\n<!-- end -->"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text(encoding="utf-8")), encoding="utf-8")

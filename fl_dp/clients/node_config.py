@@ -805,10 +805,3 @@ POLICY_KEYS = (
 """Every key of `--node-config` that is fl-dp's own, in the order of the page."""
 
 _OURS = tuple(each.name for each in POLICY_KEYS)
-
-
-def policy_table() -> str:
-    """Return the Markdown table of all keys."""
-    rows = [f"| `{each.name}` | {each.does} | {each.otherwise} |" for each in POLICY_KEYS]
-    head = "| Key | What the node then does | If it is left out |"
-    return "\n".join([head, "|---|---|---|", *rows])

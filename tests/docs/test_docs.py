@@ -22,11 +22,15 @@ from fl_dp.app.keys import all_keys
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_tables_of_the_configuration_guide_are_as_the_settings_write_them() -> None:
+@pytest.mark.parametrize(
+    ("page", "of_a_table"),
+    [("configuration.md", "| `8.0` |"), ("node_policy.md", "Each run's own budget")],
+)
+def test_the_tables_of_a_guide_are_as_the_code_writes_them(page: str, of_a_table: str) -> None:
     """Otherwise: `python docs/tables.py`, which `make docs` runs."""
-    guide = (ROOT / "docs/configuration.md").read_text()
+    guide = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert with_tables(guide) == guide
-    assert with_tables(guide.replace("| `8.0` |", "| `9.0` |")) == guide
+    assert with_tables(guide.replace(of_a_table, "another")) == guide
 
 
 def test_the_configuration_guide_has_every_key_with_its_default_and_its_sentence() -> None:

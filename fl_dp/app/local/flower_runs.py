@@ -23,6 +23,7 @@ _LOCAL_ADDRESSES = (":local:", ":local-in-memory:")
 _LOCAL_PORT = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
 _UNKNOWN_RUN = "[code: 16]"
 _UNREACHABLE = "is unavailable"
+_ANSWERS_WITHIN = 120.0  # seconds; a loaded machine took 20 to start Flower's command
 _FIRST_ERROR = re.compile(r"An exception occur+ed ?!! (.*\S)")
 
 
@@ -84,27 +85,33 @@ def run_status(
         environment: Of Flower's command; this process's own unless given.
 
     Raises:
-        SuperLinkSilent: If none answers.
+        SuperLinkSilent: If none answers, or not within two minutes.
         RunUnknown: If it does not know the run, or says something else.
     """
-    answer = subprocess.run(
-        [
-            str(BIN / "flwr"),
-            "list",
-            *([] if connection is None else [connection]),
-            "--run-id",
-            run_id,
-            "--format",
-            "json",
-        ],
-        env={
-            **(os.environ if environment is None else environment),
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        answer = subprocess.run(
+            [
+                str(BIN / "flwr"),
+                "list",
+                *([] if connection is None else [connection]),
+                "--run-id",
+                run_id,
+                "--format",
+                "json",
+            ],
+            env={
+                **(os.environ if environment is None else environment),
+                "FLWR_DISABLE_UPDATE_CHECK": "1",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWERS_WITHIN,
+        )
+    except subprocess.TimeoutExpired:
+        raise SuperLinkSilent(
+            f"the SuperLink did not tell within {_ANSWERS_WITHIN:.0f} s how run {run_id} stands"
+        ) from None
     try:
         document: dict[str, Any] = json.loads(answer.stdout)
     except ValueError:
