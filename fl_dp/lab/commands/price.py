@@ -162,11 +162,12 @@ def _prepared(jobs: Jobs) -> Jobs:
     from fl_dp.commands.jobs import prepare
 
     many = len(jobs.each)
+    # The last ones first: they are what was asked for, and what is wrong is wrong there.
     each = [
         prepare(job, f" of training {number} of {many} ({job.title})")
-        for number, job in enumerate(jobs.each, 1)
+        for number, job in reversed(list(enumerate(jobs.each, 1)))
     ]
-    return replace(jobs, each=tuple(each))
+    return replace(jobs, each=tuple(reversed(each)))
 
 
 def _resumed(given: Sequence[str]) -> Jobs:

@@ -27,6 +27,13 @@ def test_what_has_no_price_is_one_line(arguments: list[str], message: str) -> No
     assert "experiments without privacy" in result.stderr
 
 
+def test_what_was_asked_for_is_checked_before_the_steps_to_it() -> None:
+    result = call("price", "selection=own_budgets", "--seeds", "1")
+    assert result.exit_code == 2
+    assert "selection=own_budgets needs selection.budgets=" in result.stderr
+    assert "of training 3 of 4" not in result.stderr + result.stdout
+
+
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     result = call("price", f"resume={tmp_path}")
     assert result.exit_code == 2
