@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +157,8 @@ def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
 
     made_of: dict[str, Any] = asdict(chosen) | {"version": _VERSION}
     del made_of["digest"]
+    if isinstance(chosen, CheckpointSettings):
+        made_of["source"] = _source_digest(chosen.module or "")
     for key in ("file", "statistics"):
         if (file := made_of.get(key)) is not None:
             made_of[key] = digest_named(f"features.{key}", file)
@@ -168,6 +171,24 @@ def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
             "have the same files on every machine"
         )
     return digest
+
+
+def _source_digest(factory: str) -> str | None:
+    """Return the SHA-256 of the file that makes a network; None where there is none to read.
+
+    Nothing is imported, not even a package that it lies in: a node compares digests before it runs
+    anything that a server named.
+    """
+    module, _, _ = factory.partition(":")
+    origin: str | None = None
+    path: Sequence[str] | None = None
+    names = module.split(".")
+    for depth in range(1, len(names) + 1):
+        spec = PathFinder.find_spec(".".join(names[:depth]), path)
+        if spec is None:
+            return None  # importing it says what is missing
+        origin, path = spec.origin, spec.submodule_search_locations
+    return None if origin is None else digest_named("features.module", origin)
 
 
 @lru_cache(maxsize=2)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated, Any, NoReturn
@@ -58,20 +59,39 @@ def shows_live(console: Console) -> bool:
 
 
 @contextmanager
-def doing(what: str, *, plainly: bool = False) -> Iterator[None]:
+def doing(what: str, *, plainly: bool = False) -> Iterator[Callable[[str], None]]:
     """Say what is being computed or loaded before it starts, on standard error.
 
     Args:
         what: For example `calibrating the noise`.
         plainly: Also where that is no terminal, as a line of its own.
+
+    Yields:
+        What says how far it is.
     """
     if shows_live(err):
-        with err.status(what):
-            yield
+        with err.status(what) as status:
+            yield lambda far: status.update(f"{what}: {far}")
         return
     if plainly:
         err.print(what, soft_wrap=True, markup=False)
-    yield
+    yield lambda far: err.print(f"{what}: {far}", soft_wrap=True, markup=False)
+
+
+@contextmanager
+def told_by(logger: logging.Logger, say: Callable[[str], None]) -> Iterator[None]:
+    """Say what a logger says, and keep it from others."""
+    handler = logging.Handler()
+    handler.emit = lambda record: say(record.getMessage())  # type: ignore[method-assign]
+    level, passed_on = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate, logger.level = passed_on, level
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from fl_dp.app.overrides import quoted
 from fl_dp.app.settings.sweep import SWEEP
 from fl_dp.files import write_text
 
-from .console import doing, note, warn, warnings_shown
+from .console import doing, note, told_by, warn, warnings_shown
 
 if TYPE_CHECKING:
     from fl_dp.app.run_folder import RunFolder
@@ -213,9 +213,10 @@ def prepare(job: Job, place: str = "") -> Job:
         check_model(settings)  # and a model that does not fit it
     if settings.features.name != "none":
         said = f"encoding the records{place}: features={settings.features.name}"
-        with doing(said, plainly=True):
-            from fl_dp.app.workload import dataset_of
+        from fl_dp.app.workload import dataset_of
+        from fl_dp.tasks.features.encoded import PROGRESS
 
+        with doing(said, plainly=True) as say, told_by(PROGRESS, say):
             dataset_of(settings)  # kept for the nodes
     if job.resumed and job.folder.ledger.is_file():
         return replace(job, budget=job.folder.read_plan().budget.epsilon)

@@ -17,6 +17,7 @@ from fl_dp.app.planning import declared_records, make_plan, make_record_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings import Settings
+from fl_dp.app.settings.features import CheckpointSettings
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import dataset_of, form_of_run, parts_of, with_digests
 from fl_dp.clients.node_privacy import simulated_nodes
@@ -186,6 +187,27 @@ def test_other_patches_have_another_digest(override: str) -> None:
     first = with_digests(compose_settings([*PATCHES])).features.digest
     other = with_digests(compose_settings([*PATCHES, override])).features.digest
     assert first != other
+
+
+def test_another_source_is_another_encoder_and_is_compared_before_it_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "my_networks"
+    package.mkdir()
+    for file in ("__init__.py", "small.py"):
+        (package / file).write_text("raise SystemExit('imported')\n", encoding="utf-8")
+    weights = tmp_path / "weights.safetensors"
+    weights.write_bytes(b"any")
+    monkeypatch.syspath_prepend(tmp_path)
+    module, file = "features.module=my_networks.small:Net", f"features.file={weights}"
+    chosen = compose_settings(["features=checkpoint", module, file]).features
+    assert isinstance(chosen, CheckpointSettings)
+    first = features.encoder_digest(chosen, None)
+    features.encoder_digest.cache_clear()
+    assert features.encoder_digest(chosen, None) == first
+    (package / "small.py").write_text("SIDE = 224\n", encoding="utf-8")
+    features.encoder_digest.cache_clear()
+    assert features.encoder_digest(chosen, None) != first
 
 
 def test_patches_of_another_run_need_no_public_part(tmp_path: Path) -> None:
