@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,21 +175,29 @@ def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
 
 
 def _source_digest(factory: str) -> str | None:
-    """Return the SHA-256 of the file that makes a network; None where there is none to read.
+    """Return the SHA-256 of the file that makes a network; None of a module without one.
 
     Nothing is imported, not even a package that it lies in: a node compares digests before it runs
     anything that a server named.
+
+    Raises:
+        ModuleNotFoundError: If there is no such module.
+        OSError: If its file can't be read.
     """
     module, _, _ = factory.partition(":")
-    origin: str | None = None
-    path: Sequence[str] | None = None
-    names = module.split(".")
-    for depth in range(1, len(names) + 1):
-        spec = PathFinder.find_spec(".".join(names[:depth]), path)
-        if spec is None:
-            return None  # importing it says what is missing
-        origin, path = spec.origin, spec.submodule_search_locations
-    return None if origin is None else digest_named("features.module", origin)
+    first, *inner = module.split(".")
+    spec = find_spec(first)
+    for depth in range(1, len(inner) + 1):
+        if spec is not None:  # not `find_spec`, which imports the package
+            name = ".".join((first, *inner[:depth]))
+            spec = PathFinder.find_spec(name, spec.submodule_search_locations or [])
+    if spec is None:
+        raise ModuleNotFoundError(
+            f"features.module={factory}: there is no module '{module}' here; PYTHONPATH has to "
+            "name its folder",
+            name=module,
+        )
+    return None if spec.origin is None else digest_named("features.module", spec.origin)
 
 
 @lru_cache(maxsize=2)

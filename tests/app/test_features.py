@@ -210,6 +210,20 @@ def test_another_source_is_another_encoder_and_is_compared_before_it_is_imported
     assert features.encoder_digest(chosen, None) != first
 
 
+@pytest.mark.parametrize(
+    "module", ["nonesuch", "nonesuch.inside", "json.nonesuch", "json.tool.numpy"]
+)
+def test_a_module_that_is_missing_is_named(tmp_path: Path, module: str) -> None:
+    file = tmp_path / "weights.safetensors"
+    file.write_bytes(b"any")
+    with pytest.raises(ModuleNotFoundError, match=rf"no module '{module}' here; PYTHONPATH"):
+        with_digests(
+            compose_settings(
+                ["features=checkpoint", f"features.file={file}", f"features.module={module}:Net"]
+            )
+        )
+
+
 def test_patches_of_another_run_need_no_public_part(tmp_path: Path) -> None:
     first = trained(tmp_path / "first", *PATCHES)
     assert "the windows that are compared with" in first.read_statement()["public_inputs"][1]

@@ -33,13 +33,7 @@ def encoder_module(factory: str, file: Path, input_shape: tuple[int, ...]) -> nn
             it does not take such records, or it mixes the records of a batch.
     """
     module, _, name = factory.partition(":")
-    try:
-        make = getattr(import_module(module), name, None)
-    except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):  # the module is there, and lacks another
-            raise
-        said = f"features.module={factory}: {error}; PYTHONPATH has to name its folder"
-        raise ModuleNotFoundError(said, name=module) from error
+    make = getattr(import_module(module), name, None)
     network = cast(Callable[[], object], make)() if callable(make) else None
     if not isinstance(network, nn.Module):
         raise ValueError(

@@ -98,19 +98,6 @@ def test_what_is_no_function_of_each_record_is_refused(
     assert "\n" not in str(refused.value)
 
 
-def test_a_module_that_is_missing_is_named_and_what_it_misses_is_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "needs_more.py").write_text("import nonesuch_two\n")
-    with pytest.raises(ModuleNotFoundError, match=r"features\.module=.*PYTHONPATH"):
-        encoder_module("nonesuch_one:network", tmp_path, (4,))
-    with pytest.raises(ModuleNotFoundError, match=r"features\.module=.*PYTHONPATH"):
-        encoder_module("nonesuch_one.inside:network", tmp_path, (4,))
-    with pytest.raises(ModuleNotFoundError, match=r"nonesuch_two'$"):
-        encoder_module("needs_more:network", tmp_path, (4,))
-
-
 def test_records_of_another_shape_are_refused(factories: str, weights: Path) -> None:
     with pytest.raises(ValueError, match=r"does not take records of shape \(5,\)"):
         encoder_module(f"{factories}:network", weights, (5,))
