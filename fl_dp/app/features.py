@@ -175,7 +175,7 @@ def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
 
 
 def _source_digest(factory: str) -> str | None:
-    """Return the SHA-256 of the file that makes a network; None of a module without one.
+    """Return the SHA-256 of the file that makes a network; None of one that has no file.
 
     Nothing is imported, not even a package that it lies in: a node compares digests before it runs
     anything that a server named.
@@ -186,7 +186,10 @@ def _source_digest(factory: str) -> str | None:
     """
     module, _, _ = factory.partition(":")
     first, *inner = module.split(".")
-    spec = find_spec(first)
+    try:
+        spec = find_spec(first)
+    except ValueError:  # it was made in memory, as in a notebook: no other code is there to name
+        return None
     for depth in range(1, len(inner) + 1):
         if spec is not None:  # not `find_spec`, which imports the package
             name = ".".join((first, *inner[:depth]))
