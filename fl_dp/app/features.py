@@ -115,7 +115,7 @@ def what_was_public(settings: Settings) -> tuple[str, ...] | None:
     """Return what a model was made of that no promise covers, for its statement; None: nothing."""
     chosen, said = settings.features, []
     if isinstance(chosen, ScatteringSettings):
-        file = getattr(chosen, "file", None)
+        file = chosen.file if isinstance(chosen, CheckpointSettings) else None
         of_file = f" of {Path(file).name}" if file else ""
         said.append(f"the encoder features={chosen.name}{of_file}, SHA-256 {chosen.digest}")
         if chosen.public:
