@@ -214,7 +214,7 @@ def prepare(job: Job, place: str = "") -> Job:
     if settings.features.name != "none":
         said = f"encoding the records{place}: features={settings.features.name}"
         from fl_dp.app.workload import dataset_of
-        from fl_dp.tasks.features.encoded import PROGRESS
+        from fl_dp.tasks.features.progress import PROGRESS
 
         with doing(said, plainly=True) as say, told_by(PROGRESS, say):
             dataset_of(settings)  # kept for the nodes

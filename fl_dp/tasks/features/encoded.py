@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +19,10 @@ from fl_dp.files import cache_folder, private_folder, written_whole
 from fl_dp.tasks.datasets import Dataset
 
 from .encoder import Encoder
+from .progress import told
 from .public_statistics import PublicStatistics
 
-PROGRESS = logging.getLogger("flwr.fl_dp.client.features")
-"""How far encoding is, twice a minute: what takes seconds says nothing."""
-
 _ROWS = 1024  # encoded and written at a time
-_TOLD_EVERY = 30.0  # seconds
 
 
 def digest_of_records(dataset: Dataset, *splits: str) -> str:
@@ -146,16 +141,9 @@ def _computed(dataset: Dataset, encoder: Encoder, place: Path | None) -> NDArray
 
 
 def _parts(dataset: Dataset, encoder: Encoder) -> Iterator[NDArray[np.float32]]:
-    many, done = len(dataset.train_y) + len(dataset.test_y), 0
-    began = told = time.monotonic()
-    for split, labels in (("train", dataset.train_y), ("test", dataset.test_y)):
-        for start in range(0, len(labels), _ROWS):
-            part = encoder(dataset.features(slice(start, start + _ROWS), split))
-            yield part
-            done += len(part)
-            now = time.monotonic()
-            if now - told >= _TOLD_EVERY and done < many:
-                told, left = now, (now - began) * (many - done) / done
-                PROGRESS.info(
-                    "%d of %d records encoded, about %d min left", done, many, 1 + left / 60
-                )
+    parts = (
+        encoder(dataset.features(slice(start, start + _ROWS), split))
+        for split, labels in (("train", dataset.train_y), ("test", dataset.test_y))
+        for start in range(0, len(labels), _ROWS)
+    )
+    return told(parts, len(dataset.train_y) + len(dataset.test_y), "records")

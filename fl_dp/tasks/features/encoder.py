@@ -26,6 +26,7 @@ from torch.nn import functional
 from fl_dp.tasks.models.weights import set_weights
 
 from .patches import Patches
+from .progress import told
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
 
@@ -81,8 +82,8 @@ class Encoder:
             body = drawn.state_dict()
             encoder = Encoder(drawn, group_norm=self._group_norm, device=self._device)
         with encoder._threads():
-            parts = [encoder._maps(some)[:count].cpu() for some, count in self._batches(public)]
-        vectors = torch.cat(parts)
+            parts = (encoder._maps(some)[:count].cpu() for some, count in self._batches(public))
+            vectors = torch.cat([*told(parts, len(public), "public records")])
         finite = vectors[vectors.isfinite().all(dim=1)]
         statistics = PublicStatistics.fit(finite, project=project, shrink=shrink)
         return encoder.by(replace(statistics, body=body))

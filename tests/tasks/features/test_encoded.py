@@ -12,7 +12,8 @@ import pytest
 from fl_dp.tasks.datasets import Dataset, client_indices, load_dataset
 from fl_dp.tasks.datasets.held_out import with_public_part
 from fl_dp.tasks.features import Encoder, Scattering
-from fl_dp.tasks.features.encoded import PROGRESS, encoded, fitted
+from fl_dp.tasks.features.encoded import encoded, fitted
+from fl_dp.tasks.features.progress import PROGRESS
 
 
 @pytest.fixture(autouse=True)
@@ -174,8 +175,10 @@ def test_what_takes_long_says_how_far_it_is(
     with caplog.at_level(logging.INFO, PROGRESS.name):
         encoded(digits, Asked(), "a")
         assert caplog.messages == []
-        monkeypatch.setattr("fl_dp.tasks.features.encoded._TOLD_EVERY", 0.0)
+        monkeypatch.setattr("fl_dp.tasks.features.progress._TOLD_EVERY", 0.0)
         encoded(digits, Asked(), "b")
+        Asked()().fitted(digits.features(slice(None)))
     assert caplog.messages == [
-        f"{done} of 70 records encoded, about 1 min left" for done in (30, 50)
+        *(f"{done} of 70 records, about 1 min left" for done in (30, 50)),
+        *(f"{done} of 50 public records, about 1 min left" for done in (16, 32, 48)),
     ]
