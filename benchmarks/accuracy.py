@@ -43,6 +43,7 @@ class Row:
         public_alone: What that reaches without any private record.
         published: What others report of the same set, `[epsilon, accuracy]` by their name.
         chosen_on: Data on which the settings were chosen.
+        line: Its name in the picture, where a panel has several; None: it is not drawn.
         metric: What is reported, a key of `metrics.jsonl`.
         seeds: Of its runs; None: those of the command.
     """
@@ -53,6 +54,7 @@ class Row:
     public_alone: str = "-"
     published: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     chosen_on: str = "-"
+    line: str | None = ""
     metric: str = METRIC
     seeds: tuple[int, ...] | None = None
 
@@ -133,21 +135,28 @@ def printed(title: str, rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]]) ->
 
 def draw(rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]], target: Path) -> None:
     """Draw accuracy against epsilon, a panel for each label, with what others have published."""
-    measured = [(row, results) for row, results in rows if results and results[0]["epsilon"]]
+    measured = [
+        (row, results)
+        for row, results in rows
+        if results and results[0]["epsilon"] and row.line is not None
+    ]
     labels = list(dict.fromkeys(row.label for row, _ in measured))
     made = new_picture([1.0] * len(labels))
     if made is None or not labels:
         raise SystemExit("no picture: nothing is measured, or matplotlib is missing")
     figure, panels = made
     for label, axes in zip(labels, panels, strict=True):
-        ours = sorted(
-            (results[0]["epsilon"], [result["metric"] for result in results])
-            for row, results in measured
-            if row.label == label
-        )
-        epsilons = [epsilon for epsilon, _ in ours]
-        means = [statistics.fmean(numbers) for _, numbers in ours]
-        axes.plot(epsilons, means, "o-", color=COLOURS[0])
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for row, results in measured:
+            if row.label == label:
+                mean = statistics.fmean(result["metric"] for result in results)
+                lines.setdefault(row.line or "", []).append((results[0]["epsilon"], mean))
+        for (name, points), colour in zip(lines.items(), COLOURS, strict=False):
+            points.sort()
+            axes.plot(*zip(*points, strict=True), "o-", color=colour)
+            axes.annotate(
+                name, points[-1], (0, 8), textcoords="offset points", ha="right", color=colour
+            )
         theirs = [row.published for row, _ in measured if row.label == label]
         for name, (epsilon, accuracy) in {k: v for each in theirs for k, v in each.items()}.items():
             axes.plot(epsilon, accuracy, "x", color=PALE)
