@@ -43,7 +43,7 @@ class Row:
         public_alone: What that reaches without any private record.
         published: What others report of the same set, `[epsilon, accuracy]` by their name.
         chosen_on: Data on which the settings were chosen.
-        line: Its name in the picture, where a panel has several; None: it is not drawn.
+        line: Its name in the picture, where a panel has several.
         metric: What is reported, a key of `metrics.jsonl`.
         seeds: Of its runs; None: those of the command.
     """
@@ -54,7 +54,7 @@ class Row:
     public_alone: str = "-"
     published: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     chosen_on: str = "-"
-    line: str | None = ""
+    line: str = ""
     metric: str = METRIC
     seeds: tuple[int, ...] | None = None
 
@@ -135,11 +135,7 @@ def printed(title: str, rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]]) ->
 
 def draw(rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]], target: Path) -> None:
     """Draw accuracy against epsilon, a panel for each label, with what others have published."""
-    measured = [
-        (row, results)
-        for row, results in rows
-        if results and results[0]["epsilon"] and row.line is not None
-    ]
+    measured = [(row, results) for row, results in rows if results and results[0]["epsilon"]]
     labels = list(dict.fromkeys(row.label for row, _ in measured))
     made = new_picture([1.0] * len(labels))
     if made is None or not labels:
@@ -150,7 +146,7 @@ def draw(rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]], target: Path) -> 
         for row, results in measured:
             if row.label == label:
                 mean = statistics.fmean(result["metric"] for result in results)
-                lines.setdefault(row.line or "", []).append((results[0]["epsilon"], mean))
+                lines.setdefault(row.line, []).append((results[0]["epsilon"], mean))
         for (name, points), colour in zip(lines.items(), COLOURS, strict=False):
             points.sort()
             axes.plot(*zip(*points, strict=True), "o-", color=colour)
