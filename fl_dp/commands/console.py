@@ -78,11 +78,21 @@ def doing(what: str, *, plainly: bool = False) -> Iterator[Callable[[str], None]
     yield lambda far: err.print(f"{what}: {far}", soft_wrap=True, markup=False)
 
 
+class _Saying(logging.Handler):
+    """Hands each line of a logger on."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        super().__init__()
+        self._say = say
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._say(record.getMessage())
+
+
 @contextmanager
 def told_by(logger: logging.Logger, say: Callable[[str], None]) -> Iterator[None]:
     """Say what a logger says, and keep it from others."""
-    handler = logging.Handler()
-    handler.emit = lambda record: say(record.getMessage())  # type: ignore[method-assign]
+    handler = _Saying(say)
     level, passed_on = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.propagate = False
