@@ -1,0 +1,104 @@
+"""Chance of one's own: what is drawn in a block, and what a block leaves behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.own_chance import own_chance
+
+
+def draws() -> tuple[float, ...]:
+    of_numpy = float(np.random.normal()), float(np.random.rand())
+    return random.random(), *of_numpy, float(torch.rand(()))
+
+
+def seeded() -> None:
+    random.seed(7)
+    np.random.seed(7)
+    torch.manual_seed(7)
+
+
+def test_what_a_block_draws_depends_on_no_seed_of_the_process() -> None:
+    drawn = []
+    for _ in range(2):
+        seeded()
+        with own_chance():
+            drawn.append(draws())
+    assert not set(drawn[0]) & set(drawn[1])
+    again = []
+    for _ in range(2):
+        seeded()
+        again.append(draws())
+    assert again[0] == again[1]  # power: without a block it does
+
+
+def test_equal_sources_give_equal_chance() -> None:
+    drawn = []
+    for _ in range(2):
+        with own_chance(SecureRandom(insecure_seed=1)) as seed_again:
+            drawn.append(draws())
+            seed_again()
+            drawn.append(draws())
+    assert drawn[:2] == drawn[2:]
+    assert not set(drawn[0]) & set(drawn[1])
+
+
+@pytest.mark.parametrize("ends", [None, RuntimeError, SystemExit])
+def test_the_process_goes_on_drawing_as_if_there_had_been_no_block(
+    ends: type[BaseException] | None,
+) -> None:
+    seeded()
+    np.random.normal()  # leaves half of a pair behind
+    expected = draws()
+    seeded()
+    np.random.normal()
+    try:
+        with own_chance():
+            draws()
+            if ends is not None:
+                raise ends
+    except BaseException as error:
+        assert type(error) is ends
+    assert draws() == expected
+
+
+def other_numpy_generator() -> None:
+    np.random.mtrand.set_bit_generator(np.random.PCG64(1))
+
+
+@pytest.mark.parametrize("meddle", [seeded, other_numpy_generator])
+def test_code_that_seeds_the_process_in_a_block_fixes_nothing_behind_it(
+    meddle: Callable[[], None],
+) -> None:
+    seeded()
+    expected = draws()
+    drawn = []
+    for _ in range(2):
+        seeded()
+        with own_chance() as seed_again:
+            meddle()
+            seed_again()
+            drawn.append(draws())
+            meddle()
+        assert draws() == expected
+    assert not set(drawn[0]) & set(drawn[1])
+
+
+def test_a_generator_that_numpy_was_given_is_put_back() -> None:
+    ours = np.random.mtrand.get_bit_generator()
+    try:
+        np.random.mtrand.set_bit_generator(np.random.PCG64(3))
+        expected = np.random.rand(2)
+        np.random.mtrand.set_bit_generator(np.random.PCG64(3))
+        first = np.random.rand()
+        with own_chance():
+            draws()
+        np.testing.assert_array_equal([first, np.random.rand()], expected)
+    finally:
+        np.random.mtrand.set_bit_generator(ours)
