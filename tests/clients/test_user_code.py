@@ -1,7 +1,8 @@
-"""Chance of one's own: what is drawn in a block, and what a block leaves behind."""
+"""User code: what it draws depends on nothing outside, and what it raises ends nothing outside."""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.mechanisms.own_chance import own_chance
+from fl_dp.user_code import Contained, own_chance
 
 
 def draws() -> tuple[float, ...]:
@@ -102,3 +103,36 @@ def test_a_generator_that_numpy_was_given_is_put_back() -> None:
         np.testing.assert_array_equal([first, np.random.rand()], expected)
     finally:
         np.random.mtrand.set_bit_generator(ours)
+
+
+# Failures.
+
+
+class Panic(BaseException):
+    """What a native library raises that is written in Rust."""
+
+
+@pytest.mark.parametrize("kind", [ValueError, SystemExit, GeneratorExit, Panic, MemoryError])
+def test_a_failure_of_any_kind_ends_its_block_alone_and_is_logged(
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    with Contained("unit %d failed", 3) as attempt:
+        raise kind("why")
+    assert type(attempt.failure) is kind
+    [logged] = caplog.records
+    assert logged.getMessage() == "unit 3 failed" and logged.levelno == logging.ERROR
+    assert "why" in caplog.text
+
+
+def test_the_keyboard_ends_everything() -> None:
+    with pytest.raises(KeyboardInterrupt), Contained("no failure"):
+        raise KeyboardInterrupt
+
+
+def test_a_block_that_ends_well_has_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    with Contained("unit %d failed", 3) as attempt:
+        pass
+    assert attempt.failure is None
+    with Contained():
+        raise ValueError
+    assert not caplog.records

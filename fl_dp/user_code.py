@@ -1,8 +1,9 @@
-"""Chance of one's own: what a privacy unit or a record draws depends on no other one.
+"""Code of an app's author, of one unit or one record: what it draws and raises stays its own.
 
-Apps draw from generators that belong to the whole process: dropout from torch's, augmentation from
-NumPy's and `random`'s. Where an app, or a server through it, has seeded them, a unit that fails
-before it draws shifts the coins of all others, and so moves a sum by far more than its own update.
+**Chance.** Apps draw from generators that belong to the whole process: dropout from torch's,
+augmentation from NumPy's and `random`'s. Where an app, or a server through it, has seeded them, a
+unit that fails before it draws shifts the coins of all others, and so moves a sum by far more than
+its own update.
 
     >>> with own_chance() as seed_again:
     ...     for record in records:
@@ -13,20 +14,31 @@ Code that seeds the process's generators inside such a block fixes the coins of 
 alone. Generators that an app keeps elsewhere are its own business: a module's
 `np.random.default_rng(0)`, `random.Random(0)`, a `torch.Generator`, or TensorFlow's. Let each unit
 make its own.
+
+**Failure.** One unit or record that fails contributes nothing, and decides about no other one. A
+native library's panic and `sys.exit` are no `Exception`, and fail it all the same.
+
+    >>> for unit in units:
+    ...     with Contained("unit %d failed and contributes zero", unit):
+    ...         total.add(train(unit))
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 
-from .randomness import SecureRandom
+from fl_dp.mechanisms import SecureRandom
+
+logger = logging.getLogger("flwr.fl_dp.client")
 
 
 @contextmanager
@@ -95,3 +107,45 @@ def _seed_torch(torch: Any, seed: int) -> None:
         torch.default_generator.manual_seed(seed)  # `torch.manual_seed` takes 200 times as long
     else:
         torch.manual_seed(seed)
+
+
+class Contained:
+    """A block of user code whose failure ends the block, and nothing behind it.
+
+    What is raised is logged and kept, whatever it is but the keyboard's interrupt. A generator may
+    not yield inside such a block: its end is an exception, too.
+
+    Where Flower stops a process, which raises `SystemExit` wherever that process is, the block ends
+    early, too; Flower has closed the connection by then and ends the process itself in seconds.
+
+    Attributes:
+        failure: What the block raised; None: nothing.
+    """
+
+    def __init__(self, message: str | None = None, *values: object) -> None:
+        """Say what is logged of a failure.
+
+        Args:
+            message: With the places of `values`, as of `logging`; None: nothing is logged.
+            values: Nothing that depends on a record's content.
+        """
+        self.failure: BaseException | None = None
+        self._message, self._values = message, values
+
+    def __enter__(self) -> Self:
+        """Return it, for its `failure`."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
+        """Keep what was raised, and go on behind the block."""
+        if failure is None or isinstance(failure, KeyboardInterrupt):
+            return False
+        self.failure = failure
+        if self._message is not None:
+            logger.error(self._message, *self._values, exc_info=failure)
+        return True
