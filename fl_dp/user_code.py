@@ -57,22 +57,18 @@ def own_chance(source: SecureRandom | None = None) -> Iterator[Callable[[], None
     drawn = SecureRandom() if source is None else source
     torch = _torch()
     of_random = random.getstate()
-    of_numpy, state_of_numpy = (
-        np.random.mtrand.get_bit_generator(),
-        np.random.get_state(legacy=False),
-    )
+    of_numpy = np.random.mtrand.get_bit_generator()
+    state_of_numpy = np.random.get_state(legacy=False)
     of_torch = None if torch is None else torch.get_rng_state()
     of_cuda = None
     if torch is not None and torch.cuda.is_initialized():
         of_cuda = torch.cuda.get_rng_state_all()
-    own = np.random.MT19937()
 
     def seed() -> None:
         first, second, third = (int(word) for word in drawn.words(3))
         random.seed(first)
-        np.random.mtrand.set_bit_generator(
-            own
-        )  # again, as code in the block may have put in another
+        # Again each time, as code in the block may have put in another.
+        np.random.mtrand.set_bit_generator(_own_of_numpy())
         np.random.seed(second >> 32)
         if torch is not None:
             _seed_torch(torch, third >> 1)
@@ -88,6 +84,12 @@ def own_chance(source: SecureRandom | None = None) -> Iterator[Callable[[], None
             torch.set_rng_state(of_torch)
         if torch is not None and of_cuda is not None:
             torch.cuda.set_rng_state_all(of_cuda)
+
+
+@cache
+def _own_of_numpy() -> np.random.MT19937:
+    """Return NumPy's generator in such blocks: making one takes as long as all the rest."""
+    return np.random.MT19937()
 
 
 @cache

@@ -14,6 +14,7 @@ from fl_dp.mechanisms import ClientScheme, SecureRandom
 from fl_dp.protocol.instruction import NoiseInstruction
 from fl_dp.protocol.keys import METRICS_KEY
 from fl_dp.updates import VectorLayout, only_array_record
+from fl_dp.user_code import Contained
 
 from .node_privacy import NodePrivacy
 from .records import instruction_of, only_record
@@ -56,19 +57,17 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     model = ArrayRecord({name: copy(array) for name, array in received.items()})
     layout = VectorLayout.of(model)
     origin = layout.flatten(model)
-    try:
-        # Where it is caught: a reply after a budget is spent looks like any other.
-        _charge(noise, scheme, message, context)
-        reply = call_next(message, context)
-        if reply.has_error():
-            raise ValueError("the handler replied with an error")
-        update = layout.flatten(only_array_record(reply.content)) - origin
-    except PrivacyBudgetExhausted as exhausted:
-        logger.info("%s; the server gets the noise around a zero update", exhausted)
-        update = np.zeros(layout.size)
-    except Exception:
-        logger.exception("the client failed; the server gets the noise around a zero update")
-        update = np.zeros(layout.size)
+    update = np.zeros(layout.size)
+    with Contained("the client failed; the server gets the noise around a zero update"):
+        try:
+            # Where it is caught: a reply after a budget is spent looks like any other.
+            _charge(noise, scheme, message, context)
+            reply = call_next(message, context)
+            if reply.has_error():
+                raise ValueError("the handler replied with an error")
+            update = layout.flatten(only_array_record(reply.content)) - origin
+        except PrivacyBudgetExhausted as exhausted:
+            logger.info("%s; the server gets the noise around a zero update", exhausted)
     # Rounding to the model's dtypes comes after the noise, so it costs no privacy.
     private = layout.unflatten(origin, scheme.privatize(update, SecureRandom()))
     # The weight is 1 for everybody: the number of records would be a release of its own.

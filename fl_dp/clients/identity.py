@@ -24,6 +24,7 @@ from fl_dp.accounting import NeighboringRelation, PrivacyBudget
 from fl_dp.protocol.identity import Form, NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
+from fl_dp.user_code import Contained
 
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy
@@ -65,11 +66,11 @@ def identity_handler(
         config, owner = config_of(message), NodeConfig.of(context.node_config)
         arrays, failed = None, ""
         if arrays_fn is not None and MODEL_KEY in config:
-            try:
+            said = "arrays_fn failed; the server is told only the kind of error"
+            with Contained(said) as attempt:
                 arrays = _forms(arrays_fn(context, config), forms_from_json(str(config[MODEL_KEY])))
-            except Exception as failure:
-                logger.exception("arrays_fn failed; the server is told only the kind of error")
-                failed = type(failure).__name__
+            if attempt.failure is not None:
+                failed = type(attempt.failure).__name__
         identity = NodeIdentity(
             name=owner.node_name,
             app=app,

@@ -10,7 +10,6 @@ the server as a code and a class name: an exception's text can carry data.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 
@@ -31,6 +30,7 @@ from fl_dp.protocol.keys import (
     WEIGHT_METRIC,
 )
 from fl_dp.secagg import Refused
+from fl_dp.user_code import Contained, own_chance
 
 from .client_noise import client_noise_mod
 from .compression import compression_mod
@@ -46,8 +46,6 @@ from .secure_node import secure_node_handlers
 from .secure_sum import secure_sum_mod
 from .trained_unit import TrainedUnit, numpy_client_of, train_unit
 from .units import NodeUnits, sum_of_units
-
-logger = logging.getLogger("flwr.fl_dp.client")
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 
@@ -140,7 +138,8 @@ def numpy_client_app(
             arrays, sums = sum_of_units(instruction, model, config, context, hosted)
             metrics = metric_record({"num-examples": 1} | sums, {})
         else:
-            unit = train_unit(make_client(context), model, config)
+            with own_chance():
+                unit = train_unit(make_client(context), model, config)
             arrays, metrics = _answer_of_one(unit, model, instruction)
         return Message(RecordDict({key: arrays, METRICS_KEY: metrics}), reply_to=message)
 
@@ -202,14 +201,12 @@ def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallabl
         handler = _wrapped(mod, handler)
 
     def answer(message: Message, context: Context) -> Message:
-        try:
+        with Contained("the client failed; the server is told only the kind of error") as attempt:
             return handler(message, context)
-        except Exception as failure:
-            logger.exception("the client failed; the server is told only the kind of error")
-            reason = type(failure).__name__
-            if isinstance(failure, Refused):
-                reason += f" {failure.code}"  # one of a few words, none of them made of data
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+        reason = type(attempt.failure).__name__
+        if isinstance(attempt.failure, Refused):
+            reason += f" {attempt.failure.code}"  # one of a few words, none of them made of data
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
     return answer
 

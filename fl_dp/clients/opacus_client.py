@@ -35,6 +35,7 @@ from fl_dp.ledger import NodeLedger, Witness
 from fl_dp.ledger.node import Account, Use
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
+from fl_dp.user_code import Contained
 
 from .dp_sgd import DPSGD, PrivateSteps, train_on_noise
 from .fit_for_dp_sgd import (
@@ -251,14 +252,14 @@ class OpacusClient(NumPyClient):
             The arrays, 1 (how many records there are stays private), and no metrics: each would
             be a release of its own.
         """
-        try:
-            return self._participate(parameters, config), 1, {}
-        except PrivacyBudgetExhausted as exhausted:
-            logger.info("%s; this client contributes nothing", exhausted)
-        except _RunIsOver as over:
-            logger.error("%s; this client contributes nothing", over)
-        except Exception:  # before the charge: of the message, the model or the ledger
-            logger.exception("training can't start; this client contributes nothing")
+        # Before the charge: of the message, the model or the ledger.
+        with Contained("training can't start; this client contributes nothing"):
+            try:
+                return self._participate(parameters, config), 1, {}
+            except PrivacyBudgetExhausted as exhausted:
+                logger.info("%s; this client contributes nothing", exhausted)
+            except _RunIsOver as over:
+                logger.error("%s; this client contributes nothing", over)
         return parameters, 1, {}
 
     def evaluate(
@@ -302,20 +303,19 @@ class OpacusClient(NumPyClient):
                 use=self._use,
             )
             # From here on records are read: whatever happens, a reply has noise.
-            try:
-                if mark is not None:
-                    mark.put()
-                self._train(ledger, charge, participation)
-                sent = self._sent(parameters)
-                if mark is not None:
-                    mark.remove()
-                return sent
-            except _NothingToRelease as spent:
-                logger.info("%s: this client sends noise around the model", spent)
-                if mark is not None:
-                    mark.remove()
-            except Exception:
-                logger.exception("training failed; this client sends noise around the model")
+            with Contained("training failed; this client sends noise around the model"):
+                try:
+                    if mark is not None:
+                        mark.put()
+                    self._train(ledger, charge, participation)
+                    sent = self._sent(parameters)
+                    if mark is not None:
+                        mark.remove()
+                    return sent
+                except _NothingToRelease as spent:
+                    logger.info("%s: this client sends noise around the model", spent)
+                    if mark is not None:
+                        mark.remove()
         return self._noise(parameters, participation.records)
 
     def _mark(self) -> UnfinishedParticipation | None:
@@ -349,15 +349,14 @@ class OpacusClient(NumPyClient):
 
     def _noise(self, parameters: NDArrays, records: int) -> NDArrays:
         """Return what the planned steps without any record make of `parameters`."""
-        try:
+        # As the optimizer can't step, whatever the records are.
+        with Contained("no step can be taken; this client contributes nothing"):
             load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
             train_on_noise(
                 self._model, records=records, plan=self._plan, how=self._how, rng=self._rng
             )
             return self._sent(parameters)
-        except Exception:  # as the optimizer can't step, whatever the records are
-            logger.exception("no step can be taken; this client contributes nothing")
-            return parameters
+        return parameters
 
     def _sent(self, received: NDArrays) -> NDArrays:
         return trained_arrays(self._model, received, trainable_only=self._trainable_only)

@@ -5,7 +5,6 @@ Config keys and replies stand with each handler. A reply has one record of its k
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 from functools import partial
@@ -30,12 +29,11 @@ from fl_dp.protocol.keys import (
 from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statistics import Evaluation, ScoreHistograms
 from fl_dp.statistics.wire import query_from_json
+from fl_dp.user_code import Contained, own_chance
 
 from .records import Config, config_of, only_record
 from .trained_unit import RECORDS_UTILITY
 from .units import NodeUnits
-
-logger = logging.getLogger("flwr.fl_dp.client")
 
 StatisticsFn: TypeAlias = Callable[[Context, int, Config, str], object]
 """Returns the values of one unit: node context, unit's index, message's config, values' name."""
@@ -125,18 +123,21 @@ def _contributions(
     """Return a reply with one vector a hosted unit, zero for a unit without values.
 
     Raises:
-        Exception: The first failure, if no unit has any.
+        BaseException: The first failure, if no unit has any.
     """
     query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
     sent: list[float] = []
-    failures: list[Exception] = []
+    failures: list[BaseException] = []
     for unit in range(hosted):
-        try:
-            sent += query.contribution(values_of(unit)).tolist()
-        except Exception as failure:
-            logger.exception("unit %d has no values and contributes zero", unit)
-            failures.append(failure)
-            sent += [0.0] * query.dimension
+        contribution = [0.0] * query.dimension
+        with (
+            Contained("unit %d has no values and contributes zero", unit) as attempt,
+            own_chance(),
+        ):
+            contribution = query.contribution(values_of(unit)).tolist()
+        sent += contribution
+        if attempt.failure is not None:
+            failures.append(attempt.failure)
     if failures and len(failures) == hosted:
         raise failures[0]
     metrics = MetricRecord({CONTRIBUTION_METRIC: sent})
@@ -168,11 +169,13 @@ def utility_handler(
             makers = [partial(_hosted, units, context, unit, hosted) for unit in query.units]
         utilities: list[float] = []
         for make_client in makers:
-            try:
-                utilities.append(_utility(make_client(), model, config, query.utility))
-            except Exception:
-                logger.exception("a utility could not be measured; the server gets the noised null")
-                utilities.append(math.nan)
+            utility = math.nan
+            with (
+                Contained("a utility could not be measured; the server gets the noised null"),
+                own_chance(),
+            ):
+                utility = _utility(make_client(), model, config, query.utility)
+            utilities.append(utility)
         sent = query.privatize(utilities, SecureRandom())
         metrics = MetricRecord({UTILITY_METRIC: sent})
         return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)

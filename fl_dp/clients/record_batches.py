@@ -13,7 +13,6 @@ And a record that can't be read, or that the collation can't use, is left out: a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.utils.data import Dataset, default_collate
 
-logger = logging.getLogger("flwr.fl_dp.client")
+from fl_dp.user_code import Contained
 
 TARGET_KEYS = ("label", "labels", "target", "targets")
 """Keys of a batch that is a mapping, of which one names the targets unless told otherwise."""
@@ -168,12 +167,10 @@ class RecordBatches(Dataset[list[Batch]]):
     def __getitems__(self, rows: list[int]) -> list[Batch]:
         """Return the batches of some records: one, unless they differ in shape; or none."""
         if self._record_wise and rows:
-            try:
+            with Contained():  # else each is read alone
                 records = self._read(rows)
                 if _alike(records):
                     return [self._form.split(self._collate(records))]
-            except Exception:
-                logger.debug("records %s make no batch: each is read alone", rows)
         alone = [batch for row in rows if (batch := self._alone_or_not(row)) is not None]
         return joined_alike(alone)
 
@@ -198,14 +195,12 @@ class RecordBatches(Dataset[list[Batch]]):
         return inputs, targets
 
     def _alone_or_not(self, row: int) -> Batch | None:
-        try:
+        # Said once, as it may be every record; what the text holds stays on the node.
+        said = None if self._complained else "a record can't be used, and counts as none"
+        with Contained(said):
             return self.alone(row)
-        except Exception:
-            # Once, as it may be every record; what the text holds stays on the node.
-            if not self._complained:
-                logger.exception("a record can't be used, and counts as none")
-                self._complained = True
-            return None
+        self._complained = True
+        return None
 
 
 def joined_alike(batches: Iterable[Batch]) -> list[Batch]:

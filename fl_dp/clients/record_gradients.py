@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from fl_dp.tasks.models.index_ranges import require_targets
+from fl_dp.user_code import Contained
 
 from .clipped_gradients import ClippedGradients, GhostGradients, MixesRecords
 from .record_batches import Batch, BatchForm, RecordBatches
@@ -140,25 +141,22 @@ class RecordGradients:
         if not len(targets):
             return
         inputs, targets = _moved((inputs, targets), self._device)
-        try:
+        with Contained() as attempt:
             self._clipped.add(inputs, targets)
             return
-        except torch.OutOfMemoryError:
+        if isinstance(attempt.failure, torch.OutOfMemoryError):
             logger.warning(
                 "%d records at once don't fit into the device's memory, so they are taken one by "
                 "one: write physical_batch_size (dp_sgd.physical_batch_size), or "
                 "grad_sample_mode='ghost'",
                 len(targets),
             )
-        except Exception:
-            logger.debug("no gradients of this batch; its records are taken one by one")
         for row in range(len(targets)):
-            try:
+            # Said once, as it may be every record, in every step.
+            said = None if self._failures else "a record has no gradient, and counts as zero"
+            with Contained(said) as attempt:
                 self._clipped.add(_rows(inputs, [row]), targets[[row]])
-            except Exception:
-                if not self._failures:  # it may be every record, in every step
-                    logger.exception("a record has no gradient, and counts as zero")
-                self._failures += 1
+            self._failures += attempt.failure is not None
 
 
 def _require_untied(model: nn.Module, grad_sample_mode: str) -> None:

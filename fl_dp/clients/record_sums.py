@@ -28,6 +28,7 @@ from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC
 from fl_dp.updates import VectorLayout
+from fl_dp.user_code import own_chance
 
 from .records import Config
 from .slots import present_slots
@@ -101,9 +102,11 @@ def sum_of_records(
     assert rate is not None  # checked with the bundle
     layout = VectorLayout.of(model)
     norm = inner_norm(bundle, layout.size)
-    found = records_fn(context, dict(config), model)
+    with own_chance():
+        found = records_fn(context, dict(config), model)
     coins = _drawn(found, rate, min(len(found), instruction.max_units))
-    gradients, count = found.clipped_sum(np.flatnonzero(coins).tolist(), norm)
+    with own_chance():
+        gradients, count = found.clipped_sum(np.flatnonzero(coins).tolist(), norm)
     if present_slots() is not None:
         # About as many at once as are drawn, which is what fits into memory.
         parts = min(math.ceil(1.0 / rate), max(1, len(coins)))

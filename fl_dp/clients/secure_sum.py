@@ -47,6 +47,7 @@ from fl_dp.protocol.secure_sum import (
 from fl_dp.secagg import Refused, SecureNode, SumTerms
 from fl_dp.secagg.terms import require_time, work_ends
 from fl_dp.secagg.turns import Turns
+from fl_dp.user_code import Contained
 
 from .cut_off import Apart
 from .node_config import NodeConfig
@@ -142,19 +143,18 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             if marked:
                 node.store.put(None, silent, _BEGUN)
             units = _units_in_turn(terms, turns)
-            try:
+            with Contained("the client's work failed or was late, and is not sent") as attempt:
                 with in_turn(units):
                     values = work() if apart is None else _values_of(apart, terms)
                 if units is not None and not units.followed:
                     raise ValueError("what was asked for is of all units, whose turn it is not")
                 weighed = [weight * each for each in values]
                 steps = _encoded(share, weighed, terms, part.place, context)
-            except Exception:
+            if attempt.failure is not None:
                 if units is not None and units.changed:  # by the owner, and not by what is in them
                     if marked:
                         node.store.put(None, silent, _ENDED)
-                    raise
-                logger.exception("the client's work failed or was late, and nothing of it is sent")
+                    raise attempt.failure
                 late = not summed.of_one
             if late or marked:
                 node.store.put(None, silent, _FAILED if late else _ENDED)

@@ -30,6 +30,7 @@ from fl_dp.option_errors import require_positive
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, RefusedUpdate, VectorLayout
+from fl_dp.user_code import Contained, own_chance
 
 from .cut_off import Apart
 from .records import Config
@@ -121,22 +122,22 @@ def sum_of_units(
             logger.warning("this node does not host unit %d, which contributes zero", unit)
 
     def train(unit: int) -> TrainedUnit:
-        return train_unit(units.made(context, unit), model, config)
+        with own_chance():
+            return train_unit(units.made(context, unit), model, config)
 
     slots = present_slots()
     if slots is not None:
         node.add_in(slots, train)
     elif units.train_many is not None and hosted > 1:
-        try:
+        with (
+            Contained("training units together failed: those left are trained one by one"),
+            own_chance(),
+        ):
             for rows in units.train_many(context, tuple(node.left), model, dict(config)):
                 node.add_rows(rows)
-        except Exception:
-            logger.exception("training units together failed: those left are trained one by one")
     for unit in tuple(node.left):
-        try:
+        with Contained("unit %d failed and contributes zero", unit):
             node.add(unit, train(unit))
-        except Exception:
-            logger.exception("unit %d failed and contributes zero", unit)
     metrics = {SCALARS_METRIC: node.sums.scalars.tolist()}
     if instruction.utility is not None:
         metrics[UTILITY_METRIC] = [node.utilities.get(unit, math.nan) for unit in chosen]
@@ -222,14 +223,11 @@ class _NodeSums:
         weights: list[float] = []
         utilities: dict[int, float] = {}
         for row, (unit, report) in enumerate(zip(rows.units, rows.reports, strict=True)):
-            try:
+            with Contained("unit %d failed and contributes zero", unit):
                 measured = report.measured(self.sums.bundle)
                 utilities[unit] = self._utility(report)
                 weights.append(report.weight(self.instruction.weight_cap))
-            except Exception:
-                logger.exception("unit %d failed and contributes zero", unit)
-                continue
-            accepted.append((row, unit, measured))
+                accepted.append((row, unit, measured))
         places = [row for row, _, _ in accepted]
         vectors = rows.vectors if len(places) == len(rows.units) else rows.vectors[places]
         norms = self.sums.add_rows(

@@ -27,7 +27,7 @@ class ToldClient(NumPyClient):
         metrics: Any = None,
         loss: Any = 0.5,
         returns: Any = None,
-        error: Exception | None = None,
+        error: BaseException | None = None,
     ) -> None:
         self.update = update
         self.num_examples = num_examples

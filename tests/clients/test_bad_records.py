@@ -59,6 +59,14 @@ def leaves() -> None:
     raise SystemExit(1)
 
 
+class Panic(BaseException):
+    """A native library's, which is no `Exception`."""
+
+
+def panics() -> None:
+    raise Panic("one record can't be tokenised")
+
+
 def hangs() -> None:
     time.sleep(600.0)
 
@@ -105,7 +113,10 @@ def fitted(client: OpacusClient) -> float:
         (raises, {"num_workers": 2}),
         (exits, {"num_workers": 1}),
         (exits, {"num_workers": 2, "timeout": 60}),
+        (leaves, {}),
         (leaves, {"num_workers": 1}),
+        (panics, {}),
+        (panics, {"num_workers": 2}),
         (hangs, {"num_workers": 2, "timeout": 0.5}),
     ],
 )

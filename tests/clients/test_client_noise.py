@@ -136,6 +136,8 @@ def test_each_round_has_noise_of_its_own(node: Any, read: Any, told: Any) -> Non
 
 FAILURES = {
     "raises": {"error": RuntimeError(SECRET)},
+    "exits": {"error": SystemExit(SECRET)},
+    "is stopped by a native library": {"error": BaseException(SECRET)},
     "nan": {"update": np.nan},
     "infinite": {"update": np.inf},
     "too few arrays": {"returns": [np.zeros(3, np.float32)]},

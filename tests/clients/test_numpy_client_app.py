@@ -45,7 +45,7 @@ class Client(NumPyClient):
         parameters: Any = None,
         num_examples: Any = 3,
         loss: float = 0.5,
-        error: PatientError | None = None,
+        error: BaseException | None = None,
     ) -> None:
         self.metrics = metrics if metrics is not None else {}
         self.parameters = parameters
@@ -327,6 +327,18 @@ FAILURES = {
 def test_the_text_of_an_exception_is_nowhere_in_the_reply(kind: str, failure: Any) -> None:
     reply = answer_to(kind, **failure)
     assert_refused(reply, "PatientError")  # a code and its class are all that the server is told
+    assert SECRET.encode() not in pickle.dumps(reply)
+
+
+class PatientPanic(BaseException):
+    """As a native library raises, which is no `Exception`."""
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("failure", [PatientPanic, SystemExit])
+def test_what_is_no_exception_is_answered_like_one(kind: str, failure: type[BaseException]) -> None:
+    reply = answer_to(kind, Client(error=failure(SECRET)))
+    assert_refused(reply, failure.__name__)
     assert SECRET.encode() not in pickle.dumps(reply)
 
 

@@ -61,6 +61,13 @@ def test_a_node_says_its_name(node: Any, told: Any, node_config: dict[str, Any],
 
 # Its part of a statistic.
 
+
+class Panic(BaseException):
+    """A native library's panic, which is no `Exception`."""
+
+
+FAILURES = (RuntimeError, SystemExit, Panic)
+
 VALUES = {"ages": [[30.0], [50.0]], "labels": ["a", "b", "b"]}
 
 
@@ -119,12 +126,17 @@ def test_a_node_of_several_units_contributes_each_one_s_vector(
         np.testing.assert_array_equal(vector, query.contribution(of_unit))
 
 
+@pytest.mark.parametrize("kind", FAILURES)
 def test_a_unit_that_fails_does_not_silence_the_others(
-    contribution: Callable[..., Any], read_metrics: Any, told: Any, caplog: pytest.LogCaptureFixture
+    contribution: Callable[..., Any],
+    read_metrics: Any,
+    told: Any,
+    kind: type[BaseException],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def failing(context: Context, unit: int, config: Any, name: str) -> list[list[float]]:
         if unit == 1:
-            raise RuntimeError(SECRET)
+            raise kind(SECRET)
         return [[1.0]]
 
     reply = contribution(Count(), failing, clients=[told()] * 3)
@@ -214,10 +226,11 @@ def test_a_utility_is_clipped_to_its_range_and_null_is_its_middle(
     assert sent == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.parametrize("kind", FAILURES)
 def test_a_client_that_fails_answers_with_noise_around_the_null(
-    utilities: Callable[..., Any], told: Any
+    utilities: Callable[..., Any], told: Any, kind: type[BaseException]
 ) -> None:
-    [sent] = utilities([told(error=RuntimeError(SECRET))], precise())
+    [sent] = utilities([told(error=kind(SECRET))], precise())
     assert sent == pytest.approx(2.0, abs=1e-3)
     assert sent != 2.0
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import pickle
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from fixed_draws import fix_draws
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
@@ -197,8 +200,16 @@ HOSTILE: dict[str, dict[str, Any]] = {
     "just above the bound": {"update": NORM / math.sqrt(3) * (1 + 1e-6)},
     "heavy": {"update": 1.0, "num_examples": 10**18},
 }
+
+
+class Panic(BaseException):
+    """A native library's panic, which is no `Exception`."""
+
+
 FAILING: dict[str, dict[str, Any]] = {
     "raises": {"error": RuntimeError(SECRET)},
+    "panics": {"error": Panic(SECRET)},
+    "exits": {"error": SystemExit(SECRET)},
     "nan": {"update": np.nan},
     "one nan": {"update": np.array([0.1, np.nan, 0.1])},
     "infinite": {"update": np.inf},
@@ -239,6 +250,40 @@ def test_a_unit_that_fails_contributes_exactly_zero_to_every_sum(
     caplog.set_level(logging.WARNING, logger="flwr.fl_dp.client")
     assert sums([good, bad], weight_cap=20.0) == sums([good], weight_cap=20.0)
     assert "unit 1" in caplog.text
+
+
+class Dropping(NumPyClient):
+    """Moves along an axis of its own, up or down by coins of torch, NumPy and `random`."""
+
+    def __init__(self, unit: int, *, fails: bool = False, seeds: bool = False) -> None:
+        self.unit, self.fails, self.seeds = unit, fails, seeds
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        if self.fails:
+            raise RuntimeError(SECRET)
+        coins = (float(torch.rand(())) + np.random.rand() + random.random()) % 1.0
+        if self.seeds:
+            random.seed(0)
+            np.random.seed(0)
+            torch.manual_seed(0)
+        update = np.zeros(3, np.float32)
+        update[self.unit % 3] = NORM if coins < 0.5 else -NORM
+        return [parameters[0] + update, *parameters[1:]], 1, {}
+
+
+@pytest.mark.parametrize("seeds", [False, True])
+def test_a_unit_that_fails_leaves_the_coins_of_all_others_alone(
+    sums: Callable[..., Any], seeds: bool
+) -> None:
+    """Of 8 units the first fails before its coins, or seeds those of all behind it."""
+    totals = []
+    for fails in (False, True):
+        fix_draws("units")  # seeds the process as an app does, and couples the secret coins
+        first = Dropping(0, fails=fails, seeds=seeds)
+        total, _ = sums([first, *(Dropping(unit) for unit in range(1, 8))])
+        totals.append(total)
+    moved = sum((a - b) ** 2 for a, b in zip(*totals, strict=True))
+    assert 0 < moved <= int(NORM / bundle().updates.grid) ** 2
 
 
 def test_what_a_unit_raises_is_nowhere_in_the_reply(node: Any, told: Any) -> None:
@@ -377,13 +422,13 @@ def test_only_hosted_units_that_take_part_are_trained_together(both: Callable[..
     assert asked == [(4, 0)]
 
 
-def yields(*parts: tuple[int, int] | None) -> Callable[..., Any]:
-    """Return a `train_many` that yields these parts of units, and then raises if one is None."""
+def yields(*parts: tuple[int, int] | BaseException) -> Callable[..., Any]:
+    """Return a `train_many` that yields these parts of units, or raises them."""
 
     def train_many(context: Context, units: Any, model: Any, config: Any) -> Iterator[TrainedRows]:
         for part in parts:
-            if part is None:
-                raise RuntimeError(SECRET)
+            if isinstance(part, BaseException):
+                raise part
             yield part if isinstance(part, TrainedRows) else rows_of(TOGETHER, part, model)
 
     return train_many
@@ -401,8 +446,10 @@ def changed(**changes: Any) -> Callable[..., Any]:
 
 
 BROKEN = {
-    "raises": yields(None),
-    "raises after some": yields((0, 2), None),
+    "raises": yields(RuntimeError(SECRET)),
+    "raises after some": yields((0, 2), RuntimeError(SECRET)),
+    "panics after some": yields((0, 2), Panic(SECRET)),
+    "exits": yields(SystemExit(SECRET)),
     "is no function": 3,
     "returns nothing": lambda *_: None,
     "the same unit twice": yields((0, 0)),
@@ -464,7 +511,7 @@ def test_no_row_moves_the_sum_by_more_than_the_clipping_norm(
 
 
 def test_a_node_of_one_unit_trains_it_alone(both: Callable[..., Any]) -> None:
-    replies, calls = both([WHOLE], yields(None))
+    replies, calls = both([WHOLE], yields(RuntimeError(SECRET)))
     assert_same(replies)
     assert calls == [2]
 

@@ -26,6 +26,7 @@ from fl_dp.tasks.datasets.own_data import (
     require_scale_of,
     splits_to_read,
 )
+from fl_dp.user_code import Contained
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
 _FORMATS = ("PNG", "JPEG", "BMP")  # Pillow reads many more, which nobody asked for
@@ -103,12 +104,10 @@ def _fitting_images(root: Path, data_format: DataFormat) -> Dataset:
     for place, file in enumerate(files):
         if file.parent.name not in classes or file.suffix.lower() not in _SUFFIXES:
             continue
-        try:
+        with Contained():  # a decoder raises what it likes
             x[place] = _pixels([_Image(None, file.parent.name, file)], shape)[0]
-        except Exception:  # a decoder raises what it likes
-            continue
-        y[place] = classes.index(file.parent.name)
-        fit[place] = True
+            y[place] = classes.index(file.parent.name)
+            fit[place] = True
     dataset = dataset_of_rows("folder", x, y, fit, num_classes=len(classes), source=root)
     return replace(dataset, mean=data_format.mean or 0.0, std=data_format.std or 1.0)
 

@@ -12,7 +12,7 @@ clients holds as before: whoever changes one record changes one vector.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_dp.tasks.models.weights import set_weights
+from fl_dp.user_code import Contained
 
 from .patches import Patches
 from .progress import told
@@ -161,14 +162,13 @@ class Encoder:
 
     def _each(self, records: Tensor) -> Tensor:
         """Return the vectors of records, zeros for one that the network fails on."""
-        try:
+        with Contained():
             return self._normalised(self._maps(records))
-        except Exception:
-            found = torch.zeros(len(records), self.width(tuple(records.shape[1:])))
+        found = torch.zeros(len(records), self.width(tuple(records.shape[1:])))
         for place, record in enumerate(records):
             alone = torch.zeros_like(records)
             alone[place] = record  # where it was, so that it is rounded as it was
-            with suppress(Exception):
+            with Contained():
                 found[place] = self._normalised(self._maps(alone))[place].cpu()
         return found
 

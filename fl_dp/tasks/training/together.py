@@ -41,6 +41,7 @@ from fl_dp.tasks.training.local import (
     train_locally,
 )
 from fl_dp.tasks.training.units_as_channels import UnitsAsChannels, side_by_side
+from fl_dp.user_code import Contained, own_chance
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -91,7 +92,7 @@ def train_together(
 
     A model that can't be trained so is trained one unit after the other, and the log says why:
     dropout, BatchNorm, shared parameters, other numbers than float32, or what `torch.vmap` does
-    not know. Neither the model nor, without random layers, the global random state is touched.
+    not know. Neither the model nor the global random state is touched.
 
     Args:
         model: What all start from, with outputs `(n, classes)`, on its own device.
@@ -122,18 +123,19 @@ def train_together(
                 for place in places:
                     del left[place]
                 yield places, vectors
-        except Exception as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # a native library's panic, too
             reason = f"{type(error).__name__}: {error}"
         else:
             return
     _log_once(reason)
     for place, unit in left.items():
-        try:
+        said = "the data of unit %d of those trained together do not fit"
+        with Contained(said, place) as attempt, own_chance():
             vector = _trained_alone(start, unit, training)
-        except Exception:
-            logger.exception("the data of unit %d of those trained together do not fit", place)
-            continue
-        yield [place], vector[np.newaxis]
+        if attempt.failure is None:
+            yield [place], vector[np.newaxis]
 
 
 def why_not_together(model: nn.Module) -> str | None:
@@ -198,9 +200,9 @@ def _in_chunks(
         yield empty, np.broadcast_to(_vector(model).numpy(), (len(empty), _vector(model).numel()))
     for (shape, width), alike in of_shape.items():
         probe = copy.deepcopy(model)
-        try:
+        with Contained() as attempt:
             classes, unit_bytes = _probed(probe, (width, *shape))
-        except Exception:  # the model does not take records of this shape
+        if attempt.failure is not None:  # the model does not take records of this shape
             continue
         for (name, before), after in zip(model.named_buffers(), probe.buffers(), strict=True):
             if not torch.equal(before, after):
