@@ -85,7 +85,7 @@ class Size:
 
     def message(self, place: int) -> MaskedMessage:
         """Return a client's message."""
-        part = Participation(self.terms, place, _root_of(place), lambda _: None, b"")
+        part = Participation(self.terms, place, _root_of(place), lambda _: None)
         return part.message(np.zeros(self.coordinates, np.int64))
 
     @cached_property
@@ -104,7 +104,7 @@ class Size:
         answers = {}
         for member in self.terms.committee[-self.terms.threshold :]:
             shares, unreadable = open_bundles(
-                self.terms, member, *opening.question(member), _root_of(member), lambda _: b""
+                self.terms, member, *opening.question(member), _root_of(member)
             )
             answers[member] = Opened(shares, bytes(64), unreadable)
         return answers

@@ -4,7 +4,7 @@ Every node is real but for its messages, which are only measured. Timed are node
 in a cache, as a process of their own has, in CPU seconds; the median of a few. The others share
 what is public. With `--set-up` no more clients than these few mask, and nobody opens.
 
-    python benchmarks/secagg_scale.py [--json] [--nodes 1000] [--size 1000] [--whole] [--set-up]
+    python benchmarks/secagg_scale.py [--json] [--nodes 1000] [--size 1000] [--set-up]
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ import numpy as np
 
 from fl_dp.accounting.shared_noise import usual_colluding
 from fl_dp.mechanisms import Segment
-from fl_dp.secagg import Directory, Excerpt, Identity, OpenSum, Roster, SecureNode, SQLiteStore
+from fl_dp.secagg import Directory, Identity, OpenSum, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg import directory as directories
-from fl_dp.secagg import excerpt as excerpts
 from fl_dp.secagg import node as nodes_module
 from fl_dp.secagg.directory import Entry
-from fl_dp.secagg.excerpt import Near, directory_from_json, near_of
 from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.secagg.roster import Member
 from fl_dp.secagg.terms import SumTerms
@@ -39,7 +37,6 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     """Return the CPU seconds of some work, with no public text read before, and its result."""
     for cached in (
         directories._check_keys,
-        excerpts._check_entry,
         nodes_module._terms_of,
         nodes_module._directory_of,
     ):
@@ -50,17 +47,16 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def accept(node: SecureNode, text: str) -> bytes:
-    """Let a node read and check a directory, or an excerpt of one."""
-    return node.accept(directory_from_json(text))
+    """Let a node read and check a directory."""
+    return node.accept(Directory.from_json(text))
 
 
-def measure(count: int, size: int, *, whole: bool, all_mask: bool) -> dict[str, Any]:
+def measure(count: int, size: int, *, all_mask: bool) -> dict[str, Any]:
     """Return seconds and bytes of one run of `count` nodes.
 
     Args:
         count: Nodes.
         size: Coordinates of the sum.
-        whole: Whether the nodes that are timed get the whole directory.
         all_mask: Whether all send their message, and the sum is opened.
     """
     identities = [Identity.generate() for _ in range(count)]
@@ -100,21 +96,15 @@ def measure(count: int, size: int, *, whole: bool, all_mask: bool) -> dict[str, 
 
     committee = directory.committee(_COMMITTEE)
     told = directory.to_json()
-    # Set-up: members check everything, and vouch for it.
-    member_check, _ = timed(partial(accept, serve(committee[0]), told))
-    vouchers = {}
     for place in committee:
         serve(place).accept(directory)
-        vouchers[place] = serve(place).vouch(directory)
-    excerpt = Excerpt.of(directory, committee, vouchers)
-    sent = told if whole else excerpt.to_json()
     others = [place for place in range(count) if place not in committee]
     sampled = [place for place in others if place % 20][:_TIMED]  # the twentieth of each are lost
     checks = []
     for node in map(serve, sampled):
-        checks.append(timed(partial(accept, node, sent))[0])
+        checks.append(timed(partial(accept, node, told))[0])
     for place in set(others) - set(sampled) if all_mask else ():
-        serve(place).accept(excerpt)
+        serve(place).accept(directory)
     # The sum.
     terms = SumTerms(
         run=_RUN,
@@ -135,8 +125,8 @@ def measure(count: int, size: int, *, whole: bool, all_mask: bool) -> dict[str, 
     )
     text, values = terms.to_json(), np.ones(size, np.int64)
 
-    def message(place: int, near: Near | None) -> Any:
-        part = serve(place).begin(text, content=_CONTENT, purpose="train", near=near)
+    def message(place: int) -> Any:
+        part = serve(place).begin(text, content=_CONTENT, purpose="train")
         return part.message(values)
 
     replying = [place for place in range(count) if place % 20] if all_mask else sampled
@@ -144,33 +134,26 @@ def measure(count: int, size: int, *, whole: bool, all_mask: bool) -> dict[str, 
     masking: list[float] = []
     up = down = 0
     for place in replying:
-        began = time.process_time()
-        none = place in committee or (whole and place in sampled)
-        near = None if none else near_of(directory, place, terms.neighbours[place])
-        server += time.process_time() - began
         if place in sampled:
-            seconds, reply = timed(partial(message, place, near))
+            seconds, reply = timed(partial(message, place))
             masking.append(seconds)
             up = len(reply.masked) + sum(map(len, reply.bundles)) + len(reply.commitments)
-            down = len(text) + (0 if near is None else len(near.keys))
+            down = len(text)
         else:
-            reply = message(place, near)
+            reply = message(place)
         began = time.process_time()
         opening.fold(place, reply)
         server += time.process_time() - began
     found = {
         "nodes": count,
         "size": size,
-        "directory": "whole" if whole else "excerpt",
-        "set_up_bytes_down": len(sent),
+        "set_up_bytes_down": len(told),
         "set_up_seconds": statistics.median(checks),
         "sum_bytes_down": down,
         "sum_bytes_up": up,
         "sum_seconds": statistics.median(masking),
-        "member_set_up_bytes": len(told),
-        "member_set_up_seconds": member_check,
         "server_set_up_seconds": server_first,
-        "server_set_up_bytes": len(told) * len(committee) + len(sent) * len(others),
+        "server_set_up_bytes": len(told) * count,
     }
     if not all_mask:
         return found
@@ -211,10 +194,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--size", type=int, default=1000)
-    parser.add_argument("--whole", action="store_true", help="no excerpts")
     parser.add_argument("--set-up", action="store_true", help="no more than a few clients mask")
     given = parser.parse_args()
-    found = measure(given.nodes, given.size, whole=given.whole, all_mask=not given.set_up)
+    found = measure(given.nodes, given.size, all_mask=not given.set_up)
     if given.json:
         print(json.dumps(found))
     else:

@@ -2,18 +2,17 @@
 
     python benchmarks/silos.py digits_2 digits_8        # choose rates, train, print a table
     python benchmarks/silos.py fashion --seeds 0,1,2
-    python benchmarks/silos.py cost                      # a node's answer with memory, and its file
 
 Each row is a whole `fl-dp run privacy=distributed_records`, and differs in two things alone. All
-records take part in every round, or those of one position in turn, or those whose coins come up.
+records take part in every round, or those whose coins come up.
 And the noise is enough with 8 of 10 shares (nobody is trusted), or with all (as a trusted server
 would add it). What has ended is kept, and read again.
 
 The server's learning rate of each row is chosen on MNIST, which is public here, by the same steps
 in this process: gradients of a linear model, and noise by the code that nodes run. For digits MNIST
 is made as digits were: black or white, counted in blocks of pixels. `--played N` trains on the
-private sets in this way, too, over N seeds: without masks and messages, which change no number. Two
-rows are played alone: turns with independent noise, and silos that each hide their own records.
+private sets in this way, too, over N seeds: without masks and messages, which change no number. One
+row is played alone: silos that each hide their own records.
 Fashion-MNIST and MNIST have to be there: `fl-dp data fashion_mnist`.
 """
 
@@ -24,53 +23,40 @@ import json
 import re
 import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from itertools import count
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from accuracy import Row
 from numpy.typing import NDArray
-from side_by_side import Case, compare
 
-from fl_dp.accounting import optimal_coefficients
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of
-from fl_dp.clients.noise_memory import MEMORY_FILE, carried_noise
-from fl_dp.mechanisms import NoiseShare, SecureRandom, Segment
-from fl_dp.mechanisms.banded_share import BandedShare, CarriedNoise
+from fl_dp.mechanisms import NoiseShare, SecureRandom
 from fl_dp.plan import PrivacyPlan
 from fl_dp.plan.distributed_noise import DistributedNoise
 
 Floats = NDArray[np.float64]
 
-SILOS, TURNS = 10, 20
+SILOS = 10
 TRUSTED = ("privacy.secure_sum.least=10", "privacy.secure_sum.colluding=0")
 EVERYBODY = ("selection.sampling_rate=1", "privacy.secure_sum.reply_after=null")
-CYCLIC = (
-    f"selection.sampling_rate={1 / TURNS:g}",
-    "noise=cyclic",
-    "privacy.secure_sum.reply_after=null",
-)
-COINS = (f"selection.sampling_rate={1 / TURNS:g}", "privacy.secure_sum.reply_after=10")
+COINS = ("selection.sampling_rate=0.05", "privacy.secure_sum.reply_after=10")
 ARMS = {
     "all records": EVERYBODY,
     "all records, 8 bits": (*EVERYBODY, "privacy.secure_sum.bits=8"),
-    "cyclic, with memory": CYCLIC,
     "coins at the nodes": COINS,
     "central, all records": (*EVERYBODY, *TRUSTED),
     "central, coins": (*COINS, *TRUSTED),
 }
 # Played alone: no setting asks for them.
-WITHOUT_MEMORY, OWN = "cyclic, independent", "each silo's own noise, all records"
-PLAYED = {WITHOUT_MEMORY: "cyclic, with memory", OWN: "all records"}  # with the settings of
-SIZE = 1_000_000  # of `cost`
+OWN = "each silo's own noise, all records"
+PLAYED = {OWN: "all records"}  # with the settings of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,26 +141,15 @@ class Nodes:
     """Ten nodes that answer with noise by the code that nodes run."""
 
     def __init__(self, share: NoiseShare) -> None:
-        """Make them, with nothing to remember yet."""
+        """Make them."""
         self._share, self._rng = share, SecureRandom()
-        self._memories: list[CarriedNoise] | None = None
-        if isinstance(share, BandedShare):
-            size = share.segments[0].size
-            self._memories = [
-                CarriedNoise.empty(bands=share.bands, size=size) for _ in range(SILOS)
-            ]
 
-    def opened(self, sums: Sequence[Floats], index: int) -> Floats:
+    def opened(self, sums: Sequence[Floats]) -> Floats:
         """Return the sum of all answers, in the units of gradients."""
         total = np.zeros(self._share.size, dtype=np.int64)
-        for node, each in enumerate(sums):
+        for each in sums:
             values = [each, *(np.zeros(part.size) for part in self._share.segments[1:])]
-            if self._memories is not None:
-                assert isinstance(self._share, BandedShare)
-                memory = self._memories[node]
-                total += self._share.encode(values, self._rng, memory, index)
-            else:
-                total += self._share.encode(values, self._rng)
+            total += self._share.encode(values, self._rng)
         return self._share.decode(total)[0]
 
 
@@ -184,10 +159,6 @@ def _share_of(arm: str, plan: PrivacyPlan, size: int) -> NoiseShare:
     share = plan.shared_bundle(plan.noise_multiplier, size=size).share
     if arm == OWN:
         return replace(share, noise_scale=share.noise_scale * plan.noise.honest_shares**0.5)
-    if arm == WITHOUT_MEMORY:
-        plain = NoiseShare(segments=share.segments, noise_scale=share.noise_scale)
-        scale = share.noise_scale * plain.sensitivity / share.sensitivity
-        return replace(plain, noise_scale=scale)
     return share
 
 
@@ -201,21 +172,17 @@ def played(table: str, arm: str, rate: float, seed: int, *, task: str | None = N
     nodes = Nodes(_share_of(arm, plan, width * classes))
     random = np.random.default_rng(seed)
     dealt = np.array_split(random.permutation(records), SILOS)
-    places = [silo * TURNS // SILOS + np.arange(len(rows)) for silo, rows in enumerate(dealt)]
-    cyclic = settings.noise.name == "cyclic"
     share_of_records = settings.selection.sampling_rate
     model, speed = np.zeros((classes, width)), np.zeros((classes, width))
     optimizer = settings.server_optimizer
     for index in range(settings.rounds):
         sums = []
-        for rows, at in zip(dealt, places, strict=True):
+        for rows in dealt:
             inside = np.ones(len(rows), dtype=np.bool_)
-            if cyclic:
-                inside = at % TURNS == index % TURNS
-            elif share_of_records < 1.0:
+            if share_of_records < 1.0:
                 inside = random.random(len(rows)) < share_of_records
             sums.append(_clipped(model, data.rows[rows[inside]], data.labels[rows[inside]]))
-        step = nodes.opened(sums, index).reshape(classes, width) / (records * share_of_records)
+        step = nodes.opened(sums).reshape(classes, width) / (records * share_of_records)
         speed = optimizer.momentum * speed + step
         left = 1.0 - index / settings.rounds if optimizer.linear_decay else 1.0
         model -= rate * left * speed
@@ -296,63 +263,21 @@ def _short(number: float) -> str:
     return f"{number:.4f}".removeprefix("0")
 
 
-def cost(repeats: int) -> None:
-    """Print what a node's answer takes with memory and without, and how large its file is."""
-    updates = Segment("updates", SIZE, 1.0, 100_000.0, 1.0)
-    plain = NoiseShare(segments=(updates,), noise_scale=580.0)
-    values, rng = np.zeros(SIZE), SecureRandom()
-    for bands in (2, 8, 16, TURNS):
-        coefficients = optimal_coefficients(200, bands, momentum=0.9)
-        share = BandedShare(segments=(updates,), noise_scale=580.0, coefficients=coefficients)
-        with tempfile.TemporaryDirectory() as folder:
-            answer = partial(_answer, share, count(), rng, Path(folder))
-            case = Case(
-                name=f"{bands} bands, {SIZE:,} coordinates, file included",
-                peer="independent noise",
-                ours=answer,
-                theirs=partial(plain.encode, [values], rng),
-                before=partial(_filled, answer, bands),
-            )
-            ((name, found),) = compare([case], repeats).items()
-            size = (Path(folder) / MEMORY_FILE).stat().st_size
-        print(
-            f"{name}: {1e3 * found['ours_s']:.0f} ms, independent {1e3 * found['peer_s']:.0f} ms, "
-            f"{found['ratio']:.2f} times; file {size:,} bytes",
-            flush=True,
-        )
-
-
-def _answer(share: BandedShare, index: Iterator[int], rng: SecureRandom, folder: Path) -> None:
-    """Answer once, with the memory in its file."""
-    with carried_noise(folder, share, run=1) as memory:
-        share.encode([np.zeros(SIZE)], rng, memory, next(index))
-
-
-def _filled(answer: Callable[[], None], bands: int) -> None:
-    """Answer until nothing more is remembered."""
-    for _ in range(bands):
-        answer()
-
-
 def main() -> None:
     """Choose rates, train what is missing, and print tables."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("tables", nargs="+", choices=[*TABLES, "cost"])
+    parser.add_argument("tables", nargs="+", choices=[*TABLES])
     parser.add_argument("--seeds", default="0,1,2", help="of whole runs")
     parser.add_argument("--arms", nargs="*", choices=[*ARMS, *PLAYED], help="some alone")
     parser.add_argument("--tried", type=int, default=3, help="seeds that a rate is tried with")
     parser.add_argument("--played", type=int, default=0, help="seeds of trainings in this process")
     parser.add_argument("--only-played", action="store_true", help="no whole runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/silos"), help="folder of the runs")
-    parser.add_argument("--repeats", type=int, default=9, help="timings a side, of cost")
     asked = parser.parse_args()
     asked.runs = asked.runs.resolve()
     asked.runs.mkdir(parents=True, exist_ok=True)
     for table in asked.tables:
         began = time.monotonic()
-        if table == "cost":
-            cost(asked.repeats)
-            continue
         for line in printed(table, asked):
             print(line, flush=True)
         print(f"{table}: {time.monotonic() - began:.0f} s", file=sys.stderr)

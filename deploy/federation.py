@@ -38,7 +38,7 @@ from wards import ROOT, SETTINGS, write_tables
 from fl_dp.app.local.processes import descendants, kill_all
 from fl_dp.app.local.superlink import OPEN_TO_NODES
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.clients.run_receipts import IDENTITY_FILE
+from fl_dp.clients.secure_node import IDENTITY_FILE
 from fl_dp.ledger import NodeLedger, PrivacyLedger, witness_at
 from fl_dp.secagg import Identity
 from fl_dp.secagg.roster import Member

@@ -71,7 +71,7 @@ def charged_sum(
     hosted = ledger.plan.hosting.units_per_node
     shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
     ask = asking(grid, window=window)
-    sums.set_up(nodes, ask, members=noise.shares.committee)
+    sums.set_up(nodes, ask)
     sums.require_enough(nodes, noise.shares.least)
     (event,) = choice.events
     reservation = ledger.reserve_release(what, event)

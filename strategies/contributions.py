@@ -89,9 +89,8 @@ class CohortLaw:
                 for group, share in enumerate(law.shares)
             ]
             return cls(units=plan.num_clients, rate=law.rates[-1], counted=tuple(counted))
-        # Of records, and of turns at the nodes, nobody asks one by one.
-        seen = plan.sampling.visible and not plan.asked().turns_at_nodes
-        if seen and not plan.hosting.of_records:
+        # Of records nobody asks one by one.
+        if plan.sampling.visible and not plan.hosting.of_records:
             return cls(units=min(asked, plan.num_clients), rate=1.0)
         if isinstance(plan.sampling, FixedSizeSampling):
             return cls(units=plan.sampling.cohort, rate=1.0)

@@ -54,7 +54,6 @@ from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan, RecordPlan, SecureSum
 from fl_dp.plan.argument_checks import keywords_of, require_known, require_types
 from fl_dp.plan.noise import ClientNoise
-from fl_dp.protocol.flower_compat import is_simulation
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, OFFERS_KEY, PRICE_KEY
 from fl_dp.protocol.own_price import TrainingPrice, offers_to_json
@@ -90,7 +89,6 @@ from .roster import Roster, Unit, nodes_of
 from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
 from .secure import secure_sums_of
-from .secure.heads import head_of, keep_heads
 from .selection import Selection
 from .server_optimizer import refuse_unfit
 from .together import check_together
@@ -392,9 +390,7 @@ class DPFedAvg(RoundLoop):
                 evaluate_fn,
             )
             if self._secure_sums is not None:
-                head = None if is_simulation(grid) else head_of(self.ledger)
-                ask = asking(grid, window=self._window)
-                keep_heads(self.ledger, self._secure_sums.forget(ask, head=head))
+                self._secure_sums.forget(asking(grid, window=self._window))
             return result
         except PrivacyBudgetExhausted as exhausted:
             if self._progress.trained:
@@ -479,7 +475,6 @@ class DPFedAvg(RoundLoop):
                 clipping_norms=self._clipping_norms,
                 sums=self._secure_sums,
                 reservation=reservation,
-                training=self.ledger.training,
             )
         if isinstance(self.plan.noise, ClientNoise):
             return ClientNoiseMode(
@@ -579,10 +574,7 @@ class DPFedAvg(RoundLoop):
         if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
             ask = asking(grid, window=self._window, patient=True)
             timeout = patience(grid, min(self._timeout, self._roster.timeout))
-            # Noise with memory reads turns off the whole directory.
-            parts = self.plan.noise.correlation is None
-            members = self.plan.noise.shares.committee if parts else 0
-            self._secure_sums.set_up(nodes, ask, timeout=timeout, members=members)
+            self._secure_sums.set_up(nodes, ask, timeout=timeout)
             self._secure_sums.require_enough(nodes, self.plan.noise.shares.least)
             try:
                 self._secure_sums.require_committee(self.plan.noise.shares)

@@ -49,7 +49,7 @@ class Participations:
         self._cap: int | None = None
         self._separation, self._units_per_node, self._most = 1, 1, 0
         self._grouped = self._buffered = False
-        if ledger is not None and not ledger.plan.asked().turns_at_nodes:  # which nodes count
+        if ledger is not None:
             plan, hosting = ledger.plan, ledger.plan.hosting
             self._cap = plan.participation_cap
             self._separation = plan.sampling.least_separation

@@ -233,39 +233,6 @@ def compare_noise(
     return tuple(prices)
 
 
-def compare_shared_noise(
-    wanted: NoiseRequest, *, progress: Callable[[str], None] = lambda _: None
-) -> tuple[NoisePrice, ...]:
-    """Return what noise in shares leaves in the model, by which units a round is made of.
-
-    Everybody in every round leaves the least: correlation gains at most what fewer gradients cost.
-    Turns and coins make as many gradients a round as each other, and fewer.
-
-    Args:
-        wanted: The training; its cohort is that of turns and coins.
-        progress: Told the name of each kind before it is calibrated.
-
-    Returns:
-        Everybody, turns with noise that has memory, and coins; the first alone where the cohort is
-        everybody.
-
-    Raises:
-        ValueError: If no noise reaches the epsilon.
-    """
-    progress("independent noise, all in every round")
-    prices = [_price(wanted, "independent", PoissonSampling(sampling_rate=1.0), wanted.rounds)]
-    groups = min(round(1.0 / wanted.sampling_rate), wanted.rounds)
-    if groups > 1:
-        if wanted.bands(groups) > 1:
-            progress(f"correlated noise, {groups} positions that take turns")
-            law = CyclicSampling(groups=groups, inside=PoissonSampling(sampling_rate=1.0))
-            prices.append(_price(wanted, "cyclic", law, law.turns(wanted.rounds)))
-        progress("independent noise, coins at the nodes")
-        coins = PoissonSampling(sampling_rate=wanted.sampling_rate)
-        prices.append(_price(wanted, "independent", coins, wanted.rounds))
-    return tuple(prices)
-
-
 def best_noise(prices: Sequence[NoisePrice]) -> NoisePrice:
     """Return the noise to use: the simplest of those that are within 2 % of the best."""
     least = min(price.error for price in prices)

@@ -114,22 +114,18 @@ class SharedNoise:
         return (self.guaranteed if server_lies else self.least) - self.colluding
 
 
-def shared_noise_multiplier(
-    scale: float, sensitivity: float, shares: int, total_weight: float = 1.0
-) -> float:
+def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> float:
     """Return the multiplier that shares of noise amount to.
 
     Args:
         scale: Of one share, in grid steps.
-        sensitivity: L2 distance, in grid steps, by which one participation of a unit moves sums.
+        sensitivity: L2 distance, in grid steps, by which one unit moves the sum.
         shares: Those that no adversary can subtract.
-        total_weight: Of noise with memory: the L1 norm of a column of C.
 
     Raises:
         ValueError: If the shares are too small to be taken for a Gaussian.
     """
-    # The least variance of any weighting of sums is that of fresh noise over the norm of C squared.
-    left = shares * scale**2 - _CHANNEL_VARIANCE * total_weight**2
+    left = shares * scale**2 - _CHANNEL_VARIANCE
     if not left > 0.0:
         raise ValueError(f"{shares} shares of scale {scale:.4g} are too little noise to account")
     return float(left**0.5 / sensitivity)

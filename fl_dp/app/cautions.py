@@ -83,8 +83,6 @@ def _of_empty_rounds(settings: Settings) -> list[str]:
     chosen, clients = settings.selection, settings.task.num_clients
     if settings.statistic.query is not None or settings.sums_records:  # which ask everybody
         return []
-    if settings.privacy.noised_by == "nodes" and settings.noise.name != "independent":
-        return []  # clients take turns
     if chosen.name not in ("poisson", "truncated_poisson"):
         return []
     empty = (1.0 - chosen.sampling_rate) ** clients

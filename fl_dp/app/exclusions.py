@@ -124,26 +124,11 @@ NOISE: tuple[Exclusion[Settings], ...] = (
     Exclusion(
         options=("noise", "privacy"),
         when=lambda given: (
-            given.noise.name != "independent"
-            and given.privacy.noised_by != "server"
-            and not (given.privacy.noised_by == "nodes" and given.noise.in_shares)
+            given.noise.name != "independent" and given.privacy.noised_by != "server"
         ),
-        why="noise at each client has nobody who could take it away again, and nodes that share "
-        "noise take theirs away for units that take turns",
-        instead="write {privacy=central}, or {noise=cyclic} with {privacy=distributed}, or "
-        "{noise=independent}",
+        why="only a server that adds the noise can take it away again in later rounds",
+        instead="write {privacy=central} or {noise=independent}",
         got=("noise", "privacy"),
-    ),
-    Exclusion(
-        options=("noise", "selection.coins"),
-        when=lambda given: (
-            given.noise.name != "independent"
-            and given.privacy.noised_by == "nodes"
-            and given.selection.coins != "nodes"
-        ),
-        why="where nodes add the noise each lets its own units take turns",
-        instead="write {selection.coins=nodes}",
-        got=("selection.coins",),
     ),
     Exclusion(
         options=("selection", "noise"),

@@ -9,12 +9,10 @@ from functools import lru_cache
 from fl_dp.accounting import PoissonSampling, TruncatedPoissonSampling
 from fl_dp.accounting.banded import MOST_BANDS
 from fl_dp.accounting.noise_comparison import (
-    WITHIN,
     NoisePrice,
     NoiseRequest,
     best_noise,
     compare_noise,
-    compare_shared_noise,
 )
 from fl_dp.option_errors import OptionError, require_compatible
 from fl_dp.plan import Banded
@@ -34,8 +32,6 @@ from .settings.noises import (
 )
 from .settings.selections import BufferedSettings, PublicSettings, TruncatedPoissonSettings
 
-_A_TURN = 0.01  # a rate that was written with few digits
-_ANY_UNITS = 10**9  # whose number does not decide between turns and coins
 _MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless noise.bands says more
 
 
@@ -54,8 +50,6 @@ def with_noise(settings: Settings, delta: float) -> Settings:
     if settings.noise.name != "auto":
         return settings
     assert privacy.epsilon is not None  # a row of `NOISE`
-    if privacy.noised_by == "nodes":
-        return replace(settings, noise=_shared_noise(settings, delta))
     secret, num_clients = chosen.name == "poisson", settings.task.num_clients
     best = _best(
         NoiseRequest(
@@ -103,13 +97,6 @@ def cyclic_selection(settings: Settings) -> CyclicSelection:
     """
     chosen, groups = settings.selection, _groups(settings)
     rate = groups * chosen.sampling_rate
-    if settings.privacy.noised_by == "nodes" and abs(rate - 1.0) > _A_TURN:
-        raise OptionError(
-            f"nodes let all of a position take part in its turn, so {{noise.groups={groups}}} are "
-            f"one round in {groups} each: write {{selection.sampling_rate={1.0 / groups:.4g}}}, "
-            f"got {{selection.sampling_rate={chosen.sampling_rate:g}}}, or leave {{noise.groups}} "
-            "out"
-        )
     if rate > 1.0 + 1e-9:
         raise OptionError(
             f"each of {{noise.groups={groups}}} groups would have to fill a cohort of "
@@ -117,8 +104,7 @@ def cyclic_selection(settings: Settings) -> CyclicSelection:
             f"{math.floor(1.0 / chosen.sampling_rate + 1e-9)} groups"
         )
     inside: PoissonSampling | TruncatedPoissonSampling
-    whole = settings.privacy.noised_by == "nodes"
-    inside = PoissonSampling(sampling_rate=1.0 if whole else min(1.0, rate))
+    inside = PoissonSampling(sampling_rate=min(1.0, rate))
     if isinstance(chosen, TruncatedPoissonSettings):
         units = math.ceil(settings.task.num_clients / groups)
         inside = TruncatedPoissonSelection.comfortable(inside.sampling_rate, units).sampling
@@ -142,40 +128,6 @@ def correlation_of(settings: Settings) -> Banded | None:
     return Banded.optimal(rounds=settings.rounds, bands=bands, momentum=server_momentum(settings))
 
 
-def _shared_noise(settings: Settings, delta: float) -> NoiseSettings:
-    """Return the noise of shares with the least error at as many gradients a round.
-
-    Within 2 % that of turns, which needs no secret coins and no fixed time.
-    """
-    rate, epsilon = settings.selection.sampling_rate, settings.privacy.epsilon
-    if rate == 1.0:
-        return NoiseSettings()
-    assert epsilon is not None  # a row of `NOISE`
-    _, *others = _shared_prices(
-        NoiseRequest(
-            num_units=_ANY_UNITS,
-            cohort=rate * _ANY_UNITS,
-            rounds=settings.rounds,
-            epsilon=epsilon,
-            delta=delta,
-            momentum=server_momentum(settings),
-            most_remembered=_most_bands(settings) - 1,
-        )
-    )
-    turns = next((price for price in others if price.remembered), None)
-    coins = next(price for price in others if not price.remembered)
-    timed = settings.privacy.sums is not None and settings.privacy.sums.reply_after is not None
-    if turns is None or (timed and turns.error > WITHIN * coins.error):
-        return NoiseSettings()
-    bands = getattr(settings.noise, "bands", None)
-    return CyclicNoiseSettings(groups=turns.groups, bands=bands)
-
-
-@lru_cache(maxsize=32)
-def _shared_prices(wanted: NoiseRequest) -> tuple[NoisePrice, ...]:
-    return compare_shared_noise(wanted)
-
-
 @lru_cache(maxsize=32)
 def _best(wanted: NoiseRequest) -> NoisePrice:
     prices = compare_noise(wanted)
@@ -185,8 +137,6 @@ def _best(wanted: NoiseRequest) -> NoisePrice:
 
 def _groups(settings: Settings) -> int:
     groups = settings.noise.groups if isinstance(settings.noise, CyclicNoiseSettings) else None
-    if groups is None and settings.privacy.noised_by == "nodes":
-        groups = max(2, round(1.0 / settings.selection.sampling_rate))
     if groups is None:
         most = math.floor(1.0 / settings.selection.sampling_rate + 1e-9)
         example = max(2, min(8, most, settings.rounds))

@@ -21,7 +21,6 @@ _LEARNING_RATE = "client.learning_rate"  # what no two tasks have in common
 # What of the settings that were tuned for privacy=central fits another promise: keys that begin so.
 _FITS = {"central": "", "none": "", "local": "client.", "distributed": "client."}
 _WITHOUT_CLIENT_STEPS = "distributed_records"
-_TURNS = ("cyclic", "auto")  # noise that is, or may be, of turns where it comes in shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +69,6 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     taken = {key.partition(".")[0] for key in written}  # a choice of one's own is not mixed with
     brought = {_key(each): each for each in tuned or () if _group(each) not in written}
     brought |= {_key(each): each for each in fitting if _group(each) not in taken}
-    if privacy == "distributed" and chosen["noise"] in _TURNS and chosen["selection"] == "poisson":
-        brought |= {_key(each): each for each in recipes["fitting"]["distributed_in_turns"]}
     left = tuple(each for key, each in brought.items() if key not in written)
     pair, told = f"task={task} with model={model}", []
     whose = f"{pair} under privacy={privacy}" if fitting or fits is None else pair

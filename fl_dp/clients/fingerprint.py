@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 _MODULUS = 2**256
-_LOOKED_AT = 1 << 16
 
 
 def fingerprint(*columns: ArrayLike) -> str:
@@ -40,23 +39,6 @@ def fingerprint(*columns: ArrayLike) -> str:
         total += int.from_bytes(digest.digest(), "big")
     whole = f"{form}\n{rows}\n{total % _MODULUS:064x}"
     return hashlib.sha256(whole.encode()).hexdigest()
-
-
-def fingerprint_of_list(*columns: ArrayLike) -> str:
-    """Return a SHA-256 fingerprint of a list of records, which another order changes.
-
-    Of long columns evenly spaced entries are looked at: it tells an owner that a list was changed,
-    and is no proof against who wants to hide that.
-
-    Args:
-        *columns: Arrays of numbers, a row each record.
-    """
-    digest = hashlib.sha256()
-    for column in map(np.asarray, columns):
-        digest.update(f"{column.dtype.str} {column.shape}\n".encode())
-        flat = column.reshape(-1)
-        digest.update(np.ascontiguousarray(flat[:: 1 + flat.size // _LOOKED_AT]).tobytes())
-    return digest.hexdigest()
 
 
 def fingerprint_of_files(folder: str | Path) -> str:

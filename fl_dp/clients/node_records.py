@@ -15,10 +15,9 @@ import torch
 from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Subset
+from torch.utils.data import DataLoader
 
 from .dp_sgd import DPSGD
-from .fingerprint import fingerprint_of_list
 from .fit_for_dp_sgd import (
     constants_kept,
     exchanged_arrays,
@@ -115,16 +114,6 @@ class _Gradients:
 
     def __len__(self) -> int:
         return len(self._loader.dataset)  # type: ignore[arg-type]  # Dataset has no length
-
-    def fingerprint(self) -> str:
-        """Return what tells the list from another one; nothing where no `tensors` hold it."""
-        data, columns = self._loader.dataset, []
-        while isinstance(data, Subset):
-            columns.append(np.asarray(data.indices))
-            data = data.dataset
-        tensors = getattr(data, "tensors", ())
-        columns += [each.detach().cpu().numpy() for each in tensors]
-        return fingerprint_of_list(*columns) if tensors else ""
 
     def clipped_sum(
         self, rows: Sequence[int], clipping_norm: float

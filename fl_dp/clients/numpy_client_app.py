@@ -41,7 +41,6 @@ from .own_price import own_price_mod
 from .queries import StatisticsFn, evaluation_handler, statistic_handler, utility_handler
 from .record_sums import RecordsFn, sum_of_records
 from .records import config_of, metric_record, only_record
-from .run_receipts import receipt_mod
 from .secure_node import secure_node_handlers
 from .secure_sum import secure_sum_mod
 from .trained_unit import TrainedUnit, numpy_client_of, train_unit
@@ -164,7 +163,7 @@ def numpy_client_app(
     )
     owners: list[Mod] = [deadline_mod, node_policy_mod]
     # Around whatever reads data: what has terms leaves masked, or not at all.
-    summed: list[Mod] = [*owners, receipt_mod, secure_sum_mod]
+    summed: list[Mod] = [*owners, secure_sum_mod]
     app.train()(guarded(train, [*summed, own_price_mod, *_OUTERMOST, *(mods or [])]))
     app.evaluate()(guarded(evaluate, [*summed, *(mods or [])]))
     app.query(IDENTITY_ACTION)(guarded(identity, owners))

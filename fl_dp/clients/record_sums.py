@@ -17,7 +17,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Protocol
 
 import numpy as np
@@ -32,7 +31,6 @@ from fl_dp.user_code import own_chance
 
 from .records import Config
 from .slots import present_slots
-from .turns import present_turn
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -104,7 +102,7 @@ def sum_of_records(
     norm = inner_norm(bundle, layout.size)
     with own_chance():
         found = records_fn(context, dict(config), model)
-    coins = _drawn(found, rate, min(len(found), instruction.max_units))
+    coins = SecureRandom().bernoulli(rate, min(len(found), instruction.max_units))
     with own_chance():
         gradients, count = found.clipped_sum(np.flatnonzero(coins).tolist(), norm)
     if present_slots() is not None:
@@ -125,35 +123,6 @@ def sum_of_records(
     scalars = bundle.scalar_steps([1.0] * bundle.scalars) * count
     arrays = layout.in_float64().unflatten(steps)
     return arrays, {SCALARS_METRIC: scalars.tolist()}
-
-
-def _drawn(records: RecordsOfNode, rate: float, most: int) -> NDArray[np.bool_]:
-    """Return for each of the records whether it takes part: by its turn, or by its secret coin.
-
-    Raises:
-        Refused: If records take turns, and are not those that the training began with.
-    """
-    turn = present_turn()
-    if turn is None:
-        return SecureRandom().bernoulli(rate, most)
-    own = getattr(records, "fingerprint", None)  # a text, of who can tell lists of one length apart
-    known = "" if own is None else own()
-    if not known:
-        _say_once_what_is_not_checked()
-    turn.require_same(f"{len(records)} {known}")
-    drawn = np.zeros(most, dtype=np.bool_)
-    drawn[list(turn.of(most))] = True
-    return drawn
-
-
-@cache
-def _say_once_what_is_not_checked() -> None:
-    # Reading them all would let a record that is slow or fails show in sums of others' turns.
-    logger.warning(
-        "whether these records change within the training is seen by their number alone, and one "
-        "that changes its place is counted in another's turn: keep the list as it is, or give the "
-        "data set `tensors`, or these records a `fingerprint()`"
-    )
 
 
 def inner_norm(bundle: GaussianBundle, size: int) -> float:

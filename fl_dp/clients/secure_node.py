@@ -23,7 +23,6 @@ from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
     KEY_ACTION,
-    NO_HEAD,
     OPEN_ACTION,
     VIEW_ACTION,
     MemberQuestion,
@@ -35,14 +34,14 @@ from fl_dp.protocol.secure_sum import (
     told_digest,
 )
 from fl_dp.secagg import Directory, Identity, Refused, Roster, SecureNode, SQLiteStore
-from fl_dp.secagg.excerpt import directory_from_json
 
 from .node_config import EXACT_PURPOSE, LEDGER_PATH_KEY, NodeConfig
 from .node_privacy import NodePrivacy, in_simulation, simulated_run_folder
-from .noise_memory import forget_noise
-from .run_receipts import IDENTITY_FILE, write_receipt
 
 logger = logging.getLogger("flwr.fl_dp.client")
+
+IDENTITY_FILE = "secagg-identity.pem"
+"""A node's signing key, beside its ledger."""
 
 STORE_FILE = "secagg.db"
 
@@ -74,8 +73,6 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
                 exact=frozenset({EXACT_PURPOSE}) if owner.exact else frozenset(),
                 told=told_digest(context.run_config),
             )
-            if not store.runs():  # all have ended, or are as old as that
-                forget_noise(folder)
             yield node
     finally:
         store.close()
@@ -172,11 +169,9 @@ def _key(message: Message, context: Context) -> Message:
 
 
 def _directory(message: Message, context: Context) -> Message:
-    directory = directory_from_json(text_of(message.content))
+    directory = Directory.from_json(text_of(message.content))
     with secure_node(context) as node:
         answer = node.accept(directory).hex()
-        if isinstance(directory, Directory):
-            answer += f" {node.vouch(directory).hex()}"
     return Message(text_to_content(answer), reply_to=message)
 
 
@@ -208,14 +203,9 @@ def _done(message: Message, context: Context) -> Message:
                 )
         finally:
             node.forget(run)  # whatever the receipts are: the sums without one are evidence
-            # Of whichever run: forgetting is always free (`BandedShare`), so who lies here costs
-            # accuracy, and an index that was answered is marked elsewhere and never drawn again.
-            forget_noise(keys_folder(context))
     if in_simulation():
         folder = _simulated_folder(context)
         shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # the last node that is done finds the run's folder empty
             folder.parent.rmdir()
-    head = asked.get("head")
-    sealed = write_receipt(context, None if head is None else json.dumps(head))
-    return Message(text_to_content(sealed or NO_HEAD), reply_to=message)
+    return Message(text_to_content("done"), reply_to=message)

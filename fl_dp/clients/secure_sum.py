@@ -33,31 +33,26 @@ from fl_dp.accounting import (
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack, within_slack
 from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
-from fl_dp.mechanisms.banded_share import BandedShare
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
     content_digest,
     masked_to_content,
-    near_in,
     receipts_in,
     terms_in,
     without_terms,
 )
 from fl_dp.secagg import Refused, SecureNode, SumTerms
 from fl_dp.secagg.terms import require_time, work_ends
-from fl_dp.secagg.turns import Turns
 from fl_dp.user_code import Contained
 
 from .cut_off import Apart
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation
-from .noise_memory import carried_noise
 from .records import config_of, instruction_of
-from .secure_node import keys_folder, secure_node
+from .secure_node import secure_node
 from .slots import Slots, working_in
 from .summed import AskedSum, Values, summed_of
-from .turns import UnitsInTurn, in_turn
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -104,7 +99,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         return call_next(message, context)
     began = time.monotonic()
     terms, content = SumTerms.from_json(text), content_digest(message.content)
-    receipts, near = receipts_in(message.content), near_in(message.content)
+    receipts = receipts_in(message.content)
     message.content = without_terms(message.content)
     summed = summed_of(message)
     _require_matching(terms, summed)
@@ -127,13 +122,10 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         if node.store.get(None, silent):
             raise Refused("late", "work failed or was late before: this run gets nothing more")
         kind = message.metadata.message_type
-        part = node.begin(text, content=content, purpose=kind, near=near)
-        share, turns = terms.share, node.turns(terms)
+        part = node.begin(text, content=content, purpose=kind)
+        share = terms.share
         steps: NDArray[np.int64] | None = None
-        if isinstance(share, BandedShare):  # a full disk shows before anything is charged
-            with carried_noise(keys_folder(context), share, run=terms.run):
-                pass
-        weight = _paid(terms, share, node, turns, summed.price, message, context)
+        weight = _paid(terms, share, node, summed.price, message, context)
         if slots is not None and time.monotonic() > slots.begin:
             # Nothing was read yet, so that depends on no data, and is over with this sum.
             logger.error("marks and ledger took until the work's first slot: nothing is added")
@@ -142,25 +134,16 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             marked = apart is None and not summed.of_one and not in_simulation()
             if marked:
                 node.store.put(None, silent, _BEGUN)
-            units = _units_in_turn(terms, turns)
             with Contained("the client's work failed or was late, and is not sent") as attempt:
-                with in_turn(units):
-                    values = work() if apart is None else _values_of(apart, terms)
-                if units is not None and not units.followed:
-                    raise ValueError("what was asked for is of all units, whose turn it is not")
-                weighed = [weight * each for each in values]
-                steps = _encoded(share, weighed, terms, part.place, context)
+                values = work() if apart is None else _values_of(apart, terms)
+                steps = share.encode([weight * each for each in values], SecureRandom())
             if attempt.failure is not None:
-                if units is not None and units.changed:  # by the owner, and not by what is in them
-                    if marked:
-                        node.store.put(None, silent, _ENDED)
-                    raise attempt.failure
                 late = not summed.of_one
             if late or marked:
                 node.store.put(None, silent, _FAILED if late else _ENDED)
         if steps is None:
             nothing = [np.zeros(each.size) for each in terms.segments]
-            steps = _encoded(share, nothing, terms, part.place, context)
+            steps = share.encode(nothing, SecureRandom())
         masked = part.message(steps)
     if due is not None:
         left = began + due - time.monotonic()
@@ -215,36 +198,6 @@ def _values_of(apart: Apart, terms: SumTerms) -> Values:
     return np.split(flat, ends[:-1])
 
 
-def _units_in_turn(terms: SumTerms, turns: Turns | None) -> UnitsInTurn | None:
-    if terms.turn is None or turns is None:
-        return None
-    return UnitsInTurn(
-        position=terms.turn.position,
-        groups=terms.turn.groups,
-        first=turns.first,
-        check=turns.require_same_records,
-    )
-
-
-def _encoded(
-    share: NoiseShare | ExactShare,
-    values: Values,
-    terms: SumTerms,
-    place: int,
-    context: Context,
-) -> NDArray[np.int64]:
-    """Return what is masked: fresh noise from the operating system, and memory's where it has one.
-
-    Raises:
-        ValueError: If an entry is not finite.
-    """
-    if terms.turn is None or not isinstance(share, BandedShare):
-        return share.encode(values, SecureRandom())
-    with carried_noise(keys_folder(context), share, run=terms.run) as memory:
-        memory.forget(terms.turn.forgotten_by(place))
-        return share.encode(values, SecureRandom(), memory, terms.turn.index)
-
-
 def _require_matching(terms: SumTerms, summed: AskedSum) -> None:
     """Check that the noise in the terms is for what units are clipped to.
 
@@ -262,7 +215,6 @@ def _paid(
     terms: SumTerms,
     share: NoiseShare | ExactShare,
     node: SecureNode,
-    turns: Turns | None,
     asked: SumInstruction,
     message: Message,
     context: Context,
@@ -270,8 +222,7 @@ def _paid(
     """Charge a sum, and return what the node's values weigh in it; 0: it adds noise alone.
 
     Raises:
-        Refused: `stale`, if a later turn was answered meanwhile; `policy`, if the run asks for more
-            than it did at first.
+        Refused: `policy`, if the run asks for more than it did at first.
     """
     if isinstance(share, ExactShare):  # `begin` has asked the owner
         logger.warning("adds to an exact total without noise, which no ledger charges")
@@ -285,10 +236,7 @@ def _paid(
         if own is not None and own > multiplier:
             multiplier, weight = own, share.weight_for(multiplier / own)
             logger.info("joins at its owner's budget: what it adds weighs %.3g", weight)
-        price = f"{asked.unit} {asked.neighboring_relation}", multiplier
-        if turns is not None and not turns.costs(terms.hash, price):
-            return weight  # no position was visited more often, or with less noise, than charged
-        charged = _charge(terms, multiplier, largest, asked, message, context)
+        _charge(terms, multiplier, largest, asked, message, context)
     except PrivacyBudgetExhausted as exhausted:
         logger.info("%s; the sum gets the noise around zero", exhausted)
         return 0.0
@@ -297,8 +245,6 @@ def _paid(
     except Exception:
         logger.exception("nothing can be charged; the sum gets the noise around zero")
         return 0.0
-    if turns is not None and charged:
-        turns.charged(terms.hash, price)
     return weight
 
 
@@ -327,8 +273,8 @@ def _charge(
     asked: SumInstruction,
     message: Message,
     context: Context,
-) -> bool:
-    """Write the sum to the node's ledger before anything is computed; False: it keeps none.
+) -> None:
+    """Write the sum to the node's ledger, if it keeps one, before anything is computed.
 
     Raises:
         PrivacyBudgetExhausted: If it would exceed what the server or the node's owner allows.
@@ -336,7 +282,7 @@ def _charge(
     """
     node = NodePrivacy.of(context, config_of(message))
     if node.ledger is None:
-        return False
+        return
     budget = node.budget_of_noise(asked)
     if budget is None:
         raise ValueError(
@@ -358,8 +304,7 @@ def _charge(
             )
         # A power of two, beyond what is planned: a budget that changed with every sum would have to
         # be certified each time.
-        turns = 1 if terms.turn is None else terms.turn.groups  # sums for each that is charged
-        sums = max(asked.rounds, turns << charged.bit_length())
+        sums = max(asked.rounds, 1 << charged.bit_length())
         slack = shared_noise_slack(sums, *largest)
         ledger.charge(
             account,
@@ -369,7 +314,6 @@ def _charge(
             neighboring_relation=NeighboringRelation(asked.neighboring_relation),
             use=node.use(message.metadata.message_type),
         )
-    return True
 
 
 def _own_multiplier(
@@ -393,11 +337,10 @@ def _own_multiplier(
     if not (joins and training) or budget is None:
         return None
     # As many charges as the ledger will see, and as much slack as it will take off.
-    turns = 1 if terms.turn is None else terms.turn.groups
-    slack = shared_noise_slack(2 * max(asked.rounds, turns), *largest)
+    slack = shared_noise_slack(2 * asked.rounds, *largest)
     return _calibrated(
         within_slack(budget, slack),
-        -(-asked.rounds // turns),
+        asked.rounds,
         terms.sampling_rate,
         NeighboringRelation(asked.neighboring_relation),
     )
@@ -428,9 +371,7 @@ def _multiplier_of(
     """
     owner = NodeConfig.of(context.node_config)
     honest = shares.honest_shares(server_lies=owner.roster is not None)
-    return _same_each_round(
-        shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest, share.total_weight)
-    )
+    return _same_each_round(shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest))
 
 
 def _same_each_round(multiplier: float) -> float:

@@ -36,7 +36,6 @@ from .cut_off import Apart
 from .records import Config
 from .slots import Slots, present_slots
 from .trained_unit import TrainedRows, TrainedUnit, UnitReport, numpy_client_of, train_unit
-from .turns import present_turn
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -298,11 +297,9 @@ def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
 
 
 def _chosen(instruction: RoundInstruction, hosted: int) -> tuple[int, ...]:
-    """Return the units that take part: named, in turn, or those whose secret coin came up."""
+    """Return the units that take part: named, or those whose secret coin came up."""
     if instruction.units is not None:
         return instruction.units
-    if (turn := present_turn()) is not None:
-        return tuple(turn.of(max(hosted, 0)))
     assert instruction.sampling_rate is not None  # it asks for a sum
     coins = SecureRandom().bernoulli(instruction.sampling_rate, max(hosted, 0))
     return tuple(int(unit) for unit in np.flatnonzero(coins))

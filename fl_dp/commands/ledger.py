@@ -27,14 +27,6 @@ def ledger(
         str | None,
         typer.Option("--begin-witness", help="Write the ledger's state to an empty witness, once."),
     ] = None,
-    receipt: Annotated[
-        Path | None,
-        typer.Option("--verify-receipt", help="Check this receipt of a node against the ledger."),
-    ] = None,
-    key: Annotated[
-        str | None,
-        typer.Option("--key", help="Public key, in hex, of the node that signed the receipt."),
-    ] = None,
     summary: Annotated[
         bool,
         typer.Option("--summary", help="Only budget, spent, left and when; no name, no entry."),
@@ -56,11 +48,6 @@ def ledger(
     A witness is a second place that knows how far the ledger has come (`privacy.witness_dir`, and
     `witness-path` of a node): it detects an older copy in the ledger's place.
 
-    `--verify-receipt FILE` checks a receipt that a node signed for a run: that its key signed it,
-    that the ledger holds the entries that it names, and that they charged what it says. PATH is the
-    node's ledger, or the server's, whose head and statement the receipt names. The server's
-    `node-heads.json` is checked against a node's ledger by the same option.
-
     `--summary` is for governance: it names no node, no participant and no place, and tells a number
     of clients below ten as such.
 
@@ -68,13 +55,8 @@ def ledger(
     was edited are errors with status 1.
     """
     from .shown_ledger import begin_witness_of, show_ledger, summarise_ledger
-    from .verified_receipt import verify_receipt
 
     with failures_told():
-        if receipt is None and key is not None:
-            raise ValueError("--key is the key of a receipt: name it with --verify-receipt FILE")
-        if receipt is not None and (summary or csv or witness or begin_witness or entries):
-            raise ValueError("--verify-receipt is asked for alone, or with --key and --check")
         if summary and (csv is not None or check is not None or entries):
             raise ValueError(
                 "--summary has no entries and no files: leave out --csv, --check and --entries"
@@ -84,9 +66,7 @@ def ledger(
                 raise ValueError("--begin-witness is asked for alone: leave out the other options")
             begin_witness_of(location, begin_witness)
             witness = begin_witness
-        if receipt is not None:
-            shown = verify_receipt(location, receipt, key=key, check=check)
-        elif summary:
+        if summary:
             shown = summarise_ledger(location, witness=witness)
         else:
             shown = show_ledger(location, csv=csv, check=check, witness=witness, entries=entries)

@@ -1,4 +1,4 @@
-"""`fl-dp plan --compare`: kinds of noise at one promise, the server's or in shares."""
+"""`fl-dp plan --compare`: kinds of the server's noise at one promise."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ def compared(
     Raises:
         ValueError: If settings exclude each other, or no noise reaches the budget.
     """
-    from fl_dp.accounting.noise_comparison import compare_noise, compare_shared_noise
+    from fl_dp.accounting.noise_comparison import compare_noise
     from fl_dp.app.noise_choice import model_size
-    from fl_dp.app.noise_comparison import seconds_of_a_node, wanted_noise
+    from fl_dp.app.noise_comparison import wanted_noise
     from fl_dp.commands.terminal.noise_comparison_view import NoiseComparisonView
-    from fl_dp.commands.terminal.shared_noise_view import SharedNoiseView
 
     size = model_size(settings)
     wanted = wanted_noise(
@@ -34,20 +33,8 @@ def compared(
         secret_cohorts=not cohort_seen,
         available=available,
     )
-
-    shared = settings.privacy.noised_by == "nodes"
-    compare = compare_shared_noise if shared else compare_noise
     with doing("comparing kinds of noise, some seconds each"):
-        prices = compare(wanted, progress=lambda what: note(f"calibrating {what}"))
-    if shared:
-        return SharedNoiseView(
-            wanted=wanted,
-            prices=prices,
-            size=size,
-            unit=settings.privacy.unit,
-            nodes=settings.task.num_clients,
-            seconds=seconds_of_a_node(settings),
-        )
+        prices = compare_noise(wanted, progress=lambda what: note(f"calibrating {what}"))
     return NoiseComparisonView(wanted=wanted, prices=prices, size=size)
 
 

@@ -124,11 +124,6 @@ class PrivacyLedger(SpentLedger):
             ledger._append(connection, opened)
         return ledger
 
-    @property
-    def training(self) -> str:
-        """A name of the training that outlives processes: the hash of its first opening, in hex."""
-        return self._entries[1].hash
-
     def require_known(self, rng: SecureRandom) -> None:
         """Check that the ledger knows where a release's noise comes from.
 

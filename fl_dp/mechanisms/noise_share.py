@@ -108,19 +108,9 @@ class GridShare:
         return sum(segment.size for segment in self.segments)
 
     @property
-    def largest_deviation(self) -> float:
-        """Standard deviation of a node's noise in one sum, in grid steps, of its widest segment."""
-        return self.noise_scale
-
-    @property
     def rounded(self) -> float:
         """By how much rounding may lengthen what one unit moves."""
         return _ROUNDED_TURNING if self.rotated else ROUNDED
-
-    @property
-    def turning(self) -> int:
-        """Coordinates that are rotated, if any are: the first ones."""
-        return self.size
 
     def placed(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
         """Return a node's values in grid steps, not yet whole ones.
@@ -165,7 +155,7 @@ class GridShare:
                 )
             np.multiply(found, segment.scale, out=part)
         if self.rotated:
-            centres[: self.turning] = rotated(centres[: self.turning])
+            return rotated(centres)
         return centres
 
     def decode(self, total: NDArray[np.int64]) -> list[NDArray[np.float64]]:
@@ -181,7 +171,7 @@ class GridShare:
             raise ValueError(f"the sum has {self.size} coordinates, got shape {total.shape}")
         flat = total.astype(np.float64)
         if self.rotated:
-            flat[: self.turning] = rotated_back(flat[: self.turning])
+            flat = rotated_back(flat)
         parts = zip(self.segments, self._parts(flat), strict=True)
         return [part / segment.scale for segment, part in parts]
 
@@ -210,21 +200,11 @@ class NoiseShare(GridShare):
         """
         super().__post_init__()
         # "not >=" instead of "<": a NaN has to fail, too.
-        if not (self.noise_scale >= self.least_noise_scale and math.isfinite(self.noise_scale)):
+        if not (self.noise_scale >= LEAST_NOISE_SCALE and math.isfinite(self.noise_scale)):
             raise ValueError(
-                f"noise_scale must be at least {self.least_noise_scale:.4g} grid steps, got "
+                f"noise_scale must be at least {LEAST_NOISE_SCALE:.4g} grid steps, got "
                 f"{self.noise_scale:.4g}: a sum of less is no Gaussian; use more bits"
             )
-
-    @property
-    def least_noise_scale(self) -> float:
-        """The smallest scale, in grid steps, at which shares add up to a Gaussian."""
-        return LEAST_NOISE_SCALE
-
-    @property
-    def total_weight(self) -> float:
-        """How many times a draw's own scale what it moves in one sum can be: 1 without memory."""
-        return 1.0
 
     @property
     def sensitivity(self) -> float:
@@ -232,25 +212,13 @@ class NoiseShare(GridShare):
         each = (segment.scale * segment.clipping_norm for segment in self.segments)
         return math.hypot(*each) * self.rounded
 
-    @property
-    def stepped(self) -> float:
-        """What of the sensitivity is the same for values of any size: steps they are put on."""
-        return 0.0
-
     def weight_for(self, part: float) -> float:
         """Return a factor of values, with which a unit moves sums by a part of the sensitivity.
 
         Args:
-            part: Below 1.
-
-        Raises:
-            ValueError: If values of no size do, as steps alone are more.
+            part: In (0, 1).
         """
-        # The product with it is rounded once more.
-        weight = (part - self.stepped / self.sensitivity) / ROUNDED
-        if not weight > 0.0:
-            raise ValueError(f"grid steps alone are more than {part:.3g} of what is charged")
-        return weight
+        return part / ROUNDED  # the product with it is rounded once more
 
     @cached_property
     def _law(self) -> DiscreteGaussian:
@@ -277,7 +245,7 @@ class NoiseShare(GridShare):
         Beyond it lies only noise of more than 8 standard deviations.
         """
         values = nodes * max(segment.cap for segment in self.segments)
-        return values + WRAPS * math.sqrt(nodes) * self.largest_deviation
+        return values + WRAPS * math.sqrt(nodes) * self.noise_scale
 
     def fits(self, nodes: int, bits: int) -> bool:
         """Tell whether sums of `nodes` shares fit words of `bits` bits: no entry wraps around."""

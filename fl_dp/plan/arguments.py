@@ -156,6 +156,8 @@ def noise_from_dict(fields: Mapping[str, Any]) -> Noise:
     given["schedule"] = NoiseSchedule.from_dict(given["schedule"])
     if given.get("plateau") is not None:
         given["plateau"] = PlateauSchedule(**given["plateau"])
+    if kind is DistributedNoise and given.pop("correlation", None) is not None:
+        raise ValueError("noise with memory in shares is no longer supported: start a new training")
     if given.get("correlation") is not None:
         given["correlation"] = Banded.from_dict(given["correlation"])
     if "secure_sum" in given:
@@ -175,6 +177,10 @@ def _shared_noise(
         raise IncompatibleOptions(
             "{plateau} chooses noise from what was released, and shares are fixed before: leave "
             "{secure_sum} out"
+        )
+    if given.get("correlation") is not None:
+        raise IncompatibleOptions(
+            "{correlation} needs noise at the server, which remembers it: leave {secure_sum} out"
         )
     sampling, hosting, units = sampling_of(given), hosting_of(given), given["num_clients"]
     if isinstance(sampling, VisibleSampling):
@@ -197,7 +203,6 @@ def _shared_noise(
         units_in_sum=hosting.most_drawn(sampling),
         sums=given["rounds"] + sum(count for _, count in others),
         secure_sum=secure_sum,
-        correlation=given.get("correlation"),
     )
 
 

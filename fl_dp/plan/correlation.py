@@ -91,19 +91,6 @@ class Banded:
             f"{self._earlier} before lies there, and opens as many sums that were released",
         )
 
-    @property
-    def kept_at_nodes(self) -> str:
-        """What each node keeps where the noise comes in shares, for the statement."""
-        return f"its share of the noise of {self._earlier} before stays in a file of each node"
-
-    @property
-    def not_covered_at_nodes(self) -> str:
-        """What the promise leaves out where the noise comes in shares."""
-        return (
-            f"thieves of those files, of more nodes than may collude within {self.bands} rounds: "
-            "each opens its node's share of the sums that it was in"
-        )
-
     def check(self, sampling: Sampling) -> None:
         """Refuse more bands than lie between two rounds of a client.
 

@@ -22,9 +22,7 @@ from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import OptionError, require_count, require_positive
 from fl_dp.secagg.terms import require_time
-from fl_dp.secagg.turn import MOST_BANDS
 
-from .correlation import Banded
 from .hosting import Hosting
 from .noise import ANOTHER_APP, Noise
 from .release import Release
@@ -168,8 +166,6 @@ class DistributedNoise(Noise):
         units_in_sum: Of one node, at most; see `Hosting.most_drawn`.
         sums: Planned rounds and other releases; the accounting's own error is for twice as many.
         secure_sum: Options of the sums.
-        correlation: How nodes take the noise of earlier sums away in later ones; None: each sum's
-            is independent. `multiplier` is then that of one participation.
     """
 
     kind: ClassVar[str] = "distributed"
@@ -179,7 +175,6 @@ class DistributedNoise(Noise):
     units_in_sum: int = 1
     sums: int
     secure_sum: SecureSum
-    correlation: Banded | None = None
 
     def __post_init__(self) -> None:
         """Validate.
@@ -194,11 +189,6 @@ class DistributedNoise(Noise):
                 f"sums of {self.nodes} nodes make float64's own error {self.slack:.2g}, above "
                 f"{_LARGEST_SLACK:g}: write {{secure_sum.max_parameters=...}} with the model's own "
                 "size"
-            )
-        if self.correlation is not None and self.correlation.bands > MOST_BANDS:
-            raise OptionError(
-                f"each node keeps a row for each band, of which there may be {MOST_BANDS} in "
-                f"shares: {self.correlation.bands} {{bands}} are more"
             )
 
     @cached_property
@@ -287,7 +277,6 @@ class DistributedNoise(Noise):
             units_in_sum=units_per_node,
             bits=MOST_BITS,
             element_cap=float(units_per_node),
-            coefficients=None,
         )
         return words.fit(bundle, size)
 
@@ -321,7 +310,6 @@ class DistributedNoise(Noise):
             units_in_sum=self.units_in_sum,
             bits=self.secure_sum.bits,
             element_cap=self.secure_sum.element_cap,
-            coefficients=None if self.correlation is None else self.correlation.coefficients,
         )
 
     def check(
@@ -363,8 +351,6 @@ class DistributedNoise(Noise):
             _ONCE_LATE,
             ANOTHER_APP,
         )
-        if self.correlation is not None:
-            told = (*told, self.correlation.not_covered_at_nodes)
         if self.secure_sum.roster:
             return told
         return (
@@ -388,29 +374,26 @@ class DistributedNoise(Noise):
         """Return who is trusted, and with what."""
         units = "" if hosting.units_per_node == 1 else ", with the updates of its units,"
         if hosting.of_records:
-            coins = " and their coins" if self.correlation is None else ""
-            units = f", with its records{coins},"
+            units = ", with its records and their coins,"
         roster = (
             " and the roster of nodes that their owners agreed on"
             if (self.secure_sum.roster)
             else ""
         )
-        kept = "" if self.correlation is None else f"; {self.correlation.kept_at_nodes}"
         return (
             f"each node's own software{units} to clip and to add its share of noise; at least "
-            f"{self.honest_shares} nodes of a sum not to collude{roster}{kept}"
+            f"{self.honest_shares} nodes of a sum not to collude{roster}"
         )
 
     def mechanism(self, release: Release) -> str:
         """Return what each node does."""
         shares = self.shares
         least = shares.guaranteed if self.secure_sum.roster else shares.least
-        text = (
+        return (
             f"discrete Gaussian in shares, one a node, on the masked sum of clipped updates; "
             f"any opened sum has at least {least} nodes and {self.honest_shares} shares of noise "
             "that nobody else knows"
         )
-        return text if self.correlation is None else f"{text}; {self.correlation.in_words}"
 
     def of_public_models(self, event: PrivacyEvent) -> PrivacyEvent:
         """Return what a round costs against who sees its released model alone.

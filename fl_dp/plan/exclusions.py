@@ -114,18 +114,12 @@ class Asked:
     @property
     def correlation(self) -> Banded | None:
         """How later noise takes earlier noise away, if it does."""
-        noise = self.central or self.shared
-        return None if noise is None else noise.correlation
+        return None if self.central is None else self.central.correlation
 
     @property
     def correlated(self) -> bool:
         """Whether later noise takes earlier noise away."""
         return self.correlation is not None
-
-    @property
-    def turns_at_nodes(self) -> bool:
-        """Whether nodes let their units take turns, under noise in shares that has memory."""
-        return self.shared is not None and self.correlated and self.by_turns
 
     @property
     def by_turns(self) -> bool:
@@ -341,26 +335,20 @@ _HOSTS: tuple[Exclusion[Asked], ...] = (
     ),
     Exclusion(
         options=("coins_at_nodes", "sampling"),
-        when=lambda asked: (
-            asked.hosting.coins_at_nodes and asked.by_turns and not asked.turns_at_nodes
-        ),
+        when=lambda asked: asked.hosting.coins_at_nodes and asked.by_turns,
         why="nodes that flip the coins themselves do not know whose turn it is",
         instead="with groups that take turns, let the server flip the coins: leave "
         "{coins_at_nodes=True} out",
     ),
     Exclusion(
         options=("coins_at_nodes", "sampling"),
-        when=lambda asked: (
-            asked.hosting.coins_at_nodes and not _is_coins(asked) and not asked.turns_at_nodes
-        ),
+        when=lambda asked: asked.hosting.coins_at_nodes and not _is_coins(asked),
         why="nodes that flip the coins themselves draw Poisson samples",
         instead="use {sampling=PoissonSampling}, not {sampling=?}",
     ),
     Exclusion(
         options=("coins_at_nodes", "selection"),
-        when=lambda asked: (
-            asked.hosting.coins_at_nodes and asked.draws_cohorts and not asked.turns_at_nodes
-        ),
+        when=lambda asked: asked.hosting.coins_at_nodes and asked.draws_cohorts,
         why="nodes that flip the coins themselves ask no selection",
         instead="use {selection=PoissonSelection} itself",
     ),
@@ -535,23 +523,10 @@ _SECURE_SUMS: tuple[Exclusion[Asked], ...] = (
     ),
     Exclusion(
         options=("sampling", "secure_sum"),
-        when=lambda asked: asked.shared is not None and asked.by_turns and not asked.correlated,
+        when=lambda asked: asked.shared is not None and asked.by_turns,
         why="groups that take turns leave most nodes out of a round, and a secure sum is planned "
         "for all of them",
-        instead="with {secure_sum} write {sampling=VisibleSampling(cohort=..., separation=...)}, "
-        "or noise that has memory: {correlation=Banded(...)}",
-    ),
-    Exclusion(
-        options=("correlation", "secure_sum"),
-        when=lambda asked: (
-            asked.shared is not None
-            and asked.correlated
-            and not (asked.by_turns and asked.sampling.visible and asked.hosting.coins_at_nodes)
-        ),
-        why="nodes that remember their shares of the noise answer every sum, and each lets its own "
-        "units take turns, all of whose turn it is",
-        instead="write {sampling=CyclicSampling(groups=..., inside=PoissonSampling("
-        "sampling_rate=1.0))} with {coins_at_nodes=True}",
+        instead="with {secure_sum} write {sampling=VisibleSampling(cohort=..., separation=...)}",
     ),
     Exclusion(
         options=("sampling", "secure_sum"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from fl_dp.accounting import CyclicSampling, PoissonSampling, Sampling
+from fl_dp.accounting import PoissonSampling, Sampling
 from fl_dp.option_errors import OptionError
 
 
@@ -21,7 +21,7 @@ class Hosting:
         units_per_node: Privacy units that a node hosts at most. Above 1, a node answers with the
             sum of its units' clipped updates, and is trusted to clip them.
         coins_at_nodes: Each node flips the coins of its own units and does not say how many came
-            up; it is trusted with them. Where units take turns it knows whose turn it is.
+            up; it is trusted with them.
         nodes: Number of nodes where units are records: a unit is then the gradient of one record,
             and a node does not say how many it has, up to `units_per_node`. None: units are
             clients, on as many nodes as it takes.
@@ -66,8 +66,6 @@ class Hosting:
 
         Nothing rests on it but the range of a sum: what is beyond is cut.
         """
-        if self.coins_at_nodes and isinstance(sampling, CyclicSampling):
-            return ceil(self.units_per_node / sampling.groups)  # dealt to positions in turn
         if not (self.coins_at_nodes and isinstance(sampling, PoissonSampling)):
             return self.units_per_node
         mean = sampling.expected_cohort(self.units_per_node)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,14 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from fl_dp.accounting import SharedNoise
 from fl_dp.accounting.shared_noise import shared_noise_multiplier
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism, NoiseShare, SecureRandom, Segment
-from fl_dp.mechanisms.banded_share import BandedShare, CarriedNoise
-from fl_dp.mechanisms.banded_stream import column_norm, total_weight
 from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE, WRAPS
 from fl_dp.mechanisms.rotation import largest_stretch
 from fl_dp.option_errors import OptionError
 
 MOST_BITS = 32
-_CORRECTIONS = 4  # each makes what is left smaller by the rounding's share, below 1e-3
 _SMALL_CAP = 0.25  # of what a node can reach: only an update of a few entries has one beyond
 _SPREAD = 8.0  # deviations of a rotated vector's entries: one in 1e13 is beyond
 _LEAST_ROOM = 4.0  # for values, in deviations of the sum's noise
@@ -67,21 +63,15 @@ class SharedBundle:
         updates: NDArray[np.float64],
         scalars: Sequence[float],
         rng: SecureRandom,
-        memory: CarriedNoise | None = None,
-        index: int | None = None,
     ) -> NDArray[np.int64]:
-        """Return a node's sums with its share of the noise; see `BandedShare.encode`.
+        """Return a node's sums with its share of the noise; see `NoiseShare.encode`.
 
         Args:
             updates: Sum of its units' clipped updates, in the updates' units, not in grid steps.
             scalars: Sums of its units' scalars, in the order and units of `scalar_values`.
             rng: Where the noise comes from.
-            memory: Of the node in this training, where the noise has one; changed.
-            index: Of the sum, with memory.
         """
         values: list[ArrayLike] = [updates, *scalars]
-        if isinstance(self.share, BandedShare):
-            return self.share.encode(values, rng, memory, index)
         return self.share.encode(values, rng)
 
     def decode(self, total: NDArray[np.int64]) -> tuple[NDArray[np.float64], list[float]]:
@@ -101,7 +91,6 @@ class WordSize:
         bits: Of a word; None: 16, or 20 where those give too little noise.
         element_cap: Largest entry of one node, in clipping norms; None: what its units can reach,
             or a quarter of it; with `bits`, also what they leave for rotated updates.
-        coefficients: Of noise with memory, in units of 2^-12; None: it has none.
     """
 
     noise: SharedNoise
@@ -109,7 +98,6 @@ class WordSize:
     units_in_sum: int
     bits: int | None
     element_cap: float | None
-    coefficients: tuple[int, ...] | None = None
 
     def fit(self, bundle: GaussianBundle, size: int) -> SharedBundle:
         """Return the round on the finest grid at which no sum wraps around.
@@ -126,12 +114,6 @@ class WordSize:
             if (share := self._found(bundle, size, bits, narrow=self.bits is not None)) is not None:
                 return SharedBundle(bundle=bundle, share=share, bits=bits)
         raise OptionError(self._too_few(bundle, size))
-
-    @property
-    def _least(self) -> float:
-        """The smallest noise scale that is accounted, in grid steps."""
-        weight = 1.0 if self.coefficients is None else total_weight(self.coefficients)
-        return LEAST_NOISE_SCALE * weight
 
     @property
     def _caps(self) -> tuple[float, ...]:
@@ -161,13 +143,11 @@ class WordSize:
         """Return the largest scale at which sums fit `bits` bits; 0 if none is accounted."""
 
         def fits(noise_scale: float) -> bool:
-            try:
-                share = self._share(bundle, size, noise_scale, cap, rotated)
-            except ValueError:  # more noise than memory's sums hold exactly
-                return False
-            return share.fits(self.noise.cohort, bits)
+            return self._share(bundle, size, noise_scale, cap, rotated).fits(
+                self.noise.cohort, bits
+            )
 
-        low, high = self._least, 2.0 ** (bits - 1)
+        low, high = LEAST_NOISE_SCALE, 2.0 ** (bits - 1)
         if not fits(low):
             return 0.0
         # Both the noise and the values, in steps, grow with the scale.
@@ -181,15 +161,13 @@ class WordSize:
         None: if that is so little that even a sum no longer than its noise would be cut.
         """
         nodes, cap = self.noise.cohort, 1.0
-        share = self._share(bundle, size, self._least, cap, rotated=True)
-        noise = math.sqrt(nodes) * share.largest_deviation
+        share = self._share(bundle, size, LEAST_NOISE_SCALE, cap, rotated=True)
+        noise = math.sqrt(nodes) * share.noise_scale
         left = (2.0 ** (bits - 1) - 1.0) * _BELOW - WRAPS * noise
         if left < _LEAST_ROOM * noise:
             return None
         cap *= left / nodes / share.segments[0].cap
-        share = self._share(bundle, size, self._least, cap, rotated=True)
-        # Beside noise with memory scalars are not rotated, and may not fit.
-        return share if share.fits(nodes, bits) else None
+        return self._share(bundle, size, LEAST_NOISE_SCALE, cap, rotated=True)
 
     def _share(
         self, bundle: GaussianBundle, size: int, noise_scale: float, cap: float, rotated: bool
@@ -199,17 +177,10 @@ class WordSize:
         Each sum has a grid of its own: with the same noise in steps, its multiplier is the
         bundle's own for that sum, and the squares of their inverses add up as they do there.
         """
-        made = partial(self._of_steps, bundle, size, noise_scale, cap, rotated)
-        steps = 1.0
-        share = made(steps)
-        # Once is exact but for memory, whose values are rounded by what does not grow with steps.
-        for _ in range(1 if self.coefficients is None else _CORRECTIONS):
-            multiplier = shared_noise_multiplier(
-                noise_scale, share.sensitivity, self.shares, share.total_weight
-            )
-            steps *= multiplier / bundle.noise_multiplier
-            share = made(steps)
-        return share
+        share = self._of_steps(bundle, size, noise_scale, cap, rotated, 1.0)
+        multiplier = shared_noise_multiplier(noise_scale, share.sensitivity, self.shares)
+        steps = multiplier / bundle.noise_multiplier
+        return self._of_steps(bundle, size, noise_scale, cap, rotated, steps)
 
     def _of_steps(
         self,
@@ -222,20 +193,11 @@ class WordSize:
     ) -> NoiseShare:
         """Return the share on grids at which each sum's own noise is `steps` steps."""
         scalars = zip(bundle.scalar_names, bundle.scalar_mechanisms, strict=True)
-        # A participation moves the updates of many sums, by a column's norm in all.
-        norm = 1.0 if self.coefficients is None else column_norm(self.coefficients)
-        segments = [_segment("updates", size, bundle.updates, steps / norm, cap)]
+        segments = [_segment("updates", size, bundle.updates, steps, cap)]
         segments += [_segment(name, 1, each, steps, self.units_in_sum) for name, each in scalars]
-        if rotated and self.coefficients is None:  # spread over the updates' coordinates
+        if rotated:  # spread over the updates' coordinates
             segments = [replace(each, cap=segments[0].cap) for each in segments]
-        if self.coefficients is None:
-            return NoiseShare(segments=tuple(segments), noise_scale=noise_scale, rotated=rotated)
-        return BandedShare(
-            segments=tuple(segments),
-            noise_scale=noise_scale,
-            rotated=rotated,
-            coefficients=self.coefficients,
-        )
+        return NoiseShare(segments=tuple(segments), noise_scale=noise_scale, rotated=rotated)
 
     def _too_few(self, bundle: GaussianBundle, size: int) -> str:
         """Return what to write instead of too few bits."""
@@ -251,7 +213,7 @@ class WordSize:
         return (
             f"{tried} bits are too few for sums of {self.noise.cohort} nodes at noise multiplier "
             f"{bundle.noise_multiplier:.4g}: a share of noise would be below "
-            f"{self._least:.3g} grid steps; write {write}"
+            f"{LEAST_NOISE_SCALE:.3g} grid steps; write {write}"
         )
 
 

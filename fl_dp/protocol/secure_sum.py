@@ -1,11 +1,11 @@
 """Messages of a secure sum, as Flower's records: the one place that knows how they travel.
 
 query.fl_dp_secagg_key        a node's entry in the directory, with its key of the run
-query.fl_dp_secagg_directory  all nodes' entries, or the members'; the node answers with their hash
+query.fl_dp_secagg_directory  all nodes' entries; the node answers with their hash
 train (any kind)              with the sum's terms; the node answers with its masked values
 query.fl_dp_secagg_view       only with a cross-check: who replied, for a member to sign
 query.fl_dp_secagg_open       who replied, for a member to open their seeds' shares
-query.fl_dp_secagg_done       the run's keys may go, with the server's head; answered by the node's
+query.fl_dp_secagg_done       the run's keys may go
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fl_dp.secagg.client import MaskedMessage
-from fl_dp.secagg.excerpt import Near
 from fl_dp.secagg.member import Opened
 from fl_dp.secagg.texts import digest
 from fl_dp.updates import RefusedUpdate
@@ -37,10 +36,7 @@ RECEIPT_KEY = "fl-dp-receipt"
 MOST_RECEIPTS = 3
 """That a node is sent at a time: a short text can stand for a million repliers."""
 
-NEAR_KEY = "fl-dp-near"
-"""Name of the ConfigRecord with a client's place and its neighbours' keys, with an excerpt."""
-
-_BESIDE = frozenset({SECURE_SUM_KEY, RECEIPT_KEY, NEAR_KEY})  # no part of a message's content
+_BESIDE = frozenset({SECURE_SUM_KEY, RECEIPT_KEY})  # no part of a message's content
 
 KEY_ACTION = "fl_dp_secagg_key"
 DIRECTORY_ACTION = "fl_dp_secagg_directory"
@@ -48,9 +44,6 @@ VIEW_ACTION = "fl_dp_secagg_view"
 OPEN_ACTION = "fl_dp_secagg_open"
 DONE_ACTION = "fl_dp_secagg_done"
 """Actions of QUERY messages (`query.<action>`)."""
-
-NO_HEAD = "done"
-"""Answer of a node to `done` that seals no head of its ledger."""
 
 SECURE_SUM_ACTIONS = (KEY_ACTION, DIRECTORY_ACTION, VIEW_ACTION, OPEN_ACTION, DONE_ACTION)
 
@@ -61,11 +54,10 @@ _MASKED, _BUNDLES, _COMMITMENTS = "masked", "bundles", "commitments"
 _ONLINE, _LABELS = "online", "labels"
 _MEMBERS, _SIGNATURES, _SIGNATURE = "members", "signatures", "signature"
 _PLACES, _SHARES, _UNREADABLE = "places", "shares", "unreadable"
-_KEYS = "keys"
 
 
 def content_digest(content: RecordDict) -> str:
-    """Return a digest, in hexadecimal, of all that a message says besides terms, receipt and near.
+    """Return a digest, in hexadecimal, of all that a message says besides terms and receipts.
 
     Whatever a client trains from is in it: a learning rate of 0 for all but one client singles it
     out just as another model does (Pasquini et al. 2022, "Eluding Secure Aggregation").
@@ -121,24 +113,6 @@ def with_receipts(content: RecordDict, receipts: Sequence[str]) -> RecordDict:
     if not receipts:
         return content
     return RecordDict(dict(content) | {RECEIPT_KEY: ConfigRecord({_TERMS: list(receipts)})})
-
-
-def with_near(content: RecordDict, near: Near) -> RecordDict:
-    """Return a message's content with what a client has to know of its neighbours.
-
-    It differs from node to node; what a node was told there is bound into the shares that it sends.
-    """
-    record = ConfigRecord({_PLACES: near.place, _KEYS: near.keys})
-    return RecordDict(dict(content) | {NEAR_KEY: record})
-
-
-def near_in(content: RecordDict) -> Near | None:
-    """Return what a message tells of neighbours; None if it tells nothing that can be read."""
-    record = content.get(NEAR_KEY)
-    if not isinstance(record, ConfigRecord):
-        return None
-    place, keys = record.get(_PLACES), record.get(_KEYS)
-    return Near(place, keys) if type(place) is int and isinstance(keys, bytes) else None
 
 
 def terms_in(content: RecordDict) -> str | None:

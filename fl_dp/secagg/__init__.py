@@ -4,7 +4,6 @@ No Flower, no torch: `fl_dp.protocol` puts what is said here into messages.
 """
 
 from .directory import Directory
-from .excerpt import Excerpt
 from .key_pairs import Identity
 from .node import SecureNode
 from .opening import OpenSum, SecureSumFailed
@@ -14,7 +13,6 @@ from .terms import Refused, SumTerms
 
 __all__ = [
     "Directory",
-    "Excerpt",
     "Identity",
     "OpenSum",
     "Refused",

@@ -96,7 +96,6 @@ class Participation:
         place: int,
         root: Callable[[int], bytes],
         sent: Callable[[bytes], None],
-        near: bytes,
     ) -> None:
         """Start, after the mark is on disk.
 
@@ -105,10 +104,9 @@ class Participation:
             place: The client's.
             root: Secret that the client shares with a place.
             sent: Is given the message's label before the message leaves.
-            near: Digest of the neighbours' keys that the client was told.
         """
         self.terms, self.place = terms, place
-        self._root, self._sent, self._near = root, sent, near
+        self._root, self._sent = root, sent
         self._used = False
 
     def message(self, values: NDArray[np.int64]) -> MaskedMessage:
@@ -142,7 +140,7 @@ class Participation:
         committed = b"".join(commitment(seed, terms, place) for seed in (own, *pairs))
         message = MaskedMessage(pack(total, terms.bits), [], committed)
         label = message.label
-        bound = terms.hash + label + self._near
+        bound = terms.hash + label
         shares = split(b"".join((own, *pairs)), terms.threshold, len(terms.committee))
         nonce = secrets.token_bytes(NONCE_BYTES)  # one for all members, as each has its own key
         nonces = [piece_nonce(nonce, index) for index in range(1 + len(pairs))]

@@ -10,7 +10,6 @@ from typing import Any, Self
 from fl_dp.documents import document
 
 from .directory import MOST_RUNS, Directory
-from .excerpt import Excerpt, directory_from_json
 from .key_pairs import KEY_BYTES
 from .receipts import Receipt
 from .roster import Roster
@@ -28,12 +27,11 @@ class Evidence:
     Attributes:
         run: The run.
         identity: The node's, in hex.
-        directory: As it was accepted, or the excerpt of it, as JSON text.
+        directory: As it was accepted, as JSON text.
         ended: Whether no receipt can come any more.
         last: Number of the last sum that the node took part in; 0: it took part in none.
         receipted: The last sum with a receipt: its `terms`, the `label` of the node's message in
-            hex, the `receipt`, the directory's `epoch`, and where an excerpt was or is known the
-            node's `place` and what it knew then, as `excerpt`; empty if there is none.
+            hex, the `receipt` and the directory's `epoch`; empty if there is none.
         summed: Numbers of sums with a receipt that has the node's message, checked when it came.
         left_out: Numbers of sums with a receipt that has not: the message was opened in none.
         missing: Numbers of sums without a receipt: what became of the message is not known.
@@ -83,16 +81,16 @@ class Evidence:
             roster: The nodes that the owner knows of.
         """
         try:
-            directory = directory_from_json(self.directory)
+            directory = Directory.from_json(self.directory)
             directory.check()
         except ValueError as error:
             return (f"the directory does not hold: {error}",)
         identity = hex_bytes(self.identity, KEY_BYTES, "identity")
         found = [] if roster is None else directory.strangers(roster)
-        if isinstance(directory, Directory) and identity not in directory.places:
+        if identity not in directory.places:
             found.append("this node is not in the directory")
         elif self.receipted:
-            found += self._receipt_findings(directory, identity, roster)
+            found += self._receipt_findings(directory, identity)
         # While a run goes on, the receipt of its last sum comes with the next message.
         if overdue := [each for each in self.missing if self.ended or each != self.last]:
             found.append(
@@ -100,34 +98,18 @@ class Evidence:
             )
         return tuple(found)
 
-    def _receipt_findings(
-        self, directory: Directory | Excerpt, identity: bytes, roster: Roster | None
-    ) -> list[str]:
+    def _receipt_findings(self, directory: Directory, identity: bytes) -> list[str]:
         try:
-            if kept := self.receipted.get("excerpt"):  # members may be others since
-                directory = directory_from_json(kept)
-                directory.check()
-            if isinstance(directory, Directory):
-                directory = directory.as_of(int(self.receipted.get("epoch", directory.epoch)))
-                place = directory.places[identity]
-            else:
-                place = int(self.receipted["place"])
+            directory = directory.as_of(int(self.receipted["epoch"]))
+            place = directory.places[identity]
             terms = SumTerms.from_json(self.receipted["terms"])
             receipt = Receipt.from_json(self.receipted["receipt"])
             label = hex_bytes(self.receipted["label"], None, "label")
         except (KeyError, ValueError) as error:
             return [f"the last receipt can't be read: {error}"]
-        found = directory.strangers(roster) if kept and roster is not None else []
+        found = []
         if terms.directory != directory.hash.hex():
             found.append("the terms of the last sum are of another directory")
-        elif isinstance(directory, Excerpt) and terms.committee != tuple(directory.entries):
-            return [*found, "the terms of the last sum are of another committee"]
-        if (
-            isinstance(directory, Excerpt)
-            and roster is not None
-            and not directory.is_vouched(roster, terms.colluding)
-        ):
-            found.append(f"no more than {terms.colluding} members vouch for the directory")
         if not receipt.accounts_for(terms.hash, place, label):
             found.append("the last receipt is not of this node's message")
         if len(receipt.online) < terms.least:
@@ -147,12 +129,12 @@ def in_words(numbers: Sequence[int]) -> str:
 
 def summary_of(evidence: Evidence) -> dict[str, Any]:
     """Return what an owner wants to see of a run at a glance."""
-    directory = directory_from_json(evidence.directory)
+    directory = Directory.from_json(evidence.directory)
     document: dict[str, Any] = {
         "run": evidence.run,
-        "nodes": len(directory.current) if isinstance(directory, Directory) else directory.nodes,
+        "nodes": len(directory.current),
         "directory": directory.hash.hex(),
-        "roster": (isinstance(directory, Directory) and directory.roster_hash) or None,
+        "roster": directory.roster_hash or None,
         "promised": evidence.promised,
         "last_sum": evidence.last,
         **{name: list(getattr(evidence, name)) for name in _NUMBERS},

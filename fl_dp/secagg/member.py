@@ -55,7 +55,6 @@ def open_bundles(
     labels: Mapping[int, bytes],
     bundles: Mapping[int, bytes],
     root: Callable[[int], bytes],
-    near: Callable[[int], bytes],
 ) -> tuple[dict[int, bytes], tuple[int, ...]]:
     """Return a member's shares of what the repliers' sum needs, and whose bundles don't decrypt.
 
@@ -69,7 +68,6 @@ def open_bundles(
         labels: Of their messages, which bundles are bound to.
         bundles: What is needed of those for this member (`needed_of`), by the replier's place.
         root: Secret that the member shares with a place.
-        near: Digest of the keys that a place's neighbours have in the member's directory.
     """
     alive, shares, unreadable = frozenset(online), {}, []
     for place in online:
@@ -79,7 +77,7 @@ def open_bundles(
             continue
         pieces = zip(wanted, _starts(range(len(wanted))), strict=True)
         nonce, cipher = sealed[:NONCE_BYTES], bundle_cipher(root(place), terms, place, member)
-        bound = terms.hash + labels[place] + near(place)  # who was told others is not read
+        bound = terms.hash + labels[place]
         try:
             shares[place] = b"".join(
                 cipher.decrypt(piece_nonce(nonce, index), sealed[at : at + PIECE_BYTES], bound)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from types import MappingProxyType
 from typing import NamedTuple
 
 from fl_dp.accounting.shared_noise import SharedNoise, usual_colluding
@@ -24,20 +23,18 @@ from fl_dp.accounting.shared_noise import SharedNoise, usual_colluding
 from .client import Participation
 from .directory import MOST_EPOCHS, MOST_RUNS, Directory, Entry
 from .evidence import Evidence
-from .excerpt import Excerpt, Near, directory_from_json, near_digest, near_of, whole_text
-from .key_pairs import KEY_BYTES, Identity, RunKey
+from .key_pairs import Identity, RunKey
 from .member import Opened, open_bundles
 from .receipts import MerkleTree, Receipt, view_text
 from .roster import Roster
 from .store import Mark, SQLiteStore, stale
 from .terms import Refused, SumTerms
 from .texts import canonical, digest, require_integers, require_name
-from .turns import Turns, forget_turns
 
 KEPT_DAYS = 30.0  # of a run's keys, where no message says that the run is done
 _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
-_KEY, _DIRECTORY, _WHOLE = "run-key", "directory", "whole directory"
+_KEY, _DIRECTORY = "run-key", "directory"
 _DUE, _RECEIPTED = "unreceipted", "receipted"
 _EXACT = "exact"  # and the purpose: whom exact totals are over; in a run, the mark of its only one
 _ENDED = "ended"  # and the run, unless it had no sum
@@ -121,8 +118,8 @@ class SecureNode:
             self.store.put(run, _KEY, RunKey.generate().secret)
         return Entry.make(run, epoch, self.name, self.identity, self._run_key(run))
 
-    def accept(self, directory: Directory | Excerpt) -> bytes:
-        """Check a run's directory or an excerpt of it, keep it, and return the directory's hash.
+    def accept(self, directory: Directory) -> bytes:
+        """Check a run's directory, keep it, and return its hash.
 
         Raises:
             Refused: `directory`, if it is not signed, holds a stranger, a key twice, or another key
@@ -134,45 +131,30 @@ class SecureNode:
             raise Refused("directory", f"{error}") from error
         self._check_strangers(directory)
         key = self._run_key(directory.run)
-        listed = _listed(directory)
-        if isinstance(directory, Directory):
-            mine = directory.places.get(self.identity.public)
-            if mine is None:
-                raise Refused("directory", "this node is not in the directory")
-            entry = directory.entries[mine]
-            if (entry.name, entry.run_key) != (self.name, key.public):
-                raise Refused("directory", "the directory has another name or key of this node")
-        elif self.identity.public in {each.identity for each in listed}:
-            raise Refused("directory", "a member of the committee needs the whole directory")
+        mine = directory.places.get(self.identity.public)
+        if mine is None:
+            raise Refused("directory", "this node is not in the directory")
+        entry = directory.entries[mine]
+        if (entry.name, entry.run_key) != (self.name, key.public):
+            raise Refused("directory", "the directory has another name or key of this node")
         earlier = self.store.get(directory.run, _DIRECTORY)
-        whole = self.store.get(directory.run, _WHOLE)  # which excerpts have followed
-        for text in (earlier, whole):
-            if text is not None and not _continues(directory, _directory_of(text)):
-                raise Refused("directory", "the directory does not continue the one before")
-        if earlier is not None and isinstance(_directory_of(earlier), Directory):
-            self.store.put(directory.run, _WHOLE, earlier)  # first: a node may die in between
+        if earlier is not None and not directory.continues(_directory_of(earlier)):
+            raise Refused("directory", "the directory does not continue the one before")
         self.store.put(directory.run, _DIRECTORY, directory.to_json().encode())
         if self.roster is None:
             known = self._known()
-            seen = known | {each.name: each.identity.hex() for each in listed}
+            seen = known | {each.name: each.identity.hex() for each in directory.entries}
             if seen != known:
                 self.store.put(None, _KNOWN, canonical(seen).encode())
         return directory.hash
 
-    def vouch(self, directory: Directory) -> bytes:
-        """Sign that this node has accepted a whole directory, and by which roster."""
-        pinned = "" if self.roster is None else self.roster.hash
-        nodes = len(directory.current)
-        said = whole_text(directory.hash, directory.epoch, nodes, directory.run, pinned)
-        return self.identity.sign(said)
-
-    def _check_strangers(self, directory: Directory | Excerpt) -> None:
+    def _check_strangers(self, directory: Directory) -> None:
         if self.roster is not None:
             if found := directory.strangers(self.roster):
                 raise Refused("directory", found[0])
             return
         known = self._known()
-        for each in _listed(directory):
+        for each in directory.entries:
             if known.get(each.name, each.identity.hex()) != each.identity.hex():
                 raise Refused("directory", f"'{each.name}' had another identity before")
 
@@ -192,7 +174,6 @@ class SecureNode:
             # Runs without a sum cost their server nothing: of those the last one is kept.
             key = f"{_ENDED} {run}" if evidence.last else _ENDED
             self.store.put(None, key, evidence.to_json().encode())
-        forget_turns(self.store, run)
         self.store.forget(run)
         self._roots.clear()
 
@@ -234,9 +215,7 @@ class SecureNode:
 
     # As a client.
 
-    def begin(
-        self, text: str, *, content: str, purpose: str, near: Near | None = None
-    ) -> Participation:
+    def begin(self, text: str, *, content: str, purpose: str) -> Participation:
         """Check terms as a client, and mark the sum as taken part in.
 
         Whatever happens after it, the sum counts. The mark is on disk when this returns: then
@@ -246,12 +225,11 @@ class SecureNode:
             text: The terms, as received.
             content: Digest in hex of everything else that was received.
             purpose: Type of the message.
-            near: What it was told of its neighbours, where it has an excerpt of the directory.
 
         Raises:
             Refused: `terms`, `directory`, `policy` or `stale`.
         """
-        agreed = self._agree(text, near)
+        agreed = self._agree(text)
         terms, place = agreed.terms, agreed.place
         if terms.content != content:
             raise Refused("terms", "the message is not the one of its terms")
@@ -273,21 +251,12 @@ class SecureNode:
         # Members were asked about it: the cut-off is over.
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)
-        turns = self.turns(terms)
-        stands = (0, 1) if turns is None else (agreed.rank, len(agreed.whole.current))
         self._mark(terms, _SUM, Mark(terms.hash))
-        if turns is not None:  # behind the mark: what is kept of trainings costs a server its sums
-            turns.check(*stands)
-            turns.take(terms.hash)
         if terms.exact:
             self._require_only_exact(agreed)
         self._remember(agreed)  # without a label: a node that dies now sends nothing
         sent = partial(self._remember, agreed)
-        return Participation(terms, place, agreed.root, sent, agreed.near(place))
-
-    def turns(self, terms: SumTerms) -> Turns | None:
-        """Return what the node remembers of turns; None where units take none."""
-        return None if terms.turn is None else Turns(self.store, terms.run, terms.turn)
+        return Participation(terms, place, agreed.root, sent)
 
     def _require_only_exact(self, agreed: _Agreed) -> None:
         """Refuse a total without noise whose difference to another one is a node's own value."""
@@ -313,11 +282,8 @@ class SecureNode:
             "number": terms.number,
             "terms": terms.to_json(),
             "label": label.hex(),
-            "place": agreed.place,
             "epoch": agreed.directory.epoch,
         }
-        if isinstance(agreed.directory, Excerpt):  # the next one may be of other members
-            kept["excerpt"] = agreed.directory.to_json()
         sums.append(kept)
         last = sums[-max(_REMEMBERED, self.receipts) :]
         self.store.put(terms.run, _DUE, canonical(last).encode())
@@ -344,10 +310,7 @@ class SecureNode:
         if receipt.number <= self.store.last(run, _RECEIPT):
             return
         mine = [each for each in self._due(run) if each["number"] == receipt.number]
-        if isinstance(directory, Directory):
-            place = directory.places[self.identity.public]
-        else:  # as the members know it who could read its shares
-            place = int(mine[0]["place"]) if mine else -1
+        place = directory.places[self.identity.public]
         left_out = not receipt.has(place)
         if left_out and self.store.marked(run, _SUM, receipt.number) is None:
             return
@@ -358,34 +321,14 @@ class SecureNode:
         if not receipt.accounts_for(terms.hash, place, label):
             raise Refused("view", "the receipt is not of this node's message")
         self._check_repliers(terms, receipt.online, self._noise(terms))
-        knew: str | None = None
-        if isinstance(directory, Excerpt):
-            directory = self._known_in(run, str(mine[0].get("excerpt", "")))
-            knew = directory.to_json()
         good = terms.signers(directory, receipt.signatures, receipt.view)
         if good < terms.threshold:
             raise Refused("view", f"{good} members signed, {terms.threshold} are needed")
         mark = Mark(terms.hash, _LEFT_OUT if left_out else b"")
         self.store.mark(run, _RECEIPT, receipt.number, mark)
-        receipted = {"terms": mine[0]["terms"], "label": mine[0]["label"], "receipt": text}
-        if "epoch" in mine[0]:
-            receipted["epoch"] = str(mine[0]["epoch"])
-        if knew is not None:
-            receipted |= {"place": str(place), "excerpt": knew}
+        receipted = {name: str(mine[0][name]) for name in ("terms", "label", "epoch")}
+        receipted["receipt"] = text
         self.store.put(run, _RECEIPTED, canonical(receipted).encode())
-
-    def _known_in(self, run: int, excerpt: str) -> Directory | Excerpt:
-        """Return what a sum's receipt is checked with, where an excerpt is known now.
-
-        Args:
-            run: Flower's run id.
-            excerpt: What was known in the sum; empty: the whole.
-        """
-        whole = self.store.get(run, _WHOLE)
-        text = excerpt.encode() if excerpt or whole is None else whole
-        known = _directory_of(text)
-        self._check_strangers(known)
-        return known
 
     def unreceipted(self, run: int) -> int:
         """Return how many sums the node took part in since the last receipt."""
@@ -465,9 +408,7 @@ class SecureNode:
                     "quorum", f"{good} members signed this view, {terms.threshold} are needed"
                 )
         self._mark(terms, _OPEN, _mark_of(terms, said))
-        shares, unreadable = open_bundles(
-            terms, agreed.place, online, labels, bundles, agreed.root, agreed.near
-        )
+        shares, unreadable = open_bundles(terms, agreed.place, online, labels, bundles, agreed.root)
         return Opened(shares, self.identity.sign(said), unreadable)
 
     def _check_view(
@@ -492,7 +433,7 @@ class SecureNode:
 
     # What every role checks.
 
-    def _agree(self, text: str, near: Near | None = None) -> _Agreed:
+    def _agree(self, text: str) -> _Agreed:
         """Check terms as far as every role does."""
         try:
             terms = _terms_of(text)
@@ -501,8 +442,6 @@ class SecureNode:
         directory = self._directory(terms.run)
         if terms.directory != directory.hash.hex():
             raise Refused("directory", "the terms are of another directory")
-        if isinstance(directory, Excerpt):
-            return self._agree_in_part(terms, directory, near)
         current = frozenset(directory.current)
         if not current.issuperset(terms.cohort) or not current.issuperset(terms.committee):
             raise Refused("terms", "cohort and committee must be nodes whose entry is their last")
@@ -515,41 +454,6 @@ class SecureNode:
         self._check_promise(terms)
         key, mine = self._run_key(terms.run), directory.places[self.identity.public]
         return _Agreed(self, terms, directory, key, mine)
-
-    def _agree_in_part(self, terms: SumTerms, known: Excerpt, near: Near | None) -> _Agreed:
-        """Check terms as a client who has an excerpt of the directory; members check the rest.
-
-        Who else is in the cohort, each once, and whether the committee is the directory's: of all
-        who may open the sum only those who lie do not check it.
-        """
-        if near is None or terms.exact or terms.turn is not None:
-            raise Refused("directory", "this needs the whole directory, and an excerpt is known")
-        if terms.committee != tuple(known.entries):
-            raise Refused("terms", "the committee is not the one of this excerpt")
-        assumed = self._noise(terms).colluding
-        if self.roster is not None and not known.is_vouched(self.roster, assumed):
-            raise Refused(
-                "directory", f"{assumed} members may collude, and no more vouch for the directory"
-            )
-        self._check_promise(terms)
-        if near.place not in terms.cohort or near.place in known.entries:
-            raise Refused("terms", "the place is not one of a client that is no member")
-        others = terms.neighbours[near.place]
-        if len(near.keys) != KEY_BYTES * len(others):
-            raise Refused("directory", f"{len(others)} neighbours' keys are needed")
-        keys = (near.keys[at : at + KEY_BYTES] for at in range(0, len(near.keys), KEY_BYTES))
-        told = dict(zip(others, keys, strict=True))
-        signed = {place: each.run_key for place, each in known.entries.items()}
-        if any(told[other] != signed[other] for other in told.keys() & signed.keys()):
-            raise Refused("directory", "a member's run key is another one than its entry's")
-        key = self._run_key(terms.run)
-        agreed = _Agreed(self, terms, known, key, near.place, told, near)
-        try:
-            for other in others:
-                agreed.root(other)
-        except ValueError as error:  # of low order: with any other key it gives zero
-            raise Refused("directory", "a neighbour's run key is no key") from error
-        return agreed
 
     def assumed_colluding(self, terms: SumTerms) -> int:
         """Return how many may collude: what the terms say, or the owner if that is more."""
@@ -618,14 +522,14 @@ class SecureNode:
             raise Refused("directory", "this node has no key for that run")
         return RunKey.from_secret(secret)
 
-    def _directory(self, run: int) -> Directory | Excerpt:
+    def _directory(self, run: int) -> Directory:
         """Return a run's directory, checked against the roster that is in force now."""
         directory = self._accepted(run)
         # A directory of before a roster was pinned, or an identity struck out, may hold strangers.
         self._check_strangers(directory)
         return directory
 
-    def _accepted(self, run: int) -> Directory | Excerpt:
+    def _accepted(self, run: int) -> Directory:
         """Return a run's directory as it was accepted."""
         kept = self.store.get(run, _DIRECTORY)
         if kept is None:
@@ -647,22 +551,8 @@ def _terms_of(text: str) -> SumTerms:
 
 
 @lru_cache(maxsize=4)
-def _directory_of(text: bytes) -> Directory | Excerpt:
-    return directory_from_json(text.decode())
-
-
-def _listed(directory: Directory | Excerpt) -> tuple[Entry, ...]:
-    entries = directory.entries
-    return entries if isinstance(entries, tuple) else tuple(entries.values())
-
-
-def _continues(directory: Directory | Excerpt, earlier: Directory | Excerpt) -> bool:
-    """Tell whether a directory may follow another one; behind an excerpt members know it."""
-    if isinstance(directory, Directory):
-        if isinstance(earlier, Directory):
-            return directory.continues(earlier)
-        return directory.as_of(earlier.epoch).hash == earlier.hash
-    return directory.epoch > earlier.epoch or directory.hash == earlier.hash
+def _directory_of(text: bytes) -> Directory:
+    return Directory.from_json(text.decode())
 
 
 class _Agreed(NamedTuple):
@@ -670,38 +560,19 @@ class _Agreed(NamedTuple):
 
     node: SecureNode
     terms: SumTerms
-    directory: Directory | Excerpt
+    directory: Directory
     key: RunKey
     place: int
-    told: Mapping[int, bytes] = MappingProxyType({})  # neighbours' keys, to an excerpt
-    given: Near | None = None
-
-    @property
-    def whole(self) -> Directory:
-        """The directory, of a node that has all of it."""
-        assert isinstance(self.directory, Directory)  # `_agree_in_part` refuses what needs it
-        return self.directory
-
-    @property
-    def rank(self) -> int:
-        """The node's place in the order of identities, which lasts as long as the nodes do."""
-        identities = [self.whole.entries[place].identity for place in self.whole.current]
-        return sorted(identities).index(self.node.identity.public)
 
     def root(self, other: int) -> bytes:
         """Return the secret that the node shares with a place."""
-        theirs = self.told[other] if other in self.told else self.directory.entries[other].run_key
+        theirs = self.directory.entries[other].run_key
         return self.node._root_of(theirs, self.key, self.place, other)
-
-    def near(self, place: int) -> bytes:
-        """Return the digest of a place's neighbours' keys, as this node knows them."""
-        given = self.given or near_of(self.whole, place, self.terms.neighbours[place])
-        return near_digest(given.keys)
 
 
 def _everybody(agreed: _Agreed) -> bytes:
     """Return a digest of the identities of a cohort, whichever run it is of."""
-    entries = agreed.whole.entries
+    entries = agreed.directory.entries
     return digest("cohort", *sorted(entries[place].identity for place in agreed.terms.cohort))
 
 

@@ -16,11 +16,9 @@ import numpy as np
 
 from fl_dp.accounting.shared_noise import SharedNoise
 from fl_dp.mechanisms import ExactShare, NoiseShare, Segment
-from fl_dp.mechanisms.banded_share import BandedShare
 from fl_dp.option_errors import OptionError, require_positive, require_rate
 
 from .directory import MOST_RUNS, Directory
-from .excerpt import Excerpt
 from .key_pairs import KEY_BYTES, is_signed
 from .masks import MOST_BITS
 from .shares import MOST_SHARES
@@ -34,7 +32,6 @@ from .texts import (
     require_integers,
     require_name,
 )
-from .turn import Turn
 
 RefusalCode = Literal[
     "stale", "terms", "directory", "policy", "view", "thin", "quorum", "budget", "late"
@@ -90,7 +87,6 @@ class SumTerms:
         reply_after: Seconds from message to answer, where coins are secret; None: when it is ready.
         promised: Clients that do not collude in any sum that could be opened, by the plan; 0: it
             promises none.
-        turn: Where the noise of the first segment has memory: whose turn it is; None: it has none.
         rotated: Whether values are rotated before they are put on the grid, as narrow words need
             it. How follows from their number: nobody is told a rotation.
     """
@@ -113,7 +109,6 @@ class SumTerms:
     sampling_rate: float | None = None
     reply_after: float | None = None
     promised: int = 0
-    turn: Turn | None = None
     rotated: bool = False
 
     def __post_init__(self) -> None:
@@ -140,8 +135,6 @@ class SumTerms:
         if not names or len(set(names)) < len(names):
             raise ValueError("segments must be at least one, each of another name")
         require_integers(1, MOST_BITS, bits=self.bits)
-        if self.turn is not None and (self.exact or self.sampling_rate is not None):
-            raise ValueError("units that take turns add noise, and flip no coins")
         _ = self.share  # checks the noise itself
         if self.rotated and self.exact:
             raise ValueError("what has no noise is not rotated: an exact total needs no rounding")
@@ -172,13 +165,6 @@ class SumTerms:
         """What a client adds: its values with noise, unless an exact total is wanted."""
         if self.exact:
             return ExactShare(segments=self.segments)
-        if self.turn is not None:
-            return BandedShare(
-                segments=self.segments,
-                noise_scale=self.noise_scale,
-                rotated=self.rotated,
-                coefficients=self.turn.coefficients,
-            )
         return NoiseShare(
             segments=self.segments, noise_scale=self.noise_scale, rotated=self.rotated
         )
@@ -212,11 +198,6 @@ class SumTerms:
         """The text, which nodes keep with every sum: 2 ms at ten thousand clients."""
         document = {each.name: getattr(self, each.name) for each in fields(self)}
         document["segments"] = [_segment_to_list(each) for each in self.segments]
-        if self.turn is not None:
-            document["turn"] = self.turn.to_dict()
-        for name in _LATER:
-            if not document[name]:
-                del document[name]  # as nodes of before there were any know terms
         for name in _FLOATS:
             if document[name] is not None:
                 document[name] = float(document[name]).hex()
@@ -229,18 +210,13 @@ class SumTerms:
         Raises:
             ValueError: If the text is not, letter by letter, what `to_json` writes of valid terms.
         """
-        names = {each.name for each in fields(cls)}
-        # In a text, quotes are escaped.
-        names -= {name for name, begins in _LATER.items() if f'"{name}":{begins}' not in text}
-        document = object_of(text, sorted(names), "terms")
+        document = object_of(text, [each.name for each in fields(cls)], "terms")
         for name in ("cohort", "committee", "segments"):
             if not isinstance(document[name], list):
                 raise ValueError(f"{name} must be a list")
         for name in ("cohort", "committee"):
             document[name] = tuple(document[name])
         document["segments"] = tuple(map(_segment_from_list, document["segments"]))
-        if "turn" in names:
-            document["turn"] = Turn.from_dict(document["turn"])
         for name in _FLOATS:
             if document[name] is not None or name == "noise_scale":
                 document[name] = float_of(document[name], name)
@@ -275,9 +251,7 @@ class SumTerms:
         """Places that a client shares masks with, ascending, by its place."""
         return _Neighbours(self.cohort if self.complete else self._ring, self.degree)
 
-    def signers(
-        self, directory: Directory | Excerpt, signatures: Mapping[int, bytes], said: bytes
-    ) -> int:
+    def signers(self, directory: Directory, signatures: Mapping[int, bytes], said: bytes) -> int:
         """Return how many members of the committee signed a text, such as a view."""
         return sum(
             place in self.committee and is_signed(directory.entries[place].identity, signed, said)
@@ -338,7 +312,6 @@ class _Neighbours(Mapping[int, tuple[int, ...]]):
 
 
 _FLOATS = ("noise_scale", "sampling_rate", "reply_after")
-_LATER = {"turn": "{", "rotated": "true"}  # fields that terms have if there is something in them
 
 
 def _segment_to_list(segment: Segment) -> list[str | int]:

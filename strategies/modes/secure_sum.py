@@ -9,14 +9,12 @@ import numpy as np
 from flwr.app import ArrayRecord, Error, MessageType, RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.accounting import CyclicSampling
 from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.secagg.masks import packed_bytes
-from fl_dp.secagg.turn import Turn
 from fl_dp.updates import VectorLayout
 
 from ..exchange import Ask
@@ -48,7 +46,6 @@ class SecureSumMode(Mode):
         clipping_norms: tuple[float, ...],
         sums: SecureSums,
         reservation: Reservation,
-        training: str,
     ) -> None:
         """Prepare a round.
 
@@ -60,9 +57,8 @@ class SecureSumMode(Mode):
             clipping_norms: Those of this round.
             sums: Who has which keys.
             reservation: What the ledger has on disk for the round.
-            training: Names it over restarts of its server, 32 bytes in hex.
         """
-        noise, sampling = plan.noise, plan.sampling
+        noise = plan.noise
         assert isinstance(noise, DistributedNoise)  # no other noise comes in shares
         self._plan = plan
         self._shared = plan.shared_bundle(
@@ -88,19 +84,6 @@ class SecureSumMode(Mode):
             sampling_rate=rate,
             units_in_sum=noise.units_in_sum,
         )
-        if noise.correlation is not None and isinstance(sampling, CyclicSampling):
-            assert reservation.index is not None  # of every round
-            bands = noise.correlation.bands
-            summed = replace(
-                summed,
-                turn=Turn(
-                    training=training,
-                    index=reservation.index,
-                    groups=sampling.groups,
-                    coefficients=noise.correlation.coefficients,
-                    dropped=sums.dropped(range(reservation.index - bands + 1, reservation.index)),
-                ),
-            )
         self._sums = sums
         # Larger than that of any sum before it in this training.
         self._sum = OneSum(sums, noise, summed, number=reservation.sequence)

@@ -26,12 +26,10 @@ from fl_dp.protocol.secure_sum import (
     masked_of,
     opened_of,
     signature_of,
-    with_near,
     with_receipts,
     with_terms,
 )
 from fl_dp.secagg import OpenSum, Refused, SecureSumFailed, SumTerms
-from fl_dp.secagg.turn import Turn
 from fl_dp.updates import RefusedUpdate
 
 from ..exchange import Ask
@@ -53,7 +51,6 @@ class Summed:
         bits: Each coordinate is summed modulo 2^bits.
         sampling_rate: With which each unit flips a coin at its node; None: all take part.
         units_in_sum: Of one node, at most.
-        turn: Whose turn it is, where the noise has memory.
     """
 
     purpose: str
@@ -61,7 +58,6 @@ class Summed:
     bits: int
     sampling_rate: float | None = None
     units_in_sum: int = 1
-    turn: Turn | None = None
 
 
 class OneSum:
@@ -94,10 +90,7 @@ class OneSum:
             SecureSumFailed: If too few have keys.
         """
         asked, planned = list(nodes), self._noise.shares
-        # Whose turn it is, and that totals differ by no node, is read off the whole directory.
-        parts = self._summed.turn is None and isinstance(self._summed.share, NoiseShare)
-        members = planned.committee if parts else 0
-        self._sums.set_up(self._sums.allowed(asked, planned.least), ask, members=members)
+        self._sums.set_up(self._sums.allowed(asked, planned.least), ask)
         # Only now is it known who a node is that came back under another id.
         self._sums.require_left(asked, planned.least)
         self._places = self._sums.places(self._sums.allowed(asked, planned.least))
@@ -125,10 +118,7 @@ class OneSum:
             terms = self._terms(content_digest(content))
             self._sum = OpenSum(terms, self._sums.known)
             self._told = content, with_terms(content, terms.to_json())
-        sent = with_receipts(self._told[1], self._sums.receipts_for(node))
-        assert self._sum is not None
-        near = self._sums.near(node, self._sum.terms)
-        return sent if near is None else with_near(sent, near)
+        return with_receipts(self._told[1], self._sums.receipts_for(node))
 
     def fold(self, node: int, content: RecordDict) -> None:
         """Add one node's masked message.
@@ -157,9 +147,6 @@ class OneSum:
         opened = self._sum
         if opened is None:
             raise SecureSumFailed("nobody was asked")
-        turn = self._summed.turn
-        if turn is not None:  # until it is open: nobody's share is in a sum
-            self._sums.note_dropped(turn.index, opened.terms.cohort)
         try:
             opened.require_openable()
             if opened.terms.cross_check:
@@ -169,9 +156,6 @@ class OneSum:
         finally:
             # What members signed is proof, whether their shares could be put together or not.
             self._sums.note(opened)
-        if turn is not None:
-            late = set(opened.terms.cohort) - set(opened.online)
-            self._sums.note_dropped(turn.index, late)
         values = self._summed.share.decode(total)
         self._require_plausible(values, repliers=len(opened.online))
         return values
@@ -197,7 +181,6 @@ class OneSum:
             sampling_rate=summed.sampling_rate,
             reply_after=self._noise.secure_sum.reply_after,
             promised=shares.honest_shares(server_lies=True),
-            turn=summed.turn,
             rotated=summed.share.rotated,
         )
 
@@ -260,12 +243,12 @@ class OneSum:
             (one.size, float(np.linalg.norm(total)) * one.scale, one.scale * one.clipping_norm)
             for one, total in zip(share.segments, values, strict=True)
         ]
-        if share.rotated and share.turning == share.size:  # cutting shortens what was one vector
+        if share.rotated:  # cutting shortens what was one vector
             sizes, lengths, norms = zip(*sums, strict=True)
             sums = [(sum(sizes), math.hypot(*lengths), math.hypot(*norms))]
         for size, length, norm in sums:
             # Noise of r nodes has deviation sigma sqrt(r); its norm is about that times sqrt(d).
-            noise = share.largest_deviation * math.sqrt(repliers)
+            noise = share.noise_scale * math.sqrt(repliers)
             noise *= math.sqrt(size) + _DEVIATIONS
             noise += repliers * math.sqrt(size)  # of exact totals: rounding
             if not length <= units * norm + noise:

@@ -7,28 +7,23 @@ import logging
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 
 from fl_dp.accounting import SharedNoise
 from fl_dp.accounting.shared_noise import usual_colluding
-from fl_dp.ledger.run_receipt import SealedHead
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
     KEY_ACTION,
     MOST_RECEIPTS,
-    NO_HEAD,
     text_of,
     text_to_content,
     with_receipts,
 )
-from fl_dp.secagg import Directory, Excerpt, OpenSum, Roster, SecureSumFailed, SumTerms
+from fl_dp.secagg import Directory, OpenSum, Roster, SecureSumFailed
 from fl_dp.secagg.directory import Entry
-from fl_dp.secagg.excerpt import Near, near_of
-from fl_dp.secagg.key_pairs import SIGNATURE_BYTES
 from fl_dp.secagg.receipts import Receipt
 
 from ..exchange import Ask
@@ -37,7 +32,6 @@ from ..rehearsal import RehearsalFailed, meaning_of
 logger = logging.getLogger("flwr.fl_dp")
 
 _SECONDS = 60.0  # Flower reports a node that is gone after about as many
-MOST_WHOLE = 256  # nodes up to which everybody is sent the whole directory, 83 kB
 _RUN_BITS = 62  # Flower's records hold signed integers of 64 bits
 _APART = "give each node a unit-name, and a ledger in a folder, of its own"
 
@@ -73,22 +67,11 @@ class SecureSums:
         self.directory: Directory | None = None
         self._place_of: dict[int, int] = {}
         self._confirmed: set[int] = set()
-        self._members = 0
-        self._whole: set[int] = set()  # of those who have confirmed, with all of the directory
-        self._vouchers: dict[int, bytes] = {}  # theirs, by place
         self._let_back: set[int] = set()
         self._late: dict[bytes, str] = {}
         self._receipts: dict[int, list[Receipt]] = {}
-        self._dropped: dict[int, tuple[int, ...]] = {}
 
-    def set_up(
-        self,
-        nodes: Iterable[int],
-        ask: Ask,
-        *,
-        timeout: float = _SECONDS,
-        members: int = 0,
-    ) -> None:
+    def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
         """Let nodes that are not known yet make their keys, and everybody know them.
 
         Two short messages a node, and none where everybody is known and has confirmed the keys.
@@ -97,10 +80,7 @@ class SecureSums:
             nodes: Flower's ids.
             ask: For the exchange.
             timeout: Seconds to wait for each of the two answers.
-            members: Of the committee, where the others may have an excerpt of a large directory;
-                0: everybody gets the whole.
         """
-        self._members = members
         asked_for = set(nodes)
         if new := sorted(asked_for - set(self._place_of)):
             epoch = 0 if self.directory is None else self.directory.epoch + 1
@@ -113,7 +93,7 @@ class SecureSums:
                     logger.warning("A node's answer with its key can't be read: it takes no part")
             self._take_in(entries, epoch)
             self._hand_out(self._place_of, ask, timeout)
-        elif any(self._unserved(asked_for)):  # busy or away when it was handed out
+        elif asked_for - self._confirmed:  # busy or away when it was handed out
             self._hand_out(asked_for, ask, timeout)
 
     def let_back(self, node: int) -> None:
@@ -121,7 +101,6 @@ class SecureSums:
         if node not in self._let_back and self._place_of.pop(node, None) is not None:
             self._let_back.add(node)
             self._confirmed.discard(node)
-            self._whole.discard(node)
 
     def note_late(self, node: int) -> None:
         """Ask a node nothing more: its work was not done in time, and it refuses the whole run."""
@@ -129,49 +108,22 @@ class SecureSums:
             entry = self.known.entries[place]
             self._late[entry.identity] = entry.name
 
-    def forget(self, ask: Ask, *, head: Mapping[str, Any] | None = None) -> dict[str, str]:
+    def forget(self, ask: Ask) -> None:
         """Let nodes delete the keys of the training; a node that misses this deletes them later.
 
         What comes next is another run to them, with other keys.
 
         Args:
             ask: For the exchange.
-            head: Of the server's ledger, which nodes keep in their receipts; None: it is not told.
-
-        Returns:
-            The head of each node's ledger by the node's name, sealed, as text.
         """
         nodes = sorted(self._place_of)
         told = {
             "run": self.run,
             "left_out": [each.hex() for each in {*self._left_out, *self._doubts}],
         }
-        asked = json.dumps(told | ({} if head is None else {"head": head}))
-        heads: dict[str, str] = {}
-        for node, content in self._ask(DONE_ACTION, nodes, asked, ask, _SECONDS):
-            entry = self.known.entries[self._place_of[node]]
-            try:
-                if (answer := text_of(content)) == NO_HEAD:
-                    continue
-                if SealedHead.from_json(answer).identity == entry.identity.hex():
-                    heads[entry.name] = answer
-            except ValueError:
-                logger.warning("The head of a node's ledger can't be read: it is not kept")
+        for _ in self._ask(DONE_ACTION, nodes, json.dumps(told), ask, _SECONDS):
+            pass
         self._begin()
-        return heads
-
-    def note_dropped(self, index: int, places: Iterable[int]) -> None:
-        """Take note of the nodes whose answer is in no sum of an index: they are told to forget it.
-
-        Args:
-            index: Of the sum.
-            places: Of the nodes; replaces what was noted before.
-        """
-        self._dropped[index] = tuple(sorted(places))
-
-    def dropped(self, indices: Iterable[int]) -> dict[int, tuple[int, ...]]:
-        """Return the places of those nodes, by index; it has no index at which there were none."""
-        return {index: self._dropped[index] for index in indices if self._dropped.get(index)}
 
     def places(self, nodes: Iterable[int]) -> dict[int, int]:
         """Return the place of each node that has confirmed the directory."""
@@ -356,14 +308,13 @@ class SecureSums:
         if self.directory is None:
             return
         if fresh:
-            self._confirmed, self._whole, self._vouchers = set(), set(), {}
+            self._confirmed = set()
         at = {_keys_of(each): place for place, each in enumerate(self.directory.entries)}
         for node, place in (back | {node: at[_keys_of(e)] for node, e in fresh.items()}).items():
             # A node that came back has another id at Flower.
             self._place_of = {n: p for n, p in self._place_of.items() if p != place}
             self._place_of[node] = place
         self._confirmed &= set(self._place_of)
-        self._whole &= set(self._place_of)
 
     def _problem(self, entry: Entry, epoch: int) -> str | None:
         """Return why every node would refuse a directory with this entry; None: none would."""
@@ -380,45 +331,16 @@ class SecureSums:
     def _hand_out(self, nodes: Iterable[int], ask: Ask, timeout: float) -> None:
         if self.directory is None:
             return
-        whole, rest = self._unserved(nodes)
-        self._confirmed -= set(whole)  # of an excerpt, some of them
-        self._hand(self.directory.to_json(), whole, ask, timeout)
-        self._whole |= set(whole) & self._confirmed
-        if rest:  # they see who has checked the whole
-            excerpt = Excerpt.of(self.directory, self.committee(self._members), self._vouchers)
-            self._hand(excerpt.to_json(), rest, ask, timeout)
-        if left := len(self._place_of) - len(self._confirmed):
-            logger.warning("%d nodes did not accept the directory of keys: see their logs", left)
-
-    def _unserved(self, nodes: Iterable[int]) -> tuple[list[int], list[int]]:
-        """Return which of some nodes are to be sent the whole directory, and which an excerpt."""
-        if self.directory is None:
-            return [], []
-        asked, whole = set(nodes), set(self._place_of)
-        if self._members and len(self.directory.current) > MOST_WHOLE:
-            members = set(self.committee(self._members))
-            whole = {node for node, place in self._place_of.items() if place in members}
-        return sorted((asked & whole) - self._whole), sorted(asked - whole - self._confirmed)
-
-    def _hand(self, told: str, nodes: Sequence[int], ask: Ask, timeout: float) -> None:
-        """Send nodes a directory or an excerpt of it, and take note of who has accepted it."""
-        for node, content in self._ask(DIRECTORY_ACTION, nodes, told, ask, timeout):
+        told, unserved = self.directory.to_json(), sorted(set(nodes) - self._confirmed)
+        for node, content in self._ask(DIRECTORY_ACTION, unserved, told, ask, timeout):
             try:
-                accepted, _, voucher = text_of(content).partition(" ")
-                signature = bytes.fromhex(voucher)
+                accepted = text_of(content)
             except ValueError:
                 continue
-            if accepted == self.known.hash.hex():
+            if accepted == self.directory.hash.hex():
                 self._confirmed.add(node)
-                if len(signature) == SIGNATURE_BYTES:
-                    self._vouchers[self._place_of[node]] = signature
-
-    def near(self, node: int, terms: SumTerms) -> Near | None:
-        """Return what a node that has an excerpt has to know for a sum; None: it has the whole."""
-        if node in self._whole:
-            return None
-        place = self._place_of[node]
-        return near_of(self.known, place, terms.neighbours[place])
+        if left := len(self._place_of) - len(self._confirmed):
+            logger.warning("%d nodes did not accept the directory of keys: see their logs", left)
 
     def _ask(
         self, action: str, nodes: Sequence[int], text: str, ask: Ask, timeout: float

@@ -17,7 +17,6 @@ class NoiseSettings:
     """
 
     selections: ClassVar[tuple[str, ...]] = ()  # those that it goes with; none: with each
-    in_shares: ClassVar[bool] = False  # whether nodes can take their own earlier shares away
     name: str = told("independent")
 
     def __str__(self) -> str:
@@ -41,7 +40,6 @@ class CorrelatedNoiseSettings(NoiseSettings):
     """
 
     selections = ("poisson", "public")
-    in_shares = True
     name: str = told("auto")
     bands: int | None = told(None)
 
@@ -59,7 +57,6 @@ class SpacedNoiseSettings(CorrelatedNoiseSettings):
     """
 
     selections = ("public", "buffered")
-    in_shares = False
     name: str = told("spaced")
     separation: int | None = told(None)
 
@@ -74,8 +71,7 @@ class CyclicNoiseSettings(CorrelatedNoiseSettings):
     """Public groups take turns, with secret coins inside each.
 
     Attributes:
-        groups: Number of groups, each of which has every such round; where nodes add the noise,
-            null is one over `selection.sampling_rate`.
+        groups: Number of groups, each of which has every such round.
     """
 
     selections = ("poisson", "truncated_poisson")

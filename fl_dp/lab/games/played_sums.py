@@ -4,7 +4,7 @@
 
 Nothing is masked: a sum is what members would open, modulo the words. The adversary knows all other
 values and all shares of noise but those that the plan counts. So as many nodes are played, and none
-is late: who else adds a share, or comes late, hides more. With memory each node takes away its own.
+is late: who else adds a share, or comes late, hides more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from fl_dp.lab.audit.correlated_run import WhoseTurn
 from fl_dp.lab.audit.verdict import AuditReport
 from fl_dp.lab.audit.whole_run import SeenRound
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.mechanisms.banded_share import BandedShare, CarriedNoise
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.plan import PrivacyPlan
 from fl_dp.plan.distributed_noise import DistributedNoise
@@ -84,7 +83,7 @@ def report_of_sums(
         + ("and who was in each sum" if plan.sampling.visible else "but no coins"),
         notes=(
             "no masks, coins of nodes, clipping or training were played, and no node was late: "
-            "these are the values, noise, words and memory of honest nodes alone",
+            "these are the values, noise and words of honest nodes alone",
         ),
     )
 
@@ -134,24 +133,17 @@ def play_sums(
     Raises:
         ValueError: If so many are on a node that its values are cut.
     """
-    honest, share, rng = shares_of(plan).honest_shares, shares[0].share, SecureRandom()
-    coefficients: tuple[int, ...] = (COEFFICIENT_ONE,)
-    memories: list[CarriedNoise | None] = [None] * honest
-    if isinstance(share, BandedShare):
-        coefficients = share.coefficients
-        memories = [
-            CarriedNoise.empty(bands=share.bands, size=canaries.size) for _ in range(honest)
-        ]
+    honest, rng = shares_of(plan).honest_shares, SecureRandom()
     home = np.arange(canaries.count) % honest
     rounds = []
-    for index, (shared, there) in enumerate(zip(shares, asked & canaries.there, strict=True)):
+    for shared, there in zip(shares, asked & canaries.there, strict=True):
         updates = shared.bundle.updates
         scalars = [0.0] * (len(shared.segments) - 1)
         total = np.zeros(shared.share.size, dtype=np.int64)
-        for node, memory in enumerate(memories):
+        for node in range(honest):
             value = updates.clipping_norm * canaries.sum_of(there & (home == node))
             _require_uncut([value, *scalars], shared, canaries.count)
-            total += shared.encode(value, scalars, rng, memory, index)
+            total += shared.encode(value, scalars, rng)
         opened, _ = shared.decode(centred_words(total, shared.bits))
         rounds.append(
             SeenRound(
@@ -164,7 +156,7 @@ def play_sums(
         moved=np.zeros(canaries.size),
         indices=list(range(len(rounds))),
         turn=WhoseTurn(asked=asked) if plan.sampling.visible else None,
-        coefficients=coefficients,
+        coefficients=(COEFFICIENT_ONE,),
         drawn=asked[:0],  # these coins are the auditor's own
         cohorts=asked.sum(axis=1),
     )
