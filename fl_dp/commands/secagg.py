@@ -40,7 +40,7 @@ def identity(
     file `{"federation": "...", "members": [LINE, ...]}`, compare it over another channel, and name
     it in each node's `secagg-roster`.
     """
-    from fl_dp.clients.run_receipts import IDENTITY_FILE
+    from fl_dp.clients.secure_node import IDENTITY_FILE
     from fl_dp.secagg import Identity
     from fl_dp.secagg.roster import Member
 
@@ -66,8 +66,7 @@ def check(path: Folder, roster: RosterFile = None, as_json: AsJson = False) -> N
     became of those is not known. What does not hold in any run is an error with status 1. Keys of
     runs that their server has not ended within 30 days are deleted.
     """
-    from fl_dp.clients.run_receipts import IDENTITY_FILE
-    from fl_dp.clients.secure_node import STORE_FILE
+    from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
     from fl_dp.secagg import Identity, Refused, Roster, SecureNode, SQLiteStore
     from fl_dp.secagg.evidence import summary_of
 

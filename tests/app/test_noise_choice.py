@@ -7,9 +7,8 @@ import pytest
 from fl_dp.accounting import CyclicSampling, PoissonSampling, TruncatedPoissonSampling
 from fl_dp.accounting import VisibleSampling as Visible
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.noise_choice import with_noise
 from fl_dp.app.planning import make_plan, make_selection
-from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.plan import PrivacyPlan
 from fl_dp.plan.noise import CentralNoise
 from fl_dp.statement.of_clients import promise_in_words
 from fl_dp.strategies import CyclicSelection, SpacedSelection
@@ -109,46 +108,10 @@ def test_the_statement_says_what_is_correlated_and_what_memory_holds() -> None:
     assert "opens as many sums" in plan.noise.not_covered[0]
 
 
-SHARED = ["privacy=distributed", "selection.coins=nodes", "privacy.epsilon=20", "rounds=20"]
-
-
-def shared_plan(*overrides: str) -> PrivacyPlan:
-    return make_plan(compose_settings(["task.num_clients=100", *SHARED, *overrides]))
-
-
-def test_shares_take_turns_in_as_many_positions_as_the_rate_has_rounds() -> None:
-    plan = shared_plan("noise=cyclic", "selection.sampling_rate=0.1")
-    everybody = PoissonSampling(sampling_rate=1.0)
-    assert plan.sampling == CyclicSampling(groups=10, inside=everybody)
-    assert isinstance(plan.noise, DistributedNoise)
-    assert plan.noise.correlation is not None and plan.noise.correlation.bands == 10
-    assert (plan.expected_cohort, plan.charged_rounds) == (10.0, 2)
-
-
+@pytest.mark.parametrize("privacy", ["distributed", "distributed_records", "local"])
 @pytest.mark.parametrize(
-    ("overrides", "why"),
-    [
-        (("noise.groups=4", "selection.sampling_rate=0.1"), "selection.sampling_rate=0.25"),
-        (("noise.groups=4", "selection.sampling_rate=0.25", "noise.bands=5"), "at most 4"),
-        (("selection.sampling_rate=0.1", "selection.coins=server"), "selection.coins=nodes"),
-        (("selection.sampling_rate=0.1", "schedule=cosine"), "schedule"),
-    ],
+    "noise", [CYCLIC, SPACED, ["noise=auto"]], ids=["cyclic", "spaced", "auto"]
 )
-def test_turns_that_nothing_is_charged_for_are_refused(
-    overrides: tuple[str, ...], why: str
-) -> None:
-    with pytest.raises(ValueError, match=why):
-        shared_plan("noise=cyclic", *overrides)
-
-
-def test_auto_under_shares_prefers_turns_unless_coins_are_much_better() -> None:
-    def noise_of(*overrides: str) -> str:
-        settings = compose_settings(["task.num_clients=100", *SHARED, "noise=auto", *overrides])
-        return with_noise(settings, 1e-3).noise.name
-
-    assert noise_of("selection.sampling_rate=1") == "independent"
-    assert noise_of("selection.sampling_rate=0.1") == "cyclic"
-    # At a small epsilon and without momentum coins win; without a fixed time they are not offered.
-    small = ("selection.sampling_rate=0.05", "privacy.epsilon=0.5", "rounds=200")
-    assert noise_of(*small, "privacy.secure_sum.reply_after=30") == "independent"
-    assert noise_of(*small) == "cyclic"
+def test_noise_that_remembers_is_the_server_s_alone(noise: list[str], privacy: str) -> None:
+    with pytest.raises(ValueError, match="only a server that adds the noise can take it away"):
+        plan_of(*noise, f"privacy={privacy}")

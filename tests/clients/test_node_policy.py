@@ -27,7 +27,7 @@ from fl_dp.protocol.keys import (
     UTILITY_ACTION,
     UTILITY_QUERY_KEY,
 )
-from fl_dp.protocol.secure_sum import KEY_ACTION, NEAR_KEY, RECEIPT_KEY, SECURE_SUM_KEY, SUM_KEY
+from fl_dp.protocol.secure_sum import KEY_ACTION, RECEIPT_KEY, SECURE_SUM_KEY, SUM_KEY
 
 MODEL = {"w": np.zeros(3, np.float32)}
 NOISED = RoundInstruction(
@@ -113,7 +113,7 @@ def test_a_cap_alone_takes_no_secure_sum_of_nodes_that_the_server_can_make_up(
     assert client.calls == 0
 
 
-@pytest.mark.parametrize("record", [SECURE_SUM_KEY, RECEIPT_KEY, NEAR_KEY])
+@pytest.mark.parametrize("record", [SECURE_SUM_KEY, RECEIPT_KEY])
 @pytest.mark.parametrize(
     ("asked", "offer"),
     [("record", RECORDS), ("local", {INSTRUCTION_KEY: NOISED.to_json()})],

@@ -13,15 +13,10 @@ import torch
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 from fl_dp.clients import DPSGD, NodeRecords, exchanged_arrays, numpy_client_app
-from fl_dp.clients.record_sums import (
-    _say_once_what_is_not_checked,
-    inner_norm,
-    sum_of_records,
-)
-from fl_dp.clients.turns import UnitsInTurn, in_turn
+from fl_dp.clients.record_sums import inner_norm, sum_of_records
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC
@@ -124,34 +119,6 @@ def test_a_record_can_move_the_sum_by_all_but_the_margin_of_that() -> None:
     others = usual(6)
     moved = answer([*others, of(50.0, 1)])[0] - answer(others)[0]
     assert np.linalg.norm(moved) > NORM * (1.0 - 2e-5)
-
-
-def test_a_list_whose_content_is_not_seen_is_pinned_by_its_length_and_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    _say_once_what_is_not_checked.cache_clear()
-    pinned: list[str] = []
-
-    def take_turns(data: Dataset[Any], parts: int = 2) -> None:
-        found = NodeRecords(
-            model_fn=lambda *_: model_of(), loader_fn=lambda *_: DataLoader(data), dp_sgd=DPSGD()
-        )
-        for position in range(parts):
-            with in_turn(UnitsInTurn(position=position, groups=2, first=0, check=pinned.append)):
-                sum_of_records(ALL, exchanged_arrays(model_of()), {}, CONTEXT, found)
-
-    features, labels = (torch.stack(each) for each in zip(*filter(None, usual(6)), strict=True))
-    whole = TensorDataset(features, labels)
-    take_turns(whole)
-    take_turns(Subset(whole, [0, 1, 2, 3]), 1)
-    take_turns(Subset(whole, [1, 0, 2, 3]), 1)  # other places
-    assert len(pinned) == 4 and len(set(pinned)) == 3  # the same list in both turns
-    assert not caplog.text
-    # One that is read record by record is not read for this: a bad one would show in others' turns.
-    take_turns(OneByOne([*usual(5), None]), 1)
-    take_turns(OneByOne([*usual(5, seed=1), None]), 1)
-    assert pinned[4:] == ["6 ", "6 "]
-    assert caplog.text.count("seen by their number alone") == 1
 
 
 def test_no_record_is_a_sum_of_the_same_form() -> None:

@@ -29,21 +29,17 @@ from one_node import (
 from scipy.stats import chi2, chisquare
 from worked_here import work_here
 
-from fl_dp.clients import secure_sum
-from fl_dp.clients.run_receipts import IDENTITY_FILE
-from fl_dp.clients.secure_node import STORE_FILE
+from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
 from fl_dp.clients.summed import summed_of
 from fl_dp.clients.trained_unit import train_unit
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianBundle, NoiseShare
-from fl_dp.mechanisms.banded_share import BandedShare
 from fl_dp.mechanisms.noise_share import MOST_UNITS, ROUNDED
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
-    STATISTIC_VALUES_KEY,
 )
 from fl_dp.protocol.secure_sum import (
     KEY_ACTION,
@@ -56,7 +52,6 @@ from fl_dp.protocol.secure_sum import (
 )
 from fl_dp.secagg import Identity, Refused, SecureNode, SQLiteStore
 from fl_dp.secagg.client import MaskedMessage, Participation
-from fl_dp.secagg.turn import Turn
 from fl_dp.statistics import Mean, query_to_dict
 
 pytestmark = pytest.mark.slow
@@ -249,13 +244,13 @@ class Encoded:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.values: list[np.ndarray[Any, Any]] = []
-        encoded = secure_sum._encoded
+        encode = NoiseShare.encode
 
-        def kept(share: Any, values: Any, *rest: Any) -> Any:
+        def kept(share: NoiseShare, values: Any, rng: Any) -> Any:
             self.values.append(np.concatenate(values))
-            return encoded(share, values, *rest)
+            return encode(share, values, rng)
 
-        monkeypatch.setattr(secure_sum, "_encoded", kept)
+        monkeypatch.setattr(NoiseShare, "encode", kept)
 
 
 OWN = {"max-epsilon": 1.0, "max-delta": 1e-3, "join-at-own-budget": True}
@@ -386,91 +381,6 @@ def test_a_store_that_was_lost_makes_old_messages_useless(tmp_path: Path) -> Non
     for file in (tmp_path / "node-0").glob(f"{STORE_FILE}*"):
         file.unlink()
     assert code(federation.train()) == "Refused directory"  # its key of the run went with it
-
-
-TRAINING = "0d" * 32
-
-
-def turn(index: int, groups: int = 2, training: str = TRAINING) -> Turn:
-    return Turn(
-        training=training, index=index, groups=groups, coefficients=(4096, 2048), dropped={}
-    )
-
-
-def test_a_lying_server_gets_no_turn_that_was_paid_for_with_more_noise(tmp_path: Path) -> None:
-    """The first position would pay next to nothing, and all others as little."""
-    federation = Federation(tmp_path, **REQUIRED)
-    much = (replace(SHARE.segments[0], scale=1.0),)
-    assert code(federation.train(number=1, turn=turn(0), segments=much)) == "answered"
-    assert federation.charges() == 1
-    assert code(federation.train(number=2, turn=turn(1), segments=much)) == "answered"
-    assert federation.charges() == 1
-    assert code(federation.train(number=3, turn=turn(3))) == "answered"
-    assert federation.charges() == 2
-
-
-def test_a_lying_server_gets_no_other_training_in_a_run(tmp_path: Path) -> None:
-    """With positions of its choice one unit would have each turn, at the price of the first."""
-    federation = Federation(tmp_path, **REQUIRED)
-    assert code(federation.train(number=1, turn=turn(8, 4))) == "answered"
-    other = turn(9, 3, "0e" * 32)
-    assert code(federation.train(number=2, turn=other)) == "Refused terms"
-    assert federation.charges() == 1
-
-
-def test_work_that_does_not_ask_whose_turn_it_is_adds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An answer of all units in each turn, such as a statistic's, is charged for a few of them."""
-    said: list[list[float]] = []
-    encode = BandedShare.encode
-
-    def heard(self: BandedShare, values: Any, *rest: Any, **more: Any) -> Any:
-        said.append([float(np.abs(each).max()) for each in values])
-        return encode(self, values, *rest, **more)
-
-    monkeypatch.setattr(BandedShare, "encode", heard)
-    federation = Federation(tmp_path, **REQUIRED)
-    price = SumInstruction(rounds=3, epsilon=100.0, delta=1e-3)
-    query = Mean(lows=(0.0,), highs=(100.0,))
-    told: dict[str, Any] = {
-        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query)),
-        STATISTIC_VALUES_KEY: "ages",
-        SUM_KEY: json.dumps(asdict(price)),
-    }
-    content = RecordDict({"config": ConfigRecord(told)})
-    segment = replace(SHARE.segments[0], size=query.dimension, clipping_norm=query.l2_sensitivity)
-    federation.nodes.statistics_fn = lambda *_: [90.0]
-    asked = federation.terms(
-        content, purpose=f"query.{STATISTIC_ACTION}", segments=(segment,), turn=turn(0)
-    )
-    question = with_terms(content, asked.to_json())
-    assert code(federation.ask(STATISTIC_ACTION, question)) == "answered"
-    assert said == [[0.0]]
-    # One node's only unit has the turns of its position, and no other.
-    for number in (2, 3):
-        assert code(federation.train(number=number, turn=turn(number))) == "answered"
-    assert sorted(each > 0.0 for [each] in said[1:]) == [False, True]
-
-
-def test_coarse_steps_count_in_full_where_values_weigh_less(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lying server takes coarse steps, by which a unit may move a sum whatever it weighs."""
-    encoded, seen, charged = Encoded(monkeypatch), [], []
-    coarse = (replace(SHARE.segments[0], cap=2.0**38),)
-    for name, owner in (("alone", {}), ("joined", OWN)):
-        federation, encoded.values = Federation(tmp_path / name, **REQUIRED | owner), []
-        for number in (1, 2):  # one of the two is the unit's turn
-            told: dict[str, Any] = {"number": number, "turn": turn(number - 1), "segments": coarse}
-            assert code(federation.train(**told)) == "answered"
-        seen.append(max(float(np.abs(each).max()) for each in encoded.values))
-        ((event, _),) = federation.events()
-        charged.append(event.noise_multiplier)
-    share, weight = federation.terms(federation.content(), **told).share, seen[1] / seen[0]
-    assert isinstance(share, BandedShare) and weight < 0.5
-    moved = weight * (share.sensitivity - share.stepped) + share.stepped
-    assert moved * charged[1] <= share.sensitivity * charged[0]
 
 
 COINS = replace(INSTRUCTION, sampling_rate=0.5)

@@ -23,7 +23,7 @@ from fl_dp.plan import RecordPlan
 from fl_dp.protocol.identity import NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.secagg import Directory, Excerpt, Refused, Roster, SumTerms
+from fl_dp.secagg import Directory, Refused, SumTerms
 from fl_dp.secagg.directory import Entry
 from fl_dp.secagg.evidence import Evidence
 from fl_dp.secagg.receipts import Receipt
@@ -74,12 +74,6 @@ def _checked_directory(text: str) -> None:
     Directory.from_json(text).check()
 
 
-def _checked_excerpt(text: str) -> None:
-    excerpt = Excerpt.from_json(text)
-    excerpt.check()
-    excerpt.strangers(Roster(federation="tests", members=()))
-
-
 def _statistic(text: str) -> None:
     query = query_from_json(text)
     assert query.dimension > 0 and query.l2_sensitivity > 0
@@ -104,12 +98,6 @@ EVIDENCE = Evidence(
 TEXTS = {
     "terms of a sum": Text(TERMS.to_json(), SumTerms.from_json),
     "directory": Text(FEDERATION.directory.to_json(), _checked_directory),
-    "excerpt of a directory": Text(
-        Excerpt.of(
-            FEDERATION.directory, (0, 1), {0: FEDERATION.nodes[0].vouch(FEDERATION.directory)}
-        ).to_json(),
-        _checked_excerpt,
-    ),
     "entry of a directory": Text(
         json.dumps(FEDERATION.directory.entries[0].to_dict()),
         lambda text: Entry.from_json(text).check(RUN),

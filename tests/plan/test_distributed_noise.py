@@ -31,13 +31,10 @@ from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     GaussianBundle,
-    GaussianMechanism,
-    NoiseShare,
     PerLayerClipping,
     ScalarMetric,
     SecureRandom,
 )
-from fl_dp.mechanisms.banded_stream import column_norm
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, require_compatible
 from fl_dp.plan import Banded, DistributedNoise, SecureSum
@@ -194,26 +191,6 @@ def test_words_of_half_the_bits_are_half_the_bytes() -> None:
         plan = planned(SecureSum(bits=bits, roster=True), num_clients=10, units_per_node=1)
         sizes.append(packed_bytes(bits, plan.shared_bundle(1.5, size=100_000).share.size))
     assert sizes[0] == 2 * sizes[1]
-
-
-@pytest.mark.parametrize("bands", [2, 4])
-def test_narrow_sums_with_memory_have_the_noise_that_is_charged(bands: int) -> None:
-    correlation = Banded.optimal(rounds=50, bands=bands, momentum=0.0)
-    noise = ROSTER.noise(10)
-    words = WordSize(
-        noise=noise,
-        shares=7,
-        units_in_sum=1437,
-        bits=11,
-        element_cap=None,
-        coefficients=correlation.coefficients,
-    )
-    bundle = GaussianBundle(noise_multiplier=5.0, clipping_norms=(1.0,))
-    share = words.fit(bundle, 650).share
-    assert share.rotated and share.fits(10, 11)
-    assert share.noise_scale >= share.least_noise_scale
-    charged = shared_noise_multiplier(share.noise_scale, share.sensitivity, 7, share.total_weight)
-    assert 5.0 * (1.0 - 1e-12) <= charged <= 5.0 * (1.0 + 1e-6)
 
 
 def test_the_multiplier_of_the_terms_is_the_one_that_is_charged() -> None:
@@ -473,94 +450,19 @@ def test_a_cohort_that_those_who_collude_could_fill_is_refused() -> None:
     assert noise_of(planned(sampling=VisibleSampling(cohort=7))).honest_shares == 2
 
 
-TURNS: dict[str, Any] = {
-    "coins_at_nodes": True,
-    "sampling": CyclicSampling(groups=10, inside=PoissonSampling(sampling_rate=1.0)),
-}
+TURNS = CyclicSampling(groups=10, inside=PoissonSampling(sampling_rate=1.0))
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"metrics": (ScalarMetric(name="loss", low=0.0, high=5.0),)},
-        {"clipping_norm": None, "clipping": AdaptiveClipping(initial_norm=0.1)},
-    ],
-)
-def test_noise_with_memory_is_charged_as_its_terms_say(
-    changes: dict[str, Any], momentum: float
-) -> None:
-    correlation = Banded.optimal(rounds=50, bands=10, momentum=momentum)
-    plan = planned(**TURNS | changes | {"rounds": 50, "correlation": correlation})
-    shares = noise_of(plan).honest_shares
-    shared = plan.shared_bundle(plan.noise_multiplier, size=50)
-    share = shared.share
-    of_terms = shared_noise_multiplier(
-        shared.noise_scale, share.sensitivity, shares, share.total_weight
-    )
-    assert of_terms == pytest.approx(plan.noise_multiplier, rel=1e-9)
-    assert of_terms >= plan.noise_multiplier * (1.0 - 1e-12)  # never less than is charged
-    assert share.fits(noise_of(plan).nodes, shared.bits)
-    # Updates get a column's norm more noise, and what goes with them no more than planned.
-    norm = column_norm(correlation.coefficients)
-    mechanisms = (shared.bundle.updates, *shared.bundle.scalar_mechanisms)
-    whole = shared.noise_scale * math.sqrt(shares)
-    stds = [whole / segment.scale for segment in shared.segments]
-    expected = [mechanism.noise_std for mechanism in mechanisms]
-    assert stds == pytest.approx([norm * expected[0], *expected[1:]], rel=2e-3)
-    assert plan.charged_rounds == -(-plan.rounds // 10)
-    assert PrivacyPlan.from_dict(plan.to_dict()) == plan
+def test_noise_in_shares_has_no_memory() -> None:
+    """Nothing would pin which client a unit's number means to a node."""
+    remembering = Banded.optimal(rounds=50, bands=10, momentum=0.0)
+    with pytest.raises(ValueError, match="correlation needs noise at the server"):
+        planned(rounds=50, coins_at_nodes=True, sampling=TURNS, correlation=remembering)
 
 
-def silos_in_turns(epsilon: float, *, rounds: int, records: int, most: int) -> PrivacyPlan:
-    """Ten silos whose records take one of 20 turns, at momentum .9."""
-    return PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=epsilon, delta=1e-5),
-        rounds=rounds,
-        num_clients=records,
-        nodes=10,
-        units_per_node=most,
-        unit="record",
-        coins_at_nodes=True,
-        sampling=CyclicSampling(groups=20, inside=PoissonSampling(sampling_rate=1.0)),
-        correlation=Banded.optimal(rounds=rounds, bands=20, momentum=0.9),
-        clipping_norm=1.0,
-        secure_sum=SecureSum(),
-        contribution_check=False,
-    )
-
-
-def test_sixteen_bits_hold_noise_with_memory() -> None:
-    # 8 records a batch: 580 steps where 30 are needed.
-    plan = silos_in_turns(2.0, rounds=200, records=1200, most=150)
-    shared = plan.shared_bundle(plan.noise_multiplier, size=650)
-    assert shared.bits == 16
-    assert shared.noise_scale == pytest.approx(580.0, rel=0.05)
-    assert shared.share.least_noise_scale == pytest.approx(29.9, rel=0.01)
-    # A statistic beside it has noise without memory.
-    assert (
-        type(
-            noise_of(plan)
-            .shared_statistic(
-                GaussianMechanism(noise_multiplier=2.0, clipping_norm=1.0), 5, units_per_node=1
-            )
-            .share
-        )
-        is NoiseShare
-    )
-
-
-def test_more_bands_than_a_node_keeps_rows_for_are_refused() -> None:
-    many = Banded(coefficients=(4096, *[1] * 1000))
-    turns = CyclicSampling(groups=2000, inside=PoissonSampling(sampling_rate=1.0))
-    with pytest.raises(ValueError, match="a row for each band"):
-        planned(**TURNS | {"rounds": 2000, "sampling": turns, "correlation": many})
-
-
-def test_silos_of_many_records_have_noise_with_memory() -> None:
-    # The search for a grid meets noise of which float64 could not hold weighted sums.
-    plan = silos_in_turns(3.0, rounds=80, records=50_000, most=50_000)
-    shared = plan.shared_bundle(plan.noise_multiplier, size=16_010)
-    assert shared.noise_scale >= shared.share.least_noise_scale
-    assert shared.share.fits(10, shared.bits)
+def test_a_stored_plan_with_memory_in_shares_is_refused_in_one_line() -> None:
+    fields = planned().to_dict()
+    fields["noise"]["correlation"] = {"coefficients": [4096, 2048]}
+    with pytest.raises(ValueError, match="in shares is no longer supported: start a new") as found:
+        PrivacyPlan.from_dict(fields)
+    assert "\n" not in str(found.value)

@@ -10,12 +10,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 
 from fl_dp.protocol.secure_sum import (
-    NEAR_KEY,
     MemberQuestion,
     content_digest,
     masked_of,
     masked_to_content,
-    near_in,
     opened_of,
     opened_to_content,
     receipts_in,
@@ -24,13 +22,11 @@ from fl_dp.protocol.secure_sum import (
     terms_in,
     text_of,
     text_to_content,
-    with_near,
     with_receipts,
     with_terms,
     without_terms,
 )
 from fl_dp.secagg.client import MaskedMessage
-from fl_dp.secagg.excerpt import Near
 from fl_dp.secagg.member import Opened
 from fl_dp.updates import RefusedUpdate
 
@@ -66,20 +62,6 @@ def test_terms_and_receipt_are_not_in_it() -> None:
     assert terms_in(content_of()) is None and receipts_in(content_of()) == []
     many = with_receipts(content_of(), [str(each) for each in range(1000)])
     assert receipts_in(many) == ["0", "1", "2"]  # each may stand for a million repliers
-
-
-def test_what_a_client_is_told_of_its_neighbours_is_not_in_it() -> None:
-    told = with_near(content_of(), Near(3, bytes(64)))
-    assert content_digest(told) == content_digest(content_of())
-    assert near_in(wired(told)) == Near(3, bytes(64))
-    assert near_in(without_terms(told)) is None
-
-
-@pytest.mark.parametrize(
-    "record", [{}, {"place": 1}, {"place": True, "keys": b""}, {"place": 1, "keys": "00"}]
-)
-def test_what_can_t_be_read_of_neighbours_tells_nothing(record: dict[str, Any]) -> None:
-    assert near_in(RecordDict({NEAR_KEY: ConfigRecord(record)})) is None
 
 
 @pytest.mark.parametrize(

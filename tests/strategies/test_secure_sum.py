@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,8 +13,7 @@ import pytest
 from fl_dp.strategies.contributions import ContributionCheck
 from fl_dp.strategies.exchange import asking
 from fl_dp.strategies.rehearsal import RehearsalFailed
-from fl_dp.strategies.secure import SecureSums, setup
-from fl_dp.strategies.secure.heads import HEADS_FILE, head_of
+from fl_dp.strategies.secure import SecureSums
 from fl_dp.strategies.secure.one_sum import OneSum, Summed
 from flwr.app import Context, Message
 from local_grid import LocalGrid
@@ -25,17 +24,14 @@ from typer.testing import CliRunner
 from worked_here import work_here
 
 from fl_dp.accounting import SharedNoise, VisibleSampling
-from fl_dp.clients.run_receipts import IDENTITY_FILE, receipt_file
-from fl_dp.clients.secure_node import STORE_FILE
+from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
 from fl_dp.commands.secagg import secagg
-from fl_dp.ledger import LedgerAnchor, NodeLedger, PrivacyLedger
-from fl_dp.ledger.run_receipt import RunReceipt, SealedHead, ServerHead
+from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, SecureRandom
 from fl_dp.plan import PrivacyPlan, SecureSum
 from fl_dp.plan.shared_bundle import WordSize
-from fl_dp.protocol.secure_sum import text_to_content, with_receipts
-from fl_dp.secagg import Excerpt, Identity, OpenSum, Roster, SecureNode, SQLiteStore
-from fl_dp.secagg.excerpt import directory_from_json
+from fl_dp.protocol.secure_sum import with_receipts
+from fl_dp.secagg import Identity, OpenSum, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg.opening import SecureSumFailed
 from fl_dp.strategies import DPFedAvg, RoundFailed
 
@@ -352,42 +348,6 @@ def test_of_many_nodes_a_third_is_lost_at_any_point(tmp_path: Path, there: int) 
     assert np.allclose(released, expected, atol=rounds * tolerance(plan, there))
 
 
-def test_at_the_end_both_sides_keep_each_other_s_head(tmp_path: Path) -> None:
-    nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
-    trained(tmp_path, nodes, plan, rounds=2)
-    kept = json.loads((tmp_path / HEADS_FILE).read_text())
-    assert sorted(kept) == [f"site-{node:03d}" for node in range(NODES)]
-    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
-        head = head_of(ledger)
-    for node in range(NODES):
-        folder = tmp_path / f"node-{node}"
-        receipt = RunReceipt.from_json(receipt_file(f"{folder}/ledger.db", 1).read_text())
-        identity = Identity.load_or_create(folder / IDENTITY_FILE)
-        assert receipt.signature_findings(identity.public) == []
-        assert [each["answers"] for each in receipt.spent] == [2]
-        assert receipt.server == ServerHead(**head)
-        with NodeLedger.read(folder / "ledger.db") as ledger_of_node:
-            assert receipt.ledger_findings(ledger_of_node) == []
-            sealed = SealedHead.from_json(json.dumps(kept[f"site-{node:03d}"]))
-            assert sealed.place_in(ledger_of_node, identity) == receipt.entries
-
-
-def test_a_node_that_answers_with_another_s_head_is_not_believed(tmp_path: Path) -> None:
-    sums, nodes = SecureSums(), SecureNodes(tmp_path, updates_of(NODES))
-    grid = LocalGrid(nodes, NODES)
-    ask = asking(grid, window=None)
-    sums.set_up(grid.get_node_ids(), ask)
-
-    def lies(messages: Any, timeout: float) -> Any:
-        stranger, anchor = Identity.generate(), LedgerAnchor(entries=1, hash="0" * 64)
-        for number, reply in enumerate(ask(messages, timeout)):
-            text = SealedHead.of(anchor, stranger, 1).to_json() if number else "{}"
-            reply.content = text_to_content(text)
-            yield reply
-
-    assert sums.forget(lies, head={"entries": 1, "hash": "0" * 64, "statement": "0" * 64}) == {}
-
-
 def pinned(
     folder: Path, count: int = NODES, **more: Any
 ) -> tuple[dict[int, dict[str, Any]], Roster]:
@@ -527,66 +487,15 @@ def test_a_model_larger_than_was_accounted_is_refused_before_a_round_is_charged(
         assert ledger.rounds_spent == 0
 
 
-class TestLargeFederations:
-    """Nodes that are not in the committee have an excerpt of the directory."""
+def test_who_is_away_at_the_set_up_gets_it_later(tmp_path: Path) -> None:
+    def loses(kind: str, times: int, node: int) -> bool:
+        return kind == "secagg_directory" and times == 0
 
-    @pytest.fixture(autouse=True)
-    def large(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(setup, "MOST_WHOLE", 4)
-
-    def plan(self) -> PrivacyPlan:
-        return plan_of(10, secure_sum=SecureSum(committee=5, least=9))
-
-    def test_the_mean_is_released_and_receipts_come(self, tmp_path: Path) -> None:
-        nodes, plan = SecureNodes(tmp_path, updates_of(10)), self.plan()
-        released, _ = trained(tmp_path, nodes, plan, rounds=3)
-        assert np.allclose(released, nodes.total() / 10, atol=3 * tolerance(plan, 10))
-        assert not refusals(nodes)
-        told = [kind for kind, _ in nodes.seen]
-        assert told.count("secagg_directory") == 10 and told.count("train") == 30
-        kept = 0
-        for node in range(10):
-            with closing(SQLiteStore(tmp_path / f"node-{node}" / STORE_FILE)) as store:
-                identity = Identity.load_or_create(tmp_path / f"node-{node}" / IDENTITY_FILE)
-                [ended] = SecureNode(identity, store, name=f"site-{node:03d}").ended()
-            assert ended.findings() == () and len(ended.summed) == 3
-            kept += isinstance(directory_from_json(ended.directory), Excerpt)
-        assert kept == 5
-
-    def test_members_vouch_to_owners_with_a_roster(self, tmp_path: Path) -> None:
-        owners, roster = pinned(tmp_path, 10)
-        nodes = SecureNodes(tmp_path, updates_of(10), owners=owners)
-        plan = plan_of(10, secure_sum=SecureSum(committee=5, least=9, roster=True))
-        trained(tmp_path, nodes, plan, secure_roster=roster)
-        assert not refusals(nodes)
-
-    def test_who_is_away_at_the_set_up_gets_it_later(self, tmp_path: Path) -> None:
-        def loses(kind: str, times: int, node: int) -> bool:
-            return kind == "secagg_directory" and times == 0 and node < 10
-
-        nodes, plan = SecureNodes(tmp_path, updates_of(10), loses=loses), self.plan()
-        sums, ask = SecureSums(), asking(LocalGrid(nodes, 10), window=None)
-        for _ in range(2):
-            sums.set_up(LocalGrid(nodes, 10).get_node_ids(), ask, members=5)
-        assert len(sums.places(LocalGrid(nodes, 10).get_node_ids())) == 10
-        assert plan.noise is not None
-
-    def test_nodes_get_the_whole_where_it_is_asked_for(self, tmp_path: Path) -> None:
-        nodes = SecureNodes(tmp_path, updates_of(10))
-        grid = LocalGrid(nodes, 10)
-        sums, ask = SecureSums(), asking(grid, window=None)
-        sums.set_up(grid.get_node_ids(), ask, members=5)
-        before = [kind for kind, _ in nodes.seen].count("secagg_directory")
-        sums.set_up(grid.get_node_ids(), ask)  # as for an exact total
-        after = [kind for kind, _ in nodes.seen].count("secagg_directory")
-        assert (before, after) == (10, 15)
-
-    def test_who_has_only_an_excerpt_is_not_asked_for_more(self, tmp_path: Path) -> None:
-        nodes = SecureNodes(tmp_path, updates_of(10), loses=lambda kind, times, node: times == 1)
-        grid = LocalGrid(nodes, 10)
-        sums, ask = SecureSums(), asking(grid, window=None)
-        sums.set_up(grid.get_node_ids(), ask, members=5)
-        sums.set_up(grid.get_node_ids(), ask)  # the whole is lost on its way to the others
-        assert len(sums.places(grid.get_node_ids())) == 5
+    nodes = SecureNodes(tmp_path, updates_of(10), loses=loses)
+    grid = LocalGrid(nodes, 10)
+    sums, ask = SecureSums(), asking(grid, window=None)
+    found = []
+    for _ in range(2):
         sums.set_up(grid.get_node_ids(), ask)
-        assert len(sums.places(grid.get_node_ids())) == 10
+        found.append(len(sums.places(grid.get_node_ids())))
+    assert found == [0, 10]

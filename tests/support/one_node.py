@@ -12,8 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from local_grid import FIRST_NODE, LocalGrid
 from secure_nodes import SecureNodes
 
-from fl_dp.clients.run_receipts import IDENTITY_FILE
-from fl_dp.clients.secure_node import STORE_FILE
+from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
 from fl_dp.files import private_folder
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import NoiseShare, Segment
