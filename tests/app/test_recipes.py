@@ -52,18 +52,6 @@ def test_what_an_experiment_says_wins() -> None:
     assert compose_settings(["experiment=records"]).client.learning_rate == 0.25
 
 
-def test_units_that_take_turns_at_nodes_are_the_nodes_own() -> None:
-    turns = ["privacy=distributed", "selection.sampling_rate=0.25"]
-    for noise in ("cyclic", "auto"):
-        assert "selection.coins=nodes" in recipe_of([*turns, f"noise={noise}"]).overrides
-    assert compose_settings([*turns, "noise=cyclic"]).selection.coins == "nodes"
-    written = compose_settings([*turns, "noise=cyclic", "selection.coins=server"])
-    assert written.selection.coins == "server"
-    assert "selection.coins" not in brought(*turns)
-    assert "selection.coins" not in brought("noise=cyclic")
-    assert "selection.coins" not in brought(*turns, "noise=cyclic", "selection=public")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", ["privacy_levels", "udp_formula"])
 def test_what_was_measured_before_there_were_recipes_keeps_its_settings(experiment: str) -> None:

@@ -159,7 +159,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ("privacy=none selection=buffered", "privacy=dp_sgd selection=buffered"),
     ("noise=auto privacy.noise_multiplier=2",),
     (f"{_SHARES} noise=spaced selection=public", "privacy=local noise=cyclic"),
-    (f"{_SHARES} noise=cyclic selection.coins=server",),
     ("privacy=none noise=cyclic", "privacy=dp_sgd noise=auto"),
     ("schedule=plateau privacy.noise_multiplier=2",),
     ("task=csv task.partition=nodes simulation.units_per_node=2",),
@@ -212,8 +211,6 @@ OF_PYTHON = {
     "correlated noise is charged at one multiplier, and what a round costs would depend on the "
     "noise of later ones",
     "the noise can follow the plateau or the schedule, not both",
-    "nodes that remember their shares of the noise answer every sum, and each lets its own units "
-    "take turns, all of whose turn it is",
     "groups that take turns leave most nodes out of a round, and a secure sum is planned for all "
     "of them",
 }

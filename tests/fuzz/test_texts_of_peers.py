@@ -89,7 +89,12 @@ EVIDENCE = Evidence(
     directory=FEDERATION.directory.to_json(),
     ended=True,
     last=1,
-    receipted={"terms": TERMS.to_json(), "label": "ab" * 32, "receipt": RECEIPT.to_json()},
+    receipted={
+        "terms": TERMS.to_json(),
+        "label": "ab" * 32,
+        "epoch": "0",
+        "receipt": RECEIPT.to_json(),
+    },
     summed=(1,),
     left_out=(),
     missing=(),

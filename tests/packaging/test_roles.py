@@ -97,7 +97,6 @@ ROLES = {
             "fl_dp.commands.secagg",
             "fl_dp.commands.shown_ledger",
             "fl_dp.commands.shown_uses",
-            "fl_dp.commands.verified_receipt",
         ),
         on_demand=frozenset(EXTRA_OF),
     ),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fl_dp.accounting import VisibleSampling
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.noise_findings import SIZE_OF_NOISE
 from fl_dp.lab.audit.whole_run import WHOLE_RUN
@@ -74,8 +75,13 @@ def test_the_audit_of_sums_convicts_nine_tenths_of_the_noise(plan: PrivacyPlan) 
 
 
 def test_the_audit_of_sums_convicts_units_that_come_too_often() -> None:
+    apart = VisibleSampling(cohort=NODES, separation=TURNS)
+    spaced = plan_of(
+        sampling=apart, num_clients=NODES * TURNS, units_per_node=1, coins_at_nodes=False
+    )
+    assert violated(spaced) == set()
     often = np.arange(ROUNDS)[:, None] % 2 == np.arange(CANARIES.count) % 2
-    assert violated(asked=often) == {WHOLE_RUN}
+    assert violated(spaced, asked=often) == {WHOLE_RUN}
 
 
 def test_more_canaries_than_a_node_can_send_are_refused() -> None:
