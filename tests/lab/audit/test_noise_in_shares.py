@@ -77,7 +77,11 @@ def test_the_audit_of_sums_convicts_nine_tenths_of_the_noise(plan: PrivacyPlan) 
 def test_the_audit_of_sums_convicts_units_that_come_too_often() -> None:
     apart = VisibleSampling(cohort=NODES, separation=TURNS)
     spaced = plan_of(
-        sampling=apart, num_clients=NODES * TURNS, units_per_node=1, coins_at_nodes=False
+        sampling=apart,
+        num_clients=NODES * TURNS,
+        units_per_node=1,
+        coins_at_nodes=False,
+        secure_sum=SecureSum(element_cap=8.0),
     )
     assert violated(spaced) == set()
     often = np.arange(ROUNDS)[:, None] % 2 == np.arange(CANARIES.count) % 2
