@@ -29,6 +29,8 @@ NOISE, CLIPPING_NORM, LEARNING_RATE = 1.1, 1.0, 0.1
 class Images(TensorDataset):
     """Images in memory, handed out a batch at a time, to all sides alike."""
 
+    record_wise = True
+
     def __getitems__(self, rows: list[int]) -> list[tuple[torch.Tensor, ...]]:
         """Return a batch as the only item of a list, which is what Opacus' collation asks for."""
         return [tuple(each[rows] for each in self.tensors)] if rows else []

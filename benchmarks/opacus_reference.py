@@ -97,6 +97,8 @@ class Network(nn.Module):
 class Images(TensorDataset):
     """MNIST's training images, handed out a batch at a time."""
 
+    record_wise = True
+
     @classmethod
     def of_rows(cls, rows: slice) -> Images:
         """Return some of the images, scaled by the constants of Opacus' example."""

@@ -33,6 +33,8 @@ def record_plan_of(config: Mapping[str, Any]) -> RecordPlan:
 class Records(Dataset[tuple[Tensor, Tensor]]):
     """Records in memory, handed out a batch at a time instead of one by one."""
 
+    record_wise = True
+
     def __init__(
         self,
         features: Tensor,

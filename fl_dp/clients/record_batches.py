@@ -1,29 +1,35 @@
 """Batches in which each record is what it would be alone.
 
 Clipping bounds what one record adds to a sum. It says nothing of what a record does to the others,
-and a collation can let it do much: padded to the longest record of the batch, every other one
-changes with that. So a collation of one's own gets each record alone, and the results are put
-together; records that come out in different shapes make batches of their own. PyTorch's default
-collation stacks records and can't mix them; for another one that can't, say so:
+and what makes batches can let it do much: padded to the longest record of the batch, every other
+one changes with that. So records are read one at a time, each with chance of its own, and a
+collation of one's own gets each alone. The results are put together; records that come out in
+different shapes or dtypes make batches of their own. PyTorch's default collation stacks records and
+can't mix them, and a `TensorDataset` is rows of tensors. Of other code its author may say that
+records don't meet in it. Then it gets whole batches, which is faster:
 
     >>> DataLoader(records, collate_fn=RecordWise(my_collation))
+    >>> class MyRecords(Dataset):
+    ...     record_wise = True  # its `__getitems__` is
 
-And a record that can't be read, or that the collation can't use, is left out: alone.
+A record that can't be read, or that the collation can't use, is left out: alone. What nothing here
+can see is whether an item of a data set is made of one record. Mix-up, overlapping windows and
+statistics of the whole set put several into one, and are for its author to leave out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from fl_dp.user_code import Contained
+from fl_dp.user_code import Contained, own_chance
 
 TARGET_KEYS = ("label", "labels", "target", "targets")
 """Keys of a batch that is a mapping, of which one names the targets unless told otherwise."""
@@ -33,8 +39,11 @@ class RecordWise:
     """A collation that makes of each record the same, whatever others are in the batch.
 
     Wrapped in it, a collation gets whole batches, which is faster. It is a promise of yours: if it
-    does not hold, one record can move a step by more than the clipping norm.
+    does not hold, one record can move a step by more than the clipping norm. A data set promises
+    the same of its `__getitems__` by the attribute `record_wise`.
     """
+
+    record_wise = True
 
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         """Wrap a collation."""
@@ -143,6 +152,8 @@ class BatchForm:
 
 
 Batch = tuple[Any, Tensor]
+T = TypeVar("T")
+Made = TypeVar("Made")
 
 
 class RecordBatches(Dataset[list[Batch]]):
@@ -152,32 +163,42 @@ class RecordBatches(Dataset[list[Batch]]):
         """Read from a data set.
 
         Args:
-            records: With `__getitem__`, or `__getitems__` for many at once.
+            records: With `__getitem__`, or with `__getitems__`, which gets one row at a time unless
+                the data set is `record_wise`.
             collate: Of the user's `DataLoader`; None is PyTorch's default.
             form: Where a batch has its inputs and its targets.
         """
         self._records = records
         self._collate = default_collate if collate is None else collate
-        self._record_wise = self._collate is default_collate or isinstance(
-            self._collate, RecordWise
-        )
+        self._collates_rows = self._collate is default_collate or _is_record_wise(self._collate)
         self._form = form
         self._complained = False
 
     def __getitems__(self, rows: list[int]) -> list[Batch]:
         """Return the batches of some records: one, unless they differ in shape; or none."""
-        if self._record_wise and rows:
-            with Contained():  # else each is read alone
-                records = self._read(rows)
-                if _alike(records):
-                    return [self._form.split(self._collate(records))]
-        alone = [batch for row in rows if (batch := self._alone_or_not(row)) is not None]
-        return joined_alike(alone)
+        with own_chance() as seed_again:
 
-    def _read(self, rows: list[int]) -> Any:
-        if hasattr(self._records, "__getitems__"):
-            return self._records.__getitems__(rows)
-        return [self._records[row] for row in rows]
+            def or_none(make: Callable[[T], Made], value: T) -> Made | None:
+                # Said once, as it may be every record; what the text holds stays on the node.
+                said = None if self._complained else "a record can't be used, and counts as none"
+                seed_again()
+                with Contained(said):
+                    return make(value)
+                self._complained = True
+                return None
+
+            if rows and self._collates_rows:
+                with Contained():  # else each is read alone
+                    if (batch := self._at_once(rows)) is not None:
+                        return [batch]
+            read = [made for row in rows if (made := or_none(self._read, row)) is not None]
+            if read and self._collates_rows and all(map(_is_one_record, read)):
+                with Contained():  # else each is collated alone
+                    records = [record for [record] in read]
+                    if len({_kind(each) for each in records}) == 1:
+                        return [self._batch(records)]
+            alone = [batch for made in read if (batch := or_none(self._one, made)) is not None]
+        return joined_alike(alone)
 
     def alone(self, row: int) -> Batch | None:
         """Return a batch of one record; None if the data set itself leaves it out.
@@ -186,21 +207,56 @@ class RecordBatches(Dataset[list[Batch]]):
             ValueError: If it is not a batch of one.
             Exception: Whatever the data set and the collation raise.
         """
-        inputs, targets = self._form.split(self._collate(self._read([row])))
-        sizes = {shape[:1] for _, shape, _ in _shapes((inputs, targets))}
-        if sizes == {(0,)}:
-            return None
-        if sizes != {(1,)}:
-            raise ValueError(f"one record makes a batch of sizes {sorted(sizes)}")
-        return inputs, targets
+        return self._one(self._read(row))
 
-    def _alone_or_not(self, row: int) -> Batch | None:
-        # Said once, as it may be every record; what the text holds stays on the node.
-        said = None if self._complained else "a record can't be used, and counts as none"
-        with Contained(said):
-            return self.alone(row)
-        self._complained = True
-        return None
+    def _at_once(self, rows: list[int]) -> Batch | None:
+        """Return a batch that is read as a whole; None if it might not be made row by row."""
+        records = self._records
+        while type(records) is Subset:
+            rows, records = [int(records.indices[row]) for row in rows], records.dataset
+        if type(records) is TensorDataset and self._collate is default_collate:
+            return self._form.split(tuple(each[rows] for each in records.tensors))
+        if not _is_record_wise(records):
+            return None
+        batch = self._batch(records.__getitems__(rows))
+        if len(batch[1]) > len(rows):
+            raise ValueError(f"{len(rows)} records make a batch of {len(batch[1])}")
+        return batch
+
+    def _read(self, row: int) -> Any:
+        """Return a list of one record, or a batch of one that the data set makes itself."""
+        if hasattr(self._records, "__getitems__"):
+            return self._records.__getitems__([row])
+        return [self._records[row]]
+
+    def _one(self, read: Any) -> Batch | None:
+        """Return the batch of one record that was read, as `alone` does."""
+        batch = self._batch(read)
+        if len(batch[1]) > 1:
+            raise ValueError(f"one record makes a batch of {len(batch[1])}")
+        return batch if len(batch[1]) else None
+
+    def _batch(self, read: Any) -> Batch:
+        """Return inputs and targets.
+
+        Raises:
+            ValueError: If they are not of as many records.
+        """
+        batch = self._form.split(self._collate(read))
+        sizes = {shape[:1] for _, shape, _ in _shapes(batch)}
+        if len(sizes) != 1 or sizes == {()}:
+            raise ValueError(
+                f"a batch has sizes {sorted(sizes)}: let its first dimension be records"
+            )
+        return batch
+
+
+def _is_record_wise(made_by_a_user: Any) -> bool:
+    return getattr(made_by_a_user, "record_wise", False) is True
+
+
+def _is_one_record(read: Any) -> bool:
+    return isinstance(read, list) and len(read) == 1
 
 
 def joined_alike(batches: Iterable[Batch]) -> list[Batch]:
@@ -211,14 +267,8 @@ def joined_alike(batches: Iterable[Batch]) -> list[Batch]:
     return [_joined(each) for each in alike.values()]
 
 
-def _alike(records: Any) -> bool:
-    """Tell whether records hold the same types: one float would make floats of all integers."""
-    if not isinstance(records, list):
-        return True  # a batch that the data set made itself
-    return len({_kind(each) for each in records}) == 1
-
-
 def _kind(value: Any) -> Any:
+    """Return the types in a record: one float would make floats of all integers of a batch."""
     if isinstance(value, Tensor | np.ndarray):
         return type(value), value.dtype
     if isinstance(value, Mapping):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import signal
 import time
 from collections import deque
@@ -19,7 +18,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -28,7 +26,6 @@ from .record_batches import Batch, RecordBatches, joined_alike
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _ORPHAN = 5.0  # seconds between two looks at whether the parent is still alive
-_SEEDS = 2**32
 
 
 def batches_of_workers(
@@ -48,8 +45,7 @@ def batches_of_workers(
     Raises:
         RuntimeError: If a worker ends before it has read anything.
     """
-    seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-    readers = [_RecordReader(records, loader, number, seed) for number in range(loader.num_workers)]
+    readers = [_RecordReader(records, loader, number) for number in range(loader.num_workers)]
     reading: deque[tuple[_RecordReader, list[int]]] = deque()
     try:
         for rows in samples:
@@ -73,11 +69,8 @@ def batches_of_workers(
 class _RecordReader:
     """One worker at a time: where it has ended, the next rows get a new one."""
 
-    def __init__(
-        self, records: RecordBatches, loader: DataLoader[Any], number: int, seed: int
-    ) -> None:
+    def __init__(self, records: RecordBatches, loader: DataLoader[Any], number: int) -> None:
         self._records, self._loader, self._number = records, loader, number
-        self._seed = seed + number
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
         self._started = False  # it has said so
@@ -119,14 +112,13 @@ class _RecordReader:
         self._started = False
 
     def _start(self) -> None:
-        """Start a worker, with seeds that no earlier one had."""
+        """Start a worker."""
         context: Any = self._loader.multiprocessing_context or torch.multiprocessing
         self._connection, theirs = context.Pipe()
-        worker = (self._number, self._seed % _SEEDS, self._loader.worker_init_fn, os.getpid())
+        worker = (self._number, self._loader.worker_init_fn, os.getpid())
         self._process = context.Process(
             target=_read, args=(self._records, theirs, *worker), daemon=True
         )
-        self._seed += self._loader.num_workers
         try:
             self._process.start()
         finally:
@@ -162,7 +154,6 @@ def _read(
     records: RecordBatches,
     connection: Connection,
     number: int,
-    seed: int,
     init: Callable[[int], None] | None,
     parent: int,
 ) -> None:
@@ -170,9 +161,6 @@ def _read(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent ends its workers
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Flower's would report the end of its process
     torch.set_num_threads(1)
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
     if init is not None:
         init(number)
     connection.send(None)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from fixed_draws import fix_draws
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, FixedLengthPadding, RecordWise, check_training
@@ -192,6 +196,137 @@ def test_fixed_length_padding_pads_and_cuts_whatever_is_a_sequence(length: int) 
 def test_a_length_is_positive() -> None:
     with pytest.raises(ValueError, match="length must be at least 1, got 0"):
         FixedLengthPadding(0)
+
+
+# What a data set makes of a whole batch.
+
+
+class Transformed(Dataset[Any]):
+    """Texts under a transform of whole batches, as Hugging Face's data sets have."""
+
+    def __init__(self, lengths: list[int], transform: Callable[[list[Tensor]], Tensor]) -> None:
+        self.texts, self.transform = texts(lengths), transform
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitems__(self, rows: list[int]) -> Any:
+        sequences, labels = zip(*(self.texts[row] for row in rows), strict=True)
+        return list(zip(self.transform(list(sequences)), labels, strict=False))
+
+
+class Promised(Transformed):
+    """Says that records don't meet in it."""
+
+    record_wise = True
+
+
+def padded(sequences: list[Tensor]) -> Tensor:
+    return pad_sequence(sequences, batch_first=True)
+
+
+def normalised(sequences: list[Tensor]) -> Tensor:
+    cut = torch.stack([sequence[:3] for sequence in sequences])
+    return 6.0 * cut / max(map(len, sequences))
+
+
+def as_long_as_the_shortest(sequences: list[Tensor]) -> Tensor:
+    shortest = min(map(len, sequences))
+    return torch.stack([sequence[:shortest] for sequence in sequences])
+
+
+TRANSFORMS = {
+    "padded": (padded, 5000),
+    "normalised": (normalised, 5000),
+    "cut": (as_long_as_the_shortest, 1),
+}
+
+
+def moved_by_the_last(kind: type[Transformed], name: str) -> float:
+    transform, last = TRANSFORMS[name]
+    both = [kind(lengths, transform) for lengths in (LENGTHS, [*LENGTHS, last])]
+    without, having = (released(records, None) for records in both)
+    assert without.norm() > 5 * NORM
+    return float((having - without).norm())
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_transform_of_whole_batches_gets_one_record_at_a_time(name: str) -> None:
+    assert moved_by_the_last(Transformed, name) <= NORM * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_declared_record_wise_it_gets_them_all_and_one_moves_the_sum_far(name: str) -> None:
+    assert moved_by_the_last(Promised, name) > 2 * NORM
+
+
+def test_a_transform_that_makes_several_rows_of_a_record_has_none() -> None:
+    for kind in (Transformed, Promised):
+        records = kind([3, 3], lambda sequences: torch.ones(5 * len(sequences), 3, WIDTH))
+        records.texts = [(text, torch.zeros(5)) for text, _ in records.texts]
+        made = RecordBatches(records, RecordWise(lambda batch: batch[0]), BatchForm())
+        assert made.__getitems__([0, 1]) == []
+
+
+@pytest.mark.parametrize("subset", [False, True])
+def test_rows_of_tensors_are_read_at_once(subset: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    features, labels = torch.arange(20.0).reshape(10, 2), torch.arange(10)
+    records: Dataset[Any] = TensorDataset(features, labels)
+    chosen = torch.tensor([1, 8, 3])
+    if subset:
+        records = Subset(Subset(records, [9, 1, 8, 3]), [1, 2, 3])
+        chosen = torch.tensor([1, 8, 3])
+    rows = [0, 1, 2] if subset else [1, 8, 3]
+    monkeypatch.setattr(TensorDataset, "__getitem__", None)  # would be slow
+    [(inputs, targets)] = RecordBatches(records, None, BatchForm()).__getitems__(rows)
+    assert torch.equal(inputs, features[chosen])
+    assert torch.equal(targets, labels[chosen])
+
+
+class Augmenting(Dataset[Any]):
+    """Adds noise from the process's generators; one record fails before, or seeds them."""
+
+    def __init__(self, first: Callable[[], None]) -> None:
+        self.first = first
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, row: int) -> Any:
+        if row == 0:
+            self.first()
+        return torch.rand(2), torch.tensor([row, np.random.rand(), random.random()])
+
+
+def seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+
+
+def fails() -> None:
+    raise OSError("can't be read")
+
+
+@pytest.mark.parametrize("collate", [None, lambda records: default_collate(records)])
+def test_the_coins_of_reading_are_each_record_s_own(collate: Any) -> None:
+    drawn = []
+    for first in (seeds, fails):
+        fix_draws("reading")
+        made = RecordBatches(Augmenting(first), collate, BatchForm()).__getitems__([0, 5, 6, 7])
+        drawn.append([torch.cat(parts, 1)[-3:] for parts in made])
+    assert len(drawn[0][0]) == 3
+    assert torch.equal(*(batches[0] for batches in drawn))
+    assert len(torch.unique(drawn[0][0])) == drawn[0][0].numel()
+
+
+def test_reading_leaves_the_coins_of_the_step_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    for first in (seeds, fails):
+        torch.manual_seed(1)
+        RecordBatches(Augmenting(first), None, BatchForm()).__getitems__([5, 0])
+        assert torch.equal(torch.rand(3), expected)
 
 
 class Whole(Dataset[Any]):
