@@ -62,4 +62,5 @@ def records_fn(context: Context, config: dict, model: ArrayRecord) -> RecordsInB
         model=model,
         count=len(labels),
         gradients=lambda rows: [each.numpy() for each in gradients(images[rows], labels[rows])],
+        at_once=64,  # no record depends on another one of its batch
     )

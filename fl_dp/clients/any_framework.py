@@ -21,6 +21,7 @@ from flwr.app import ArrayRecord
 from numpy.typing import NDArray
 
 from fl_dp.updates import VectorLayout
+from fl_dp.user_code import Contained, own_chance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,16 +32,17 @@ class RecordsInBatches:
         model: As the message brought it.
         count: How many records there are; it does not leave the node.
         gradients: Takes the numbers of `at_once` records, int64, and returns the gradient of each:
-            an array `(at_once, *shape)` for each floating-point array of the model, in its order. A
-            record's gradient depends on no other record: no batch statistics.
-        at_once: Records of a batch. The last is filled up with record 0, which is not added, so
-            that a compiled function sees one shape, whatever number was drawn.
+            an array `(at_once, *shape)` for each floating-point array of the model, in its order.
+        at_once: Records of a batch, all of which a compiled function sees in one shape: the last
+            batch is filled up with copies of its records, which are not added. More than 1
+            declares that a record's gradient depends on no other record of its batch, as that of
+            `jax.vmap(jax.grad(loss))`; batch statistics break it.
     """
 
     model: ArrayRecord
     count: int
     gradients: Callable[[NDArray[np.int64]], Sequence[NDArray[Any]]]
-    at_once: int = 64
+    at_once: int = 1
 
     def __post_init__(self) -> None:
         """Validate.
@@ -62,31 +64,55 @@ class RecordsInBatches:
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
         """Return the sum of some records' clipped gradients; see `RecordsOfNode.clipped_sum`.
 
-        A record whose gradient is not finite counts as zero, alone.
+        A record whose gradient can't be computed, has another shape or is not finite counts as
+        zero, alone.
+        """
+        sums = {spec.name: np.zeros(spec.shape) for spec in VectorLayout.of(self.model).released}
+        contributing = 0
+        said: str | None = "a record has no gradient, and counts as zero"
+
+        def add(rows: Sequence[int]) -> None:
+            nonlocal contributing
+            clipped, count = self._clipped(rows, clipping_norm)
+            for total, part in zip(sums.values(), clipped, strict=True):
+                total += part.reshape(total.shape)
+            contributing += count
+
+        with own_chance() as seed_again:
+            for start in range(0, len(rows), self.at_once):
+                taken = rows[start : start + self.at_once]
+                seed_again()
+                with Contained() as attempt:  # a record that fails shows when it is alone
+                    add(taken)
+                for row in taken if attempt.failure is not None else ():
+                    seed_again()
+                    with Contained(said) as attempt:
+                        add([row])
+                    if attempt.failure is not None:
+                        said = None  # it may be every record
+        return sums, contributing
+
+    def _clipped(
+        self, rows: Sequence[int], clipping_norm: float
+    ) -> tuple[list[NDArray[np.float64]], int]:
+        """Return the sum of clipped gradients, flat, of each array, and how many are in it.
 
         Raises:
             ValueError: If gradients have other shapes than one record's array for each record.
         """
+        batch = np.resize(np.asarray(rows, np.int64), self.at_once)
+        found = [np.asarray(each, np.float64) for each in self.gradients(batch)]
         released = VectorLayout.of(self.model).released
-        sums = {spec.name: np.zeros(spec.shape) for spec in released}
-        contributing = 0
-        for start in range(0, len(rows), self.at_once):
-            taken = np.asarray(rows[start : start + self.at_once], np.int64)
-            batch = np.concatenate([taken, np.zeros(self.at_once - len(taken), np.int64)])
-            found = [np.asarray(each, np.float64) for each in self.gradients(batch)]
-            expected = [(self.at_once, *spec.shape) for spec in released]
-            if [each.shape for each in found] != expected:
-                raise ValueError(
-                    f"gradients have shapes {[each.shape for each in found]}, expected {expected}: "
-                    "return one for each record of the batch, of each array"
-                )
-            flat = [each[: len(taken)].reshape(len(taken), -1) for each in found]
-            norms = np.sqrt(sum(np.square(each).sum(axis=1) for each in flat))
-            fit = np.isfinite(norms)
-            factors = np.zeros(len(taken))
-            factors[fit] = clipping_norm / np.maximum(norms[fit], clipping_norm)
-            for spec, each in zip(released, flat, strict=True):
-                each[~fit] = 0.0
-                sums[spec.name] += (factors @ each).reshape(spec.shape)
-            contributing += int(fit.sum())
-        return sums, contributing
+        expected = [(self.at_once, *spec.shape) for spec in released]
+        if [each.shape for each in found] != expected:
+            raise ValueError(
+                f"gradients have shapes {[each.shape for each in found]}, expected {expected}: "
+                "return one for each record of the batch, of each array"
+            )
+        flat = [each[: len(rows)].reshape(len(rows), -1) for each in found]
+        norms = np.sqrt(sum(np.square(each).sum(axis=1) for each in flat))
+        fit = np.isfinite(norms)
+        factors = np.zeros(len(rows))
+        factors[fit] = clipping_norm / np.maximum(norms[fit], clipping_norm)
+        kept = [np.where(fit[:, np.newaxis], each, 0.0) for each in flat]  # 0 * inf is no zero
+        return [factors @ each for each in kept], int(fit.sum())

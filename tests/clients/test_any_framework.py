@@ -84,15 +84,78 @@ def test_a_node_answers_with_a_sum_in_the_form_of_the_model_even_of_no_record() 
         assert (moved > 0.0) == (count > 0)
 
 
+class Panic(BaseException):
+    """A native library's, which is no `Exception`."""
+
+
+BAD = 5
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+@pytest.mark.parametrize("failure", [ValueError, SystemExit, Panic])
+def test_a_record_that_fails_counts_as_zero_alone(
+    failure: type[BaseException], at_once: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def of_rows(rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+        if BAD in rows:
+            raise failure("record 5")
+        return [each[rows] for each in GRADIENTS]
+
+    broken = RecordsInBatches(model=MODEL, count=COUNT, gradients=of_rows, at_once=at_once)
+    whole, count = broken.clipped_sum(range(COUNT), NORM)
+    without, _ = records().clipped_sum([row for row in range(COUNT) if row != BAD], NORM)
+    assert count == COUNT - 1
+    assert flat(whole) == pytest.approx(flat(without), abs=1e-12)
+    assert caplog.text.count("counts as zero") == 1
+
+
+def test_only_records_that_were_drawn_are_read() -> None:
+    read: set[int] = set()
+
+    def of_rows(rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+        read.update(rows.tolist())
+        return [each[rows] for each in GRADIENTS]
+
+    drawn = [3, 4, 6, 7, 8]
+    RecordsInBatches(model=MODEL, count=COUNT, gradients=of_rows, at_once=4).clipped_sum(
+        drawn, NORM
+    )
+    assert read == set(drawn)
+
+
+def test_a_function_that_takes_the_mean_of_its_batch_away_gets_one_record_unless_declared() -> None:
+    def of_rows(rows: NDArray[np.int64]) -> list[NDArray[Any]]:
+        shifted = [1e3 * (each[rows] + 1.0) for each in GRADIENTS]
+        scale = 1.0 if BAD in rows and len(set(rows.tolist())) > 1 else -1.0
+        return [scale * each for each in shifted]
+
+    moved = {}
+    for name, declared in (("alone", {}), ("declared", {"at_once": 64})):
+        node = RecordsInBatches(model=MODEL, count=COUNT, gradients=of_rows, **declared)
+        whole, _ = node.clipped_sum(range(COUNT), NORM)
+        rest, _ = node.clipped_sum([row for row in range(COUNT) if row != BAD], NORM)
+        moved[name] = np.linalg.norm(flat(whole) - flat(rest))
+    assert moved["alone"] <= NORM * (1.0 + 1e-6)
+    assert moved["declared"] > 10 * NORM
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"at_once": 0}, "write at least 0 and 1"),
-        ({"count": -1}, "write at least 0 and 1"),
         ({"gradients": GRADIENTS[:1]}, "one for each record of the batch, of each array"),
         ({"gradients": [each.mean(-1) for each in GRADIENTS]}, "of each array"),
     ],
 )
-def test_what_is_no_gradient_of_each_record_is_refused(change: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        records(**change).clipped_sum(range(COUNT), NORM)
+def test_what_is_no_gradient_of_each_record_counts_as_none(
+    change: Any, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sums, count = records(**change).clipped_sum(range(COUNT), NORM)
+    assert count == 0
+    assert not flat(sums).any()
+    assert said in caplog.text
+
+
+@pytest.mark.parametrize("change", [{"at_once": 0}, {"count": -1}])
+def test_numbers_are_checked(change: Any) -> None:
+    with pytest.raises(ValueError, match="write at least 0 and 1"):
+        records(**change)
