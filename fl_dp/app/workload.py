@@ -400,8 +400,10 @@ def part_of(settings: Settings, model: nn.Module) -> SharedPart:
     frozen: set[str] = set()
     if settings.model.lora_rank is not None:
         frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
+    from fl_dp.tasks.models import distinct_state
+
     try:
-        return SharedPart.of(list(model.state_dict()), settings.model.shared, frozen=frozen)
+        return SharedPart.of(list(distinct_state(model)), settings.model.shared, frozen=frozen)
     except ValueError as error:
         raise ValueError(f"model.shared={settings.model.shared}: {error}") from error
 

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fl_dp.tasks.models import set_arrays
+from fl_dp.tasks.models import distinct_state, set_arrays
 
 
 def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
@@ -109,16 +109,18 @@ def require_trainable_privately(model: nn.Module) -> None:
 
 
 def exchanged_names(model: nn.Module, *, trainable_only: bool = False) -> tuple[str, ...]:
-    """Return the names of the arrays that travel, in order.
+    """Return the names of the arrays that travel, in order; of a tied one the first name.
 
     Args:
         model: As built, before any wrapping.
         trainable_only: Leave out what is frozen, and buffers: for fine-tuning, where server and
             clients have the same frozen part, for instance under LoRA.
     """
+    names = tuple(distinct_state(model))
     if not trainable_only:
-        return tuple(model.state_dict())
-    return tuple(name for name, each in model.named_parameters() if each.requires_grad)
+        return names
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    return tuple(name for name in names if name in trained)
 
 
 def exchanged_arrays(model: nn.Module, *, trainable_only: bool = False) -> ArrayRecord:

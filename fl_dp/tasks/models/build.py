@@ -128,6 +128,38 @@ def build_model(
         return _FOR_NUMBERS[name](input_shape, num_classes, hidden)
 
 
+def distinct_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's state, each tensor once: one of several names under the first of them.
+
+    What travels is made of it. A tensor that travelled under two names would count twice in a norm
+    and have two noises, and the second to arrive would undo the first.
+
+    Args:
+        model: Any module, on any device.
+
+    Returns:
+        Names of `state_dict()`, in its order, and tensors that share memory with the model.
+
+    Raises:
+        ValueError: If two parameters lie in the same memory without being one: each would be
+            trained, and one of both lost.
+    """
+    state: dict[str, Tensor] = {}
+    names: dict[Any, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        in_memory = tensor.numel() and not tensor.is_meta
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if in_memory else id(tensor)
+        first = names.setdefault(place, name)
+        if first == name:
+            state[name] = tensor
+        elif tensor.requires_grad and tensor is not state[first]:
+            raise ValueError(
+                f"the parameters '{first}' and '{name}' lie in the same memory and are not one: "
+                "tie modules by one parameter, as in decoder.weight = encoder.weight"
+            )
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
 def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     """Copy a model's state into arrays.
 
@@ -135,11 +167,9 @@ def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
         model: Any module, on any device.
 
     Returns:
-        The names of `state_dict()`, in its order, with arrays that share no memory with the model.
+        The names of `distinct_state`, in its order, with arrays that share no memory with it.
     """
-    return {
-        name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()
-    }
+    return {name: tensor.cpu().numpy().copy() for name, tensor in distinct_state(model).items()}
 
 
 def set_arrays(
@@ -149,14 +179,16 @@ def set_arrays(
 
     Args:
         model: The module to change, on any device.
-        arrays: One array for each entry, in its shape; values are cast to the entry's dtype.
-        names: Which entries of `state_dict()`, in the order of the arrays; all of them by default.
+        arrays: One array for each entry, in its shape; values are cast to the entry's dtype. Where
+            a tensor has several names, all of them have it then.
+        names: Which entries of `state_dict()`, in the order of the arrays; those of
+            `distinct_state` by default.
 
     Raises:
         ValueError: If the number of arrays, a shape, or the kind of a dtype (e.g. float for an
             integer entry) differs.
     """
-    state = model.state_dict()
+    state = distinct_state(model) if names is None else model.state_dict()
     if names is not None:
         state = {name: state[name] for name in names}
     if len(arrays) != len(state):

@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fl_dp.tasks.models import distinct_state
 from fl_dp.tasks.training.local import (
     check_training,
     device_of,
@@ -104,7 +105,7 @@ def train_together(
 
     Yields:
         Places in `units`, and the trained models as float32 (float64 if the model has float64)
-        `(len(places), d)`: the floating-point entries of `state_dict()`, flat, in its order. Each
+        `(len(places), d)`: the floating-point entries of `distinct_state`, flat, in its order. Each
         place comes at most once, in any order; one whose data do not fit never.
 
     Raises:
@@ -140,11 +141,11 @@ def train_together(
 
 def why_not_together(model: nn.Module) -> str | None:
     """Return what keeps a model's units from being trained at once, None if nothing is known to."""
-    state = model.state_dict(keep_vars=True)
+    state = distinct_state(model)
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             return f"{name} is {tensor.dtype}, not float32"
-    if len({id(tensor) for tensor in state.values()}) < len(state):
+    if len(state) < len(model.state_dict()):
         return "it has shared parameters"
     if len({tensor.device for tensor in state.values()}) > 1:
         return "it is on several devices"
@@ -362,7 +363,7 @@ def _columns(model: nn.Module) -> dict[str, tuple[slice, torch.Size]]:
     """Return where each trainable parameter lies in a row, and its shape."""
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     columns, start = {}, 0
-    for name, tensor in model.state_dict().items():
+    for name, tensor in distinct_state(model).items():
         if tensor.is_floating_point():
             if name in trainable:
                 columns[name] = slice(start, start + tensor.numel()), tensor.shape
@@ -379,7 +380,7 @@ def _trained_alone(model: nn.Module, unit: UnitData, training: _Training) -> NDA
 
 def _vector(model: nn.Module) -> Tensor:
     """Return the floating-point entries of a model's state, flat, on the CPU."""
-    entries = [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
+    entries = [each for each in distinct_state(model).values() if each.is_floating_point()]
     wide = any(tensor.dtype == torch.float64 for tensor in entries)
     dtype = torch.float64 if wide else torch.float32
     return torch.cat([tensor.detach().reshape(-1).to("cpu", dtype) for tensor in entries])

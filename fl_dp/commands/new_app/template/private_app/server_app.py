@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fl_dp.clients import exchanged_arrays
 from fl_dp.statement import privacy_statement, statement_markdown
 from fl_dp.strategies import DPFedAvg
+from fl_dp.tasks.models import set_arrays
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
@@ -42,7 +44,7 @@ def main(grid: Grid, context: Context) -> None:
     )
     result = strategy.start(
         grid=grid,
-        initial_arrays=ArrayRecord(task.build_model().state_dict()),
+        initial_arrays=exchanged_arrays(task.build_model()),
         num_rounds=rounds,
         evaluate_fn=evaluate,
     )
@@ -63,5 +65,5 @@ def main(grid: Grid, context: Context) -> None:
 def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
     """Measure a released model on public records."""
     model = task.build_model()
-    model.load_state_dict(arrays.to_torch_state_dict())
+    set_arrays(model, arrays.to_numpy_ndarrays())
     return MetricRecord({"accuracy": task.accuracy(model, task.load_public())})
