@@ -41,6 +41,7 @@ from .workload import (
     data_of_unit,
     data_on_roster,
     dataset_of,
+    fitting,
     model_of,
     own_data_path,
     part_of,
@@ -99,11 +100,11 @@ class TaskClient(NumPyClient):
             return parameters, _reported(0, config), {}
         dataset, rows = data
         model = model_of(settings, dataset.form)
-        features, labels = records_of(dataset, rows)
+        features, labels = records_of(dataset, fitting(dataset, rows))
         own = self._own(settings, model)
         set_arrays(model, own.whole(parameters))
         _choose_factor(settings, model, config)
-        metrics = _metrics(model, features, labels, settings, config)
+        metrics = _metrics(model, features, labels, settings, config, count=len(rows))
         variate = self._variate(settings, model, len(labels), config)
         train_locally(
             model,
@@ -170,7 +171,7 @@ class TaskClient(NumPyClient):
         dataset, rows = data
         model = model_of(settings, dataset.form)
         set_arrays(model, self._own(settings, model).whole(parameters))
-        loss, accuracy = evaluate(model, *records_of(dataset, rows))
+        loss, accuracy = evaluate(model, *records_of(dataset, fitting(dataset, rows)))
         asked = _stays_on_the_node(config)  # a plain evaluation says no more than it has to
         if not asked:
             return loss, _reported(len(rows), config), {}
@@ -194,6 +195,7 @@ class TaskClient(NumPyClient):
             raise ValueError(f"scores are of two classes, and there are {dataset.num_classes}")
         model = model_of(settings, dataset.form)
         set_arrays(model, self._own(settings, model).whole(parameters))
+        rows = fitting(dataset, rows)
         labels = dataset.labels(rows)
         _, _, probabilities = evaluate_with_probabilities(model, dataset.features(rows), labels)
         return np.column_stack([labels, probabilities[:, 1]])
@@ -307,7 +309,9 @@ def train_many(
             reports = [
                 UnitReport(
                     num_examples=_reported(len(unit.labels), config),
-                    metrics=_metrics(origin, unit.features, unit.labels, settings, config),
+                    metrics=_metrics(
+                        origin, unit.features, unit.labels, settings, config, count=len(unit.labels)
+                    ),
                 )
                 for unit in (data[place] for place in places)
             ]
@@ -364,6 +368,7 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
         if (values := wing.unit_values(name, place, context.node_config, config)) is not None:
             return values
     dataset, rows = data_on_roster(settings, place, context.node_config)
+    rows = fitting(dataset, rows)
     if name == "labels":
         return predictions_in_unit(settings)(dataset.labels(rows))
     asked, _, feature = name.partition(".")
@@ -427,11 +432,28 @@ def _metrics(
     labels: NDArray[Any] | Tensor,
     settings: Settings,
     config: dict[str, Scalar],
+    *,
+    count: int,
 ) -> dict[str, Scalar]:
-    """Return what the instruction asks a unit to measure before its training."""
-    if not (_asks_for_metrics(config) and _has_enough(settings, len(labels))):
+    """Return what the instruction asks a unit to measure before its training.
+
+    Args:
+        model: To measure.
+        features: Of the records that could be read.
+        labels: Likewise.
+        settings: Of the run.
+        config: Of the message.
+        count: How many records the unit has. One that could not be read counts as the middle of
+            what a record can have, so that it moves a mean as any other does.
+    """
+    if not (_asks_for_metrics(config) and _has_enough(settings, count)):
         return {}
-    measured = evaluate(model, features, labels, max_loss=_max_loss(settings))
+    max_loss, share = _max_loss(settings), len(labels) / max(count, 1)
+    measured = evaluate(model, features, labels, max_loss=max_loss)
+    if share < 1.0 and max_loss is not None:
+        middles = (max_loss / 2.0, 0.5)
+        each = zip(np.nan_to_num(measured), middles, strict=True)  # NaN where none could be read
+        measured = tuple(share * mean + (1.0 - share) * middle for mean, middle in each)
     return dict(zip(_MEASURED, measured, strict=True))
 
 

@@ -214,11 +214,13 @@ def data_of_unit(
         place: Number of the unit among those of all nodes, which share a simulated split.
         node_config: The node's configuration; a schema of its owner's goes before the settings'.
         leave_out_unfit: Count rows of the node's own files that do not fit as rows without content
-            (`Dataset.train_fit`), instead of refusing the files.
+            (`Dataset.train_fit`), instead of refusing the files. Where the settings protect
+            records, that is so in any case: one of them must not decide about all others.
         held_out: Return the rows that the unit does not train on.
 
     Returns:
-        None for a unit beyond the roster of a simulation.
+        Rows, those without content included (`fitting`): how many there are depends on what none
+        of them holds. None for a unit beyond the roster of a simulation.
 
     Raises:
         FileNotFoundError: If the data is not there.
@@ -230,7 +232,8 @@ def data_of_unit(
     if data_path is not None:
         data_format = _format_of_node(settings, node_config)
         if data_format is not None:
-            data_format = replace(data_format, leave_out_unfit=leave_out_unfit)
+            of_records = settings.protects_records or settings.privacy.unit == "record"
+            data_format = replace(data_format, leave_out_unfit=leave_out_unfit or of_records)
         dataset = dataset_of(settings, data_path, data_format)
         own = np.arange(len(dataset.train_y))
         return dataset, rows_of_unit(settings, own, held_out=held_out)
@@ -239,6 +242,11 @@ def data_of_unit(
     if place >= len(parts):
         return None
     return dataset_of(settings), rows_of_unit(settings, parts[place], held_out=held_out)
+
+
+def fitting(dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return those of some training rows that could be read as records."""
+    return rows if dataset.train_fit is None else rows[dataset.train_fit[rows]]
 
 
 def data_on_roster(

@@ -94,6 +94,6 @@ def _words_of_rows(task: str, file: Path, pinned: DataFormat, wrong: list[str]) 
     if not unfit:
         return f"All {len(fit)} rows of {file} fit the schema"
     return (
-        f"{unfit} of the {len(fit)} rows of {file} do not fit the schema: under DP-SGD they count "
-        "as records without content, otherwise the node contributes zero"
+        f"{unfit} of the {len(fit)} rows of {file} do not fit the schema: where records are "
+        "protected they count as records without content, otherwise the node contributes zero"
     )

@@ -19,10 +19,12 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings import SETTINGS_KEY, Settings
-from fl_dp.app.task_client import app, hosted_units
+from fl_dp.app.task_client import TaskClient, app, hosted_units
 from fl_dp.app.workload import check_data, data_of_unit, dataset_of, initial_arrays_of, parts_of
+from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
+    INSTRUCTION_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,
@@ -334,3 +336,69 @@ def test_clients_that_are_left_out_have_no_part(tmp_path: Path) -> None:
         parts(CLINICS, "task.clients=['!2']")
     with pytest.raises(ValueError, match=r"task\.clients: '!nowhere' matches none of the 4"):
         parts(1, "task.clients=['!nowhere']")
+
+
+# One row of a node's own table, where a record is the unit.
+
+HIGH, BOUND = 4.0, 20
+ODD_ROWS = {
+    "an empty cell": ",1.0,0,yes",
+    "a word": "1.0,high,0,yes",
+    "a class of its own": "1.0,1.0,0,maybe",
+    "too few cells": "1.0",
+    "an open quote": '"1.0,1.0,0,yes',
+    "infinity": "inf,1.0,0,yes",
+    "far out": "1e30,-1e30,0,yes",
+}
+
+
+def utilities(server: Path, folder: Path, *, metric: str) -> float:
+    """Return what a node with that folder tells the selection of its records."""
+    settings = settings_for(
+        folder,
+        server,
+        "selection=exponential",
+        f"selection.utility={metric}",
+        f"selection.utility_high={HIGH}",
+        f"selection.records_per_client={BOUND}",
+        "privacy.unit=record",
+        "privacy.neighboring_relation=replace-one",
+        "privacy.noise_multiplier=1",
+        "task.partition=nodes",
+    ).for_clients()
+    client = TaskClient(Context(1, 1, {"data-path": str(folder)}, RecordDict(), {}))
+    asked = RoundInstruction(server_round=1, utility=metric)
+    config = {SETTINGS_KEY: settings.to_json(), INSTRUCTION_KEY: asked.to_json()}
+    sent = [0.3 * np.ones((2, 2), np.float32), np.zeros(2, np.float32)]
+    _, count, metrics = client.fit(sent, dict(config))
+    assert count == ROWS
+    return float(metrics[metric])
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+@pytest.mark.parametrize("odd", ODD_ROWS.values(), ids=ODD_ROWS)
+def test_a_row_that_does_not_fit_moves_a_utility_of_records_as_any_other_row_does(
+    tmp_path: Path, server: Path, odd: str, metric: str
+) -> None:
+    """By half the range over the number of rows, the null being its middle."""
+    usual = utilities(server, table(tmp_path / "usual", "train", rows_of(2)), metric=metric)
+    rows = [odd, *rows_of(2)[1:]]
+    found = utilities(server, table(tmp_path / "odd", "train", rows), metric=metric)
+    assert abs(found - usual) <= HIGH / 2.0 / ROWS + 1e-6
+
+
+def test_a_table_of_which_no_row_fits_has_the_middle_of_the_range(
+    tmp_path: Path, server: Path
+) -> None:
+    folder = table(tmp_path / "odd", "train", ["x"] * ROWS)
+    assert utilities(server, folder, metric="loss") == pytest.approx(HIGH / 2.0)
+    assert utilities(server, folder, metric="accuracy") == pytest.approx(0.5)
+
+
+def test_a_client_as_a_unit_still_refuses_a_table_with_a_bad_row(
+    tmp_path: Path, server: Path
+) -> None:
+    folder = table(tmp_path / "odd", "train", [ODD_ROWS["an empty cell"], *rows_of(2)[1:]])
+    settings = settings_for(folder, server, "task.partition=nodes")
+    with pytest.raises(ValueError, match="missing values"):
+        data_of_unit(settings, 0, {"data-path": str(folder)})

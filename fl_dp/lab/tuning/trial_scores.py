@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 from fl_dp.app.settings import SETTINGS_KEY, Settings
-from fl_dp.app.workload import data_on_roster, dataset_of, model_of
+from fl_dp.app.workload import data_on_roster, dataset_of, fitting, model_of
 from fl_dp.tasks.datasets import Dataset
 
 from .trial import TrialRounds, trial_score
@@ -57,6 +57,7 @@ def scores_of_unit(
     rounds = TrialRounds(**json.loads(str(config[_ROUNDS_KEY])))
     candidates = [Settings.from_json(each) for each in json.loads(str(config[_CANDIDATES_KEY]))]
     dataset, rows = data_on_roster(candidates[0], place, node_config)
+    rows = fitting(dataset, rows)
     features, labels = dataset.features(rows), dataset.labels(rows)
     seed = _seed(candidates[0], place)
     return np.array([_score(each, dataset, features, labels, rounds, seed) for each in candidates])
