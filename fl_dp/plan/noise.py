@@ -40,6 +40,12 @@ ANOTHER_APP = (
     "verifies apps (`--trusted-entities`)"
 )
 """Left out of every promise against the server, as Flower's nodes get their code from it."""
+ITEMS_OF_SEVERAL_RECORDS = (
+    "an app whose data set makes an item of several records (mix-up, overlapping windows, "
+    "statistics of the whole set), or that carries something from one record to the next outside "
+    "of its model"
+)
+"""Left out of every promise to single records: no check sees what an item is made of."""
 
 
 @dataclass(frozen=True, kw_only=True)

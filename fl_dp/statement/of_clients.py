@@ -9,6 +9,7 @@ from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.plan.noise import ITEMS_OF_SEVERAL_RECORDS
 
 from .promise import OwnPromise, PrivacyStatement, SecureSumClaims
 from .words import UNITS, neighbours_in_words
@@ -62,6 +63,8 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
             "what was spent so far (`epsilon_so_far`) as a promise: it would hold only if nothing "
             "that was released had a part in stopping there"
         )
+    if plan.hosting.of_records:
+        not_covered.append(ITEMS_OF_SEVERAL_RECORDS)
     not_covered += plan.noise.not_covered + plan.sampling.not_covered
     return PrivacyStatement(
         delta=plan.budget.delta,

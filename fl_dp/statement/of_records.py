@@ -6,7 +6,7 @@ from fl_dp.accounting import EpsilonBounds, NeighboringRelation
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import RecordPlan
-from fl_dp.plan.noise import ANOTHER_APP
+from fl_dp.plan.noise import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS
 
 from .promise import RecordStatement
 
@@ -61,6 +61,7 @@ def record_statement(
         "that a client's training failed as a whole or its process ended, once a Flower run: a "
         "real node contributes nothing from then on, be it for one record or for a restart",
         "a client's own software, if it is not the one that was agreed on",
+        ITEMS_OF_SEVERAL_RECORDS,
         ANOTHER_APP,
     ]
     if not secure_randomness:
