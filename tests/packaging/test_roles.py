@@ -75,8 +75,9 @@ ROLES = {
         rooms=(*PROMISE, "fl_dp.strategies", *BRIDGE, "fl_dp.app.local.simulation"),
         # Of `app/overrides.py`, whose error alone is imported here, and of trackers that settings
         # can make: `make_tracker` asks for their extra first. Trackers know the names of metrics,
-        # which the app's server alone measures: `require_metrics` asks first.
-        on_demand=TRACKERS | {"hydra", "omegaconf", "sklearn"},
+        # which the app's server alone measures: `require_metrics` asks first. Torch's generators
+        # are seeded for each unit where torch is installed, whoever uses it.
+        on_demand=TRACKERS | {"hydra", "omegaconf", "sklearn", "torch"},
     ),
     "a real node": Role(
         rooms=(

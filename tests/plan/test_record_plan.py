@@ -178,6 +178,10 @@ def test_the_epsilon_is_of_one_client_however_many_there_are() -> None:
     assert "not their sum" in many["composition"]
 
 
+def test_it_says_that_an_item_has_to_be_made_of_one_record() -> None:
+    assert any("item of several records (mix-up" in each for each in statement()["not_covered"])
+
+
 def test_a_statement_names_everything_that_a_reader_needs() -> None:
     made = statement()
     assert set(made) == {

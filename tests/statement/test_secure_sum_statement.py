@@ -65,6 +65,24 @@ def test_it_says_what_no_secure_sum_promises(tmp_path: Path) -> None:
     for words in ("malicious clients", "make it fail", "when it answers", "--trusted-entities"):
         assert words in told
     assert "a malicious server, or clients" not in told  # which the roster does cover, in part
+    assert "item of several records" not in told  # a unit is a client here
+
+
+def test_sums_of_records_suppose_that_an_item_is_made_of_one(tmp_path: Path) -> None:
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=4.0, delta=1e-6),
+        rounds=5,
+        unit="record",
+        nodes=10,
+        num_clients=1_000,
+        units_per_node=200,
+        coins_at_nodes=True,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        secure_sum=SecureSum(max_parameters=10**6),
+    )
+    told = " ".join(statement_of(tmp_path, plan)["not_covered"])
+    assert "item of several records (mix-up, overlapping windows" in told
 
 
 def test_it_comes_back_from_json_and_is_recomputed_from_the_ledger(tmp_path: Path) -> None:
