@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .node_records import NodeRecords
     from .opacus_client import OpacusClient
     from .record_batches import FixedLengthPadding, RecordWise
+    from .record_loss import LossInOutputs, WithFullMask
     from .training_check import check_training
 else:
     # With torch and Opacus, which many clients can do without.
@@ -38,6 +39,8 @@ else:
             "OpacusClient": "opacus_client",
             "FixedLengthPadding": "record_batches",
             "RecordWise": "record_batches",
+            "LossInOutputs": "record_loss",
+            "WithFullMask": "record_loss",
             "check_training": "training_check",
         },
     )
@@ -45,6 +48,7 @@ else:
 __all__ = [
     "DPSGD",
     "FixedLengthPadding",
+    "LossInOutputs",
     "NodeConfig",
     "NodeConfigError",
     "NodeRecords",
@@ -56,6 +60,7 @@ __all__ = [
     "RecordsInBatches",
     "TrainedRows",
     "UnitReport",
+    "WithFullMask",
     "check_training",
     "client_noise_mod",
     "compression_mod",

@@ -1,12 +1,21 @@
-"""DP-SGD by Opacus' gradients, with randomness that nobody can predict and sums that are bounded.
+"""DP-SGD with randomness that nobody can predict, and sums that are bounded by construction.
 
-Opacus computes the gradient of each record. What is done with it is done here. The coins of the
-Poisson samples and the noise come from the operating system's randomness, the noise as integers on
-a fixed grid, where Opacus would take torch's generator, which can be predicted from its output.
-Gradients are clipped and added up in float64 (`ClippedGradients`). A record that can't be read, or
-whose gradient is not finite or can't be computed at all, counts as one whose gradient is zero: with
-Opacus alone it would turn the whole model into NaN or stop the training, and so show that it is
-there. And samples without a record, which happen, are steps of noise alone.
+Each record's gradient is computed from that record alone (`SingleRecords`), or by Opacus where its
+user chose that. The coins of the Poisson samples and the noise come from the operating system's
+randomness, the noise as integers on a fixed grid, where Opacus would take torch's generator, which
+can be predicted from its output. Gradients are clipped and added up in float64
+(`ClippedGradients`). A record that can't be read, or whose gradient is not finite or can't be
+computed at all, counts as one whose gradient is zero: with Opacus alone it would turn the whole
+model into NaN or stop the training, and so show that it is there. And samples without a record,
+which happen, are steps of noise alone.
+
+What leaves is the start and the noised sums, through the optimizer. It is never read back from a
+module that has seen a record.
+
+Coins of dropout and augmentation are secret, too: the process's generators are seeded from the
+operating system's randomness for each step, and put back afterwards. Records of a pass draw
+together, so a record that is not there moves the others to other coins. These have the same law,
+are independent, and nobody knows them: the law of the others' sum is what it was.
 
 What is not covered: a kernel that computes a record's gradient differently in batches of other
 sizes, and how long a step takes.
@@ -21,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,8 +43,11 @@ from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.option_errors import require_positive
 from fl_dp.plan import RecordPlan
 
+from .made_up_records import GRAD_SAMPLE_MODES, gradients_of
+from .module_template import ModuleTemplate
 from .record_batches import BatchForm
-from .record_gradients import GRAD_SAMPLE_MODES, RecordGradients
+from .record_gradients import RecordGradients, moved
+from .record_loss import LossOfEach
 
 
 def _plain_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -52,13 +64,17 @@ class DPSGD:
             round are computed from private gradients, so they cost nothing.
         criterion: Loss of a batch with `reduction="mean"`. What is used is each record's own loss:
             class weights do not divide it by the weights of the batch, and what is ignored in a
-            record counts as zero in its mean.
+            record counts as zero in its mean. `LossInOutputs` for models that compute it.
         expected_batch_size: What the noisy sum of a step is divided by: a public constant, usually
             the sampling rate times a typical client's records. None: `rate * records` of this
             client, rounded down, as Opacus does; then how many records a client has is public.
-        grad_sample_mode: `hooks` (fastest for most), `functorch` (any layer), or `ghost` (gradients
-            of single records are never in memory: for large models).
-        physical_batch_size: Most records at once in memory; None: the whole sample.
+        grad_sample_mode: `vmap`: each record alone. `hooks` and `ghost` are Opacus'; they are right
+            where every layer's rows are records, and need an example. Ghost clipping never holds
+            gradients of single records, for large models.
+        physical_batch_size: Most records at once in memory; None: what fits into this process's
+            share of it.
+        example: A made-up batch of at least one record, as the loader would make it. The training
+            is tried on it before anything is charged. None: what does not train shows in the log.
         input_key: Where batches are mappings: the key of the inputs, or a tuple of keys that are
             the model's keyword arguments. None: the only tensor besides the targets.
         target_key: The key of the targets. None: `label`, `labels`, `target` or `targets`.
@@ -69,25 +85,42 @@ class DPSGD:
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = _plain_sgd
     criterion: nn.Module = field(default_factory=nn.CrossEntropyLoss)
     expected_batch_size: float | None = None
-    grad_sample_mode: str = "hooks"
+    grad_sample_mode: str = "vmap"
     physical_batch_size: int | None = None
+    example: Any = None
     input_key: str | tuple[str, ...] | None = None
     target_key: str | None = None
     secure_randomness: bool = True
 
-    def gradients(self, model: nn.Module, *, clipping_norm: float) -> RecordGradients:
+    def gradients(
+        self, template: ModuleTemplate, *, clipping_norm: float, rng: SecureRandom
+    ) -> RecordGradients:
         """Return what adds up the clipped gradients of records of a model.
 
+        Args:
+            template: The model.
+            clipping_norm: L2 bound on the gradient of one record.
+            rng: Seeds the coins of dropout and of reading.
+
         Raises:
-            ValueError: If Opacus can't train the model.
+            ValueError: If the model can't be trained, on the example or by Opacus.
+            Exception: Whatever model and loss raise at the example.
         """
-        return RecordGradients(
-            model,
-            self.criterion,
-            clipping_norm=clipping_norm,
+        form = BatchForm(inputs=self.input_key, targets=self.target_key)
+        example = None if self.example is None else form.split(self.example)
+        gradients = gradients_of(
+            template,
+            LossOfEach(self.criterion),
             mode=self.grad_sample_mode,
+            example=None if example is None else moved(example, template.device),
+        )
+        return RecordGradients(
+            template,
+            gradients,
+            clipping_norm=clipping_norm,
             at_once=self.physical_batch_size,
-            form=BatchForm(inputs=self.input_key, targets=self.target_key),
+            form=form,
+            chance=rng if self.secure_randomness else None,
         )
 
     def __post_init__(self) -> None:
@@ -100,6 +133,12 @@ class DPSGD:
             raise ValueError(
                 f"grad_sample_mode must be one of {', '.join(GRAD_SAMPLE_MODES)}, got "
                 f"'{self.grad_sample_mode}'"
+            )
+        if self.grad_sample_mode != "vmap" and self.example is None:
+            raise ValueError(
+                f"grad_sample_mode='{self.grad_sample_mode}' is compared with gradients of single "
+                "records before anything is charged: write example=..., a made-up batch, or "
+                "grad_sample_mode='vmap'"
             )
         if getattr(self.criterion, "reduction", None) != "mean":
             raise ValueError(
@@ -130,7 +169,7 @@ def train_with_dp_sgd(
     whose gradient is zero, alone.
 
     Args:
-        model: On its device; comes back unwrapped, in training mode. See `private_module`.
+        model: On its device; its trained parameters are changed in the end, and nothing else.
         loader: Whose data set and collation are used; its batch size and its order are not. A batch
             is a tuple, targets last, or a mapping (`DPSGD.input_key`); inputs are a tensor, a tuple
             of them, or a mapping of keyword arguments. A collation of your own gets one record at a
@@ -140,12 +179,13 @@ def train_with_dp_sgd(
         rng: Of noise and coins; a fresh secure one by default.
 
     Raises:
-        ValueError: If Opacus can't train the model, or nothing of it is trainable.
+        ValueError: If the model can't be trained.
         Exception: Whatever `len(loader.dataset)`, the optimizer or a worker of the loader raises.
     """
-    with PrivateSteps(model, plan=plan, how=how, rng=rng) as participation:
-        participation.read(loader)
-        participation.train()
+    participation = PrivateSteps(model, plan=plan, how=how, rng=rng)
+    participation.read(loader)
+    participation.train()
+    participation.template.write_to(model)
 
 
 def train_on_noise(
@@ -165,21 +205,22 @@ def train_on_noise(
         how: As in training.
         rng: Of the noise; a fresh secure one by default.
     """
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    template = ModuleTemplate(model)
+    parameters = list(template.parameters.values())
     optimizer = how.optimizer(parameters)
     noise = _Noise(parameters, plan, how, records, SecureRandom() if rng is None else rng)
-    nothing = [torch.zeros_like(each, dtype=torch.float64) for each in parameters]
+    nothing = template.zeros()
     for _ in range(plan.steps):
         noise.release(nothing)
         optimizer.step()
-    optimizer.zero_grad()
+    template.write_to(model)
 
 
 class PrivateSteps:
     """The steps of one participation, prepared: nothing of that depends on a record.
 
-    As a context it takes Opacus' hooks off the model in the end, whatever happens.
-
+    Attributes:
+        template: Holds the parameters, which the steps change.
     """
 
     def __init__(
@@ -190,31 +231,26 @@ class PrivateSteps:
         how: DPSGD,
         rng: SecureRandom | None = None,
     ) -> None:
-        """Wrap a model and make the optimizer.
+        """Copy a model and make the optimizer.
 
         Raises:
-            ValueError: If Opacus can't train the model, or nothing of it is trainable.
+            ValueError: If the model can't be trained; see `DPSGD.gradients`.
             TypeError: If `how.optimizer` makes none.
         """
+        self.template = ModuleTemplate(model)
         self._plan = plan
         self._how = how
-        self._rng = rng
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._rng = SecureRandom() if rng is None else rng
+        self._parameters = list(self.template.parameters.values())
         self._optimizer = how.optimizer(self._parameters)
         if not isinstance(self._optimizer, Optimizer):
             raise TypeError(
                 f"DPSGD(optimizer=...) made a {type(self._optimizer).__name__}: let it return a "
                 "torch.optim.Optimizer of the parameters that it gets"
             )
-        self._gradients = how.gradients(model, clipping_norm=plan.clipping_norm)
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        """Give the model back as it was."""
-        self._gradients.close()
+        self._gradients = how.gradients(
+            self.template, clipping_norm=plan.clipping_norm, rng=self._rng
+        )
 
     @property
     def records(self) -> int:
@@ -228,16 +264,14 @@ class PrivateSteps:
     def train(self) -> None:
         """Take the steps, with the records that were read. See `train_with_dp_sgd`."""
         plan, how = self._plan, self._how
-        random = SecureRandom() if self._rng is None else self._rng
-        noise = _Noise(self._parameters, plan, how, self.records, random)
-        samples = _poisson_samples(self.records, plan, random if how.secure_randomness else None)
+        noise = _Noise(self._parameters, plan, how, self.records, self._rng)
+        samples = _poisson_samples(self.records, plan, self._rng if how.secure_randomness else None)
 
         def step(totals: Sequence[Tensor]) -> None:
             noise.release(totals)
             self._optimizer.step()
 
         self._gradients.sum_each(samples, step)
-        self._optimizer.zero_grad()
 
 
 def _poisson_samples(

@@ -15,8 +15,7 @@ from __future__ import annotations
 import copy
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
         model: Any module; itself unchanged. What Opacus knows a replacement for is replaced:
             BatchNorm by GroupNorm (of one group for BatchNorm1d: of a vector, groups of one channel
             leave nothing), InstanceNorm's statistics by none, LSTM, GRU, RNN and MultiheadAttention
-            by layers of the same weights.
+            by layers of the same weights, and activations in place by others.
 
     Raises:
         ValueError: If parts remain that DP-SGD can't train, naming each.
@@ -62,13 +61,18 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
             fixed = _replaced(fixed, name, _one_group(fixed.get_submodule(name)))
     for name, each in fixed.named_parameters():
         each.requires_grad_(name not in frozen)
+    wrong = [str(error) for error in ModuleValidator.validate(fixed, strict=False)]
+    if wrong:
+        raise ValueError(f"Opacus knows no replacement for parts of this model: {'; '.join(wrong)}")
     require_trainable_privately(fixed)
-    changes = tuple(
-        f"{name}: {_described(before[name])} became {_described(module)}"
-        for name, module in fixed.named_modules()
-        if name in before and type(module) is not type(before[name])
-    )
-    return fixed, changes
+    changes = []
+    for name, module in fixed.named_modules():
+        if getattr(module, "inplace", False):
+            module.inplace = False  # type: ignore[assignment]  # no tensor, torch thinks
+            changes.append(f"{name}: inplace=True became inplace=False")
+        if name in before and type(module) is not type(before[name]):
+            changes.append(f"{name}: {_described(before[name])} became {_described(module)}")
+    return fixed, tuple(changes)
 
 
 def _let_pickle_find_classes(model: nn.Module) -> None:
@@ -83,17 +87,13 @@ def _let_pickle_find_classes(model: nn.Module) -> None:
 
 
 def require_trainable_privately(model: nn.Module) -> None:
-    """Check that every record's gradient is its own.
+    """Check that something is trained, and that no layer has statistics of batches.
 
     Raises:
-        ValueError: If it is not, naming the parts and the way out.
+        ValueError: If not, naming the parts and the way out.
     """
-    from opacus.validators import ModuleValidator
-
-    wrong = [str(each) for each in ModuleValidator.validate(model, strict=False)]
-    # Opacus looks at modules with trainable parameters alone; these mix records without any.
-    wrong += [
-        f"{name} ({type(module).__name__}) mixes the records of a batch, frozen or not"
+    wrong = [
+        f"{name} ({type(module).__name__}) has statistics of a batch, which nothing would train"
         for name, module in model.named_modules()
         if isinstance(module, _BatchNorm | _InstanceNorm)
         and (isinstance(module, _BatchNorm) or module.track_running_stats)
@@ -142,44 +142,24 @@ def load_exchanged(
 
 
 def trained_arrays(
-    model: nn.Module, received: Sequence[NDArray[Any]], *, trainable_only: bool = False
+    names: Sequence[str], received: Sequence[NDArray[Any]], trained: Mapping[str, torch.Tensor]
 ) -> list[NDArray[Any]]:
     """Return what a client sends back: trained parameters, and all else as it came.
 
-    Frozen parameters and buffers are never read back: training could have written data into them
-    that no noise was added to.
+    Args:
+        names: Of the arrays that travel; see `exchanged_names`.
+        received: In their order.
+        trained: The trained parameters by name, made of noised sums alone.
     """
-    state = model.state_dict()
-    trained = {name for name, each in model.named_parameters() if each.requires_grad}
     return [
-        _numpy(state[name]) if name in trained else np.asarray(array)
-        for name, array in zip(
-            exchanged_names(model, trainable_only=trainable_only), received, strict=True
-        )
+        _numpy(trained[name]) if name in trained else np.asarray(array)
+        for name, array in zip(names, received, strict=True)
     ]
 
 
-@contextmanager
-def constants_kept(model: nn.Module) -> Iterator[None]:
-    """Check that what is done changes neither floating-point buffers nor frozen parameters.
-
-    Raises:
-        ValueError: If it did: records may have met in them.
-    """
-    before = {name: each.clone() for name, each in _constants(model)}
-    yield
-    for name, constant in _constants(model):
-        if not torch.equal(before[name], constant):
-            raise ValueError(
-                f"training changed '{name}', which is no trainable parameter: records may have "
-                "met in it, and clipping bounds none of them. Use a model that leaves buffers "
-                "and frozen parameters alone"
-            )
-
-
-def _constants(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    yield from (each for each in model.named_buffers() if each[1].is_floating_point())
-    yield from (each for each in model.named_parameters() if not each[1].requires_grad)
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that are not frozen, by name, each once."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
 def _one_group(norm: nn.Module) -> nn.Module:

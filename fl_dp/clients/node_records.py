@@ -1,7 +1,7 @@
 """Records of a node in PyTorch, whose clipped gradients a secure sum adds up.
 
-Opacus computes the gradients and `RecordGradients` sums them, as in DP-SGD inside a client: a
-record that can't be read, collated or trained on counts as one whose gradient is zero, alone.
+`RecordGradients` computes and sums them, as in DP-SGD inside a client: a record that can't be read,
+collated or trained on counts as one whose gradient is zero, alone.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 from flwr.app import ArrayRecord, Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from fl_dp.mechanisms import SecureRandom
+
 from .dp_sgd import DPSGD
 from .fit_for_dp_sgd import (
-    constants_kept,
     exchanged_arrays,
     exchanged_names,
     load_exchanged,
     require_trainable_privately,
 )
+from .module_template import ModuleTemplate
 from .records import Config
 
 
@@ -34,7 +35,7 @@ class NodeRecords:
 
     Attributes:
         model_fn: Builds the model, with the names and shapes of the server's, from the node's
-            `Context` and the message's config; see `private_module` if Opacus refuses it.
+            `Context` and the message's config; see `private_module`.
         loader_fn: Returns the loader whose data set and collation are used; see
             `train_with_dp_sgd`.
         dp_sgd: Its loss, keys, mode and physical batch size. Step and denominator are the server's:
@@ -63,16 +64,17 @@ class NodeRecords:
         """Return arrays of the forms that are summed, made without any data; see `ArraysFn`.
 
         Raises:
-            ValueError: If Opacus can't train the model.
+            ValueError: If the model can't be trained.
         """
         module = self._built(context, config)
+        self.dp_sgd.gradients(ModuleTemplate(module), clipping_norm=1.0, rng=SecureRandom())
         return exchanged_arrays(module, trainable_only=self.trainable_only).to_numpy_ndarrays()
 
     def __call__(self, context: Context, config: Config, model: ArrayRecord) -> _Gradients:
         """Return the records at a model.
 
         Raises:
-            ValueError: If Opacus can't train it, or it is not the server's.
+            ValueError: If it can't be trained, or it is not the server's.
         """
         module = self._built(context, config)
         load_exchanged(module, model.to_numpy_ndarrays(), trainable_only=self.trainable_only)
@@ -88,7 +90,7 @@ class NodeRecords:
         """Return the model.
 
         Raises:
-            ValueError: If Opacus can't train it, or an array would travel for nothing but noise.
+            ValueError: If it can't be trained, or an array would travel for nothing but noise.
         """
         module = self.model_fn(context, config)
         require_trainable_privately(module)
@@ -118,26 +120,18 @@ class _Gradients:
     def clipped_sum(
         self, rows: Sequence[int], clipping_norm: float
     ) -> tuple[dict[str, NDArray[np.float64]], int]:
-        """Return the sum of some records' clipped gradients; see `RecordsOfNode.clipped_sum`.
-
-        Raises:
-            ValueError: If a pass changed what is no trainable parameter.
-        """
-        trained = [name for name, each in self._module.named_parameters() if each.requires_grad]
+        """Return the sum of some records' clipped gradients; see `RecordsOfNode.clipped_sum`."""
+        template = ModuleTemplate(self._module)
+        gradients = self._how.gradients(template, clipping_norm=clipping_norm, rng=SecureRandom())
         sums: dict[str, NDArray[np.float64]] = {}
         count = 0
 
         def take(totals: Sequence[Tensor]) -> None:
             nonlocal count
-            for name, total in zip(trained, totals, strict=True):
-                sums[self._sent_as[name]] = total.detach().cpu().numpy().copy()
+            for name, total in zip(template.parameters, totals, strict=True):
+                sums[self._sent_as[name]] = total.cpu().numpy().copy()
             count = gradients.contributing
 
-        gradients = self._how.gradients(self._module, clipping_norm=clipping_norm)
-        try:
-            gradients.read(self._loader)
-            with constants_kept(self._module), torch.enable_grad():
-                gradients.sum_each([list(rows)], take)
-        finally:
-            gradients.close()
+        gradients.read(self._loader)
+        gradients.sum_each([list(rows)], take)
         return sums, count

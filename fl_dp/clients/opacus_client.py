@@ -22,7 +22,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from flwr.app import Context, MessageType
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
@@ -39,10 +38,11 @@ from fl_dp.user_code import Contained
 
 from .dp_sgd import DPSGD, PrivateSteps, train_on_noise
 from .fit_for_dp_sgd import (
-    constants_kept,
+    exchanged_names,
     load_exchanged,
     require_trainable_privately,
     trained_arrays,
+    trained_parameters,
 )
 from .node_privacy import NodePrivacy, in_simulation
 
@@ -289,10 +289,8 @@ class OpacusClient(NumPyClient):
             )
         # Whatever can fail without looking at a record fails first, and costs nothing.
         load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
-        with (
-            self._opened() as ledger,
-            PrivateSteps(self._model, plan=plan, how=self._how, rng=self._rng) as participation,
-        ):
+        participation = PrivateSteps(self._model, plan=plan, how=self._how, rng=self._rng)
+        with self._opened() as ledger:
             charge = ledger.charge_unread(
                 self._account,
                 plan.event,
@@ -308,7 +306,7 @@ class OpacusClient(NumPyClient):
                     if mark is not None:
                         mark.put()
                     self._train(ledger, charge, participation)
-                    sent = self._sent(parameters)
+                    sent = self._sent(parameters, participation.template.parameters)
                     if mark is not None:
                         mark.remove()
                     return sent
@@ -332,7 +330,6 @@ class OpacusClient(NumPyClient):
 
         Raises:
             _NothingToRelease: If the data have spent their budget elsewhere.
-            ValueError: If training let records into what gets no noise.
             Exception: Whatever the data set and the loader raise.
         """
         loader = self._loader if isinstance(self._loader, DataLoader) else self._loader()
@@ -344,8 +341,7 @@ class OpacusClient(NumPyClient):
             raise _NothingToRelease(
                 "these data have spent their budget under another name; they spend nothing now"
             )
-        with constants_kept(self._model), torch.enable_grad():
-            participation.train()
+        participation.train()
 
     def _noise(self, parameters: NDArrays, records: int) -> NDArrays:
         """Return what the planned steps without any record make of `parameters`."""
@@ -355,11 +351,12 @@ class OpacusClient(NumPyClient):
             train_on_noise(
                 self._model, records=records, plan=self._plan, how=self._how, rng=self._rng
             )
-            return self._sent(parameters)
+            return self._sent(parameters, trained_parameters(self._model))
         return parameters
 
-    def _sent(self, received: NDArrays) -> NDArrays:
-        return trained_arrays(self._model, received, trainable_only=self._trainable_only)
+    def _sent(self, received: NDArrays, trained: Mapping[str, nn.Parameter]) -> NDArrays:
+        names = exchanged_names(self._model, trainable_only=self._trainable_only)
+        return trained_arrays(names, received, trained)
 
     def _opened(self) -> AbstractContextManager[NodeLedger]:
         if isinstance(self._ledger, NodeLedger):

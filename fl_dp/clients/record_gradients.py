@@ -9,27 +9,33 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from fl_dp.tasks.models.index_ranges import require_targets
-from fl_dp.user_code import Contained
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.user_code import own_chance
 
-from .clipped_gradients import ClippedGradients, GhostGradients, MixesRecords
+from .clipped_gradients import ClippedGradients, Gradients
+from .module_template import ModuleTemplate
 from .record_batches import Batch, BatchForm, RecordBatches
 from .record_workers import batches_of_workers
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
-GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
+_ON_CPU = 1 << 25
+"""Bytes of one parameter's gradients; larger blocks are mapped and cleared anew in each pass."""
+_MOST_ON_CPU, _MOST, _MOST_ROWS = 64, 1024, 256
+_COPIES = 6
+"""Of a record's gradient that a pass may hold, its activations included."""
 
 
 class RecordGradients:
@@ -43,51 +49,42 @@ class RecordGradients:
 
     def __init__(
         self,
-        model: nn.Module,
-        criterion: nn.Module,
+        template: ModuleTemplate,
+        gradients: Gradients,
         *,
         clipping_norm: float,
-        mode: str,
         at_once: int | None,
         form: BatchForm,
+        chance: SecureRandom | None,
     ) -> None:
-        """Put a model, which comes into training mode, and Opacus' hooks together.
+        """Take a model.
 
         Args:
-            model: On its device; `close` takes the hooks away.
-            criterion: Loss of a batch, of which each record's own is used.
+            template: The model.
+            gradients: Computes its gradients.
             clipping_norm: L2 bound on the gradient of one record.
-            mode: One of `GRAD_SAMPLE_MODES`.
-            at_once: Most records at once in memory; None: all that are chosen.
+            at_once: Most records at once in memory; None: what fits.
             form: Where a batch has its inputs and its targets.
-
-        Raises:
-            ValueError: If Opacus can't train the model.
+            chance: Seeds the coins of dropout and of reading, anew for each sample. None: the
+                process's generators are left as they are.
         """
-        _require_untied(model, mode)
-        model.train()
-        kind = GhostGradients if mode == "ghost" else ClippedGradients
-        self._clipped = kind(
-            model,
-            LossOfEach(criterion),
+        self._clipped = ClippedGradients(
+            template,
+            gradients,
             clipping_norm=clipping_norm,
-            functorch=mode == "functorch",
+            at_once=at_once or (records_at_once(template) if gradients.holds_all else _MOST_ROWS),
         )
-        self._device = next(each for each in model.parameters() if each.requires_grad).device
+        self._device = template.device
         self._at_once = at_once
         self._form = form
+        self._chance = chance
         self._loader: DataLoader[Any] | None = None
         self.records = 0
-        self._failures = 0
 
     @property
     def contributing(self) -> int:
         """Records whose gradient is in the present sum."""
         return self._clipped.records
-
-    def close(self) -> None:
-        """Give the model back as it was."""
-        self._clipped.close()
 
     def read(self, loader: DataLoader[Any]) -> None:
         """Choose the data set, and count its records."""
@@ -103,24 +100,32 @@ class RecordGradients:
             samples: Numbers of records; none is a sample, too.
             take: Gets a sum: of each parameter that is not frozen, float64 of its shape.
         """
-        ends: deque[bool] = deque()
-        self._clipped.start_again()
-        with warnings.catch_warnings():
-            # PyTorch says it in every round of Opacus' hooks.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            for batches in self._batches(_split(samples, self._at_once, ends)):
-                for inputs, targets in batches:
-                    self._add(inputs, targets)
-                if not ends.popleft():
-                    continue
-                take(self._clipped.totals)
-                self._clipped.start_again()
-        if self._failures:
+        chance = nullcontext(_nothing) if self._chance is None else own_chance(self._chance)
+        with chance as seed_again:
+            self._sum_each(samples, take, seed_again)
+        if self._clipped.failures:
             logger.error(
                 "%d gradients of records could not be computed; each counted as zero. If it was "
                 "every one, fl_dp.clients.check_training says why",
-                self._failures,
+                self._clipped.failures,
             )
+
+    def _sum_each(
+        self,
+        samples: Iterable[list[int]],
+        take: Callable[[Sequence[Tensor]], None],
+        seed_again: Callable[[], None],
+    ) -> None:
+        ends: deque[bool] = deque()
+        self._clipped.start_again()
+        for batches in self._batches(_split(samples, self._at_once, ends)):
+            for inputs, targets in batches:
+                self._clipped.add(*moved((inputs, targets), self._device))
+            if not ends.popleft():
+                continue
+            take(self._clipped.totals)
+            self._clipped.start_again()
+            seed_again()
 
     def _batches(self, samples: Iterable[list[int]]) -> Iterable[list[Batch]]:
         loader = self._loader
@@ -134,42 +139,6 @@ class RecordGradients:
             collate_fn=_as_it_is,
             pin_memory=loader.pin_memory,
             generator=loader.generator,
-        )
-
-    def _add(self, inputs: Any, targets: Tensor) -> None:
-        """Add a batch; if that fails, record by record, so that one fails alone."""
-        if not len(targets):
-            return
-        inputs, targets = _moved((inputs, targets), self._device)
-        with Contained() as attempt:
-            self._clipped.add(inputs, targets)
-            return
-        if isinstance(attempt.failure, torch.OutOfMemoryError):
-            logger.warning(
-                "%d records at once don't fit into the device's memory, so they are taken one by "
-                "one: write physical_batch_size (dp_sgd.physical_batch_size), or "
-                "grad_sample_mode='ghost'",
-                len(targets),
-            )
-        for row in range(len(targets)):
-            # Said once, as it may be every record, in every step.
-            said = None if self._failures else "a record has no gradient, and counts as zero"
-            with Contained(said) as attempt:
-                self._clipped.add(_rows(inputs, [row]), targets[[row]])
-            self._failures += attempt.failure is not None
-
-
-def _require_untied(model: nn.Module, grad_sample_mode: str) -> None:
-    """Check that ghost clipping sees each parameter once.
-
-    Raises:
-        ValueError: If two layers share one.
-    """
-    every = sum(1 for _ in model.named_parameters(remove_duplicate=False))
-    if grad_sample_mode == "ghost" and every > sum(1 for _ in model.parameters()):
-        raise ValueError(
-            "two layers of the model share a parameter, for which ghost clipping has no rule: "
-            "write grad_sample_mode='hooks' or 'functorch'"
         )
 
 
@@ -186,54 +155,46 @@ def _split(
             yield part.tolist()
 
 
-class LossOfEach(nn.Module):
-    """A criterion as each record's own loss.
+def records_at_once(template: ModuleTemplate) -> int:
+    """Return how many records' gradients to hold at once, by this process's share of memory."""
+    sizes = [each.numel() * each.element_size() for each in template.parameters.values()]
+    device = template.device
+    fitting = _free_bytes(device) // (2 * _COPIES * sum(sizes))
+    if device.type == "cpu":
+        fitting = min(fitting, _ON_CPU // max(sizes), _MOST_ON_CPU)
+    return max(1, min(fitting, _MOST))
 
-    A mean that is taken in the criterion can be over something else: class weights divide every
-    record's gradient by the weights of the batch.
-    """
 
-    def __init__(self, criterion: nn.Module) -> None:
-        """Take a criterion with a `reduction`, which is copied."""
-        super().__init__()
-        self._criterion = copy(criterion)
-        self._criterion.reduction = "none"  # type: ignore[assignment]  # no tensor, torch thinks
+def _free_bytes(device: torch.device) -> int:
+    """Return this process's share of what is free."""
+    if device.type == "cuda":
+        # What PyTorch keeps for later counts as taken, and is free for us.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0] + kept)
+    share = torch.get_num_threads() / (os.cpu_count() or 1)
+    return int(min(1.0, share) * _available_memory())
 
-    def forward(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Return the losses, `(n,)`.
 
-        Raises:
-            IndexError: If a label is none of the classes, on any device.
-            ValueError: If a loss of probabilities gets something else.
-            MixesRecords: If the criterion does not give each record one.
-        """
-        require_targets(self._criterion, outputs, targets)
-        losses: Tensor = self._criterion(outputs, targets)
-        broadcast = isinstance(outputs, Tensor) and outputs.ndim < targets.ndim
-        if broadcast or losses.ndim > targets.ndim or losses.shape[:1] != targets.shape[:1]:
-            raise MixesRecords(
-                f"targets of shape {tuple(targets.shape)} give losses of shape "
-                f"{tuple(losses.shape)}: the criterion has to give each record a loss of its own; "
-                "let outputs and targets have the same shape, or targets be classes"
-            )
-        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+def _available_memory() -> int:
+    with suppress(OSError, ValueError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return 1024 * int(line.split()[1])
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def _nothing() -> None:
+    """Seed nothing."""
 
 
 def _as_it_is(batches: Any) -> Any:
     return batches
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
+def moved(batch: Any, device: torch.device) -> Any:
+    """Return a batch on a device, its mappings as dictionaries and its lists as tuples."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
-        return {name: _moved(each, device) for name, each in batch.items()}
-    return tuple(_moved(each, device) for each in batch)
-
-
-def _rows(inputs: Any, rows: list[int]) -> Any:
-    if isinstance(inputs, Tensor):
-        return inputs[rows]
-    if isinstance(inputs, Mapping):
-        return {name: _rows(each, rows) for name, each in inputs.items()}
-    return tuple(_rows(each, rows) for each in inputs)
+        return {name: moved(each, device) for name, each in batch.items()}
+    return tuple(moved(each, device) for each in batch)

@@ -8,18 +8,22 @@ the node's log. Here it raises. Run it where the data are; what it says may hold
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from .clipped_gradients import ClippedGradients, MixesRecords
+from fl_dp.user_code import own_chance
+
 from .dp_sgd import DPSGD
 from .fit_for_dp_sgd import require_trainable_privately
+from .made_up_records import WithoutChance, gradients_of
+from .module_template import ModuleTemplate
 from .record_batches import Batch, BatchForm, RecordBatches
-from .record_gradients import LossOfEach
+from .record_gradients import moved
+from .record_loss import LossOfEach, MixesRecords
+from .single_records import SingleRecords
 
 _TOLERANCE = 1e-3
 """Relative; float32 gradients of one batch and of its records differ by about 1e-6."""
@@ -28,53 +32,54 @@ _TOLERANCE = 1e-3
 def check_training(
     model: nn.Module, loader: DataLoader[Any], dp_sgd: DPSGD | None = None, *, records: int = 8
 ) -> None:
-    """Check on the first few records that each one's gradient is its own, in any batch.
+    """Check on the first few records that each has a gradient, whatever the others are.
 
     Args:
         model: As for `OpacusClient`; it is copied, and nothing is kept of it.
         loader: Likewise.
-        dp_sgd: How to train; `DPSGD()` by default.
+        dp_sgd: How to train; `DPSGD()` by default. Its mode is tried on these records, too.
         records: How many to look at. With collations that pad, take some of different lengths.
 
     Raises:
-        MixesRecords: If their gradients add up to something else than that of their batch.
-        ValueError: If DP-SGD can't train the model, or batches have no inputs and targets.
+        MixesRecords: If records are others in a batch than alone.
+        ValueError: If the model can't be trained, or batches have no inputs and targets.
         Exception: Whatever data set, collation, model and loss raise.
     """
     how = DPSGD() if dp_sgd is None else dp_sgd
     require_trainable_privately(model)
-    model = copy.deepcopy(model).train()
-    for module in model.modules():
-        if isinstance(module, nn.modules.dropout._DropoutNd):
-            module.p = 0.0  # its coins would differ
+    template = ModuleTemplate(model)
     form = BatchForm(inputs=how.input_key, targets=how.target_key)
     batches = RecordBatches(loader.dataset, loader.collate_fn, form)
     rows = list(range(min(records, len(loader.dataset))))  # type: ignore[arg-type]  # no length
     alone = [batch for row in rows if (batch := batches.alone(row)) is not None]
     if not alone:
         raise ValueError("there are no records to look at")
-    apart = torch.stack([_gradient(model, how, [batch]) for batch in alone]).sum(0)
-    together = _gradient(model, how, batches.__getitems__(rows))
-    if not torch.allclose(together, apart, rtol=0.0, atol=_TOLERANCE * float(apart.norm())):
+    gradients_of(
+        template,
+        LossOfEach(how.criterion),
+        mode=how.grad_sample_mode,
+        example=moved(alone[0], template.device),
+    )
+    together = batches.__getitems__(rows)
+    apart, joined = (_gradient(template, how, each) for each in (alone, together))
+    if not torch.allclose(joined, apart, rtol=0.0, atol=_TOLERANCE * float(apart.norm())):
         raise MixesRecords(
-            f"the gradient of {len(alone)} records in one batch is not the sum of those of each "
-            "alone: the model mixes the records of a batch, or a collation that was declared "
-            "RecordWise does, for instance by padding to the longest (FixedLengthPadding pads to a "
-            "fixed length)"
+            f"{len(alone)} records read together have other gradients than each read alone: a "
+            "collation that was declared RecordWise mixes them, for instance by padding to the "
+            "longest (FixedLengthPadding pads to a fixed length)"
         )
 
 
-def _gradient(model: nn.Module, how: DPSGD, batches: list[Batch]) -> Tensor:
-    """Return the sum of the records' gradients, hardly clipped, float64."""
-    gradients = ClippedGradients(
-        model,
-        LossOfEach(how.criterion),
-        clipping_norm=1e10,
-        functorch=how.grad_sample_mode == "functorch",
-    )
-    try:
-        for inputs, targets in batches:
-            gradients.add(inputs, targets)
-        return torch.cat([each.reshape(-1) for each in gradients.totals])
-    finally:
-        gradients.close()
+def _gradient(template: ModuleTemplate, how: DPSGD, batches: list[Batch]) -> Tensor:
+    """Return the sum of the records' gradients, float64.
+
+    Raises:
+        Exception: Whatever model and loss raise at one of them.
+    """
+    total = torch.zeros(sum(each.numel() for each in template.parameters.values())).double()
+    with own_chance(), WithoutChance():
+        alone = SingleRecords(template, LossOfEach(how.criterion))
+        for batch in batches:
+            gradients = alone(*moved(batch, template.device))
+            total += torch.cat([each.double().sum(0).flatten() for each in gradients]).cpu()
+    return total

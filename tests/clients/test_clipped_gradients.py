@@ -5,7 +5,6 @@ What rounding did before is computed beside it where that is cheap, so that a te
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -14,8 +13,11 @@ import torch
 from opacus.layers import DPLSTM
 from torch import Tensor, nn
 
-from fl_dp.clients.clipped_gradients import ClippedGradients, GhostGradients
-from fl_dp.clients.record_gradients import LossOfEach
+from fl_dp.clients.clipped_gradients import ClippedGradients, Gradients
+from fl_dp.clients.module_template import ModuleTemplate
+from fl_dp.clients.opacus_gradients import GhostGradients, HookGradients
+from fl_dp.clients.record_loss import LossOfEach
+from fl_dp.clients.single_records import SingleRecords
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,9 +26,10 @@ pytestmark = [
 
 NORM = 0.5
 WIDTH, CLASSES, LENGTH = 4, 3, 6
-KINDS: dict[str, Callable[..., ClippedGradients]] = {
-    "hooks": ClippedGradients,
-    "functorch": lambda *args, **options: ClippedGradients(*args, functorch=True, **options),
+KINDS: dict[str, Callable[[ModuleTemplate, nn.Module], Gradients]] = {
+    "vmap": SingleRecords,
+    "one by one": lambda template, loss: SingleRecords(template, loss, one_by_one=True),
+    "hooks": HookGradients,
     "ghost": GhostGradients,
 }
 BY_KIND = pytest.mark.parametrize("kind", KINDS)
@@ -57,16 +60,19 @@ class LastState(nn.Module):
         return logits
 
 
+def begun(kind: str, model: nn.Module, *, norm: float = NORM) -> ClippedGradients:
+    template = ModuleTemplate(model)
+    gradients = KINDS[kind](template, LossOfEach(nn.CrossEntropyLoss()))
+    return ClippedGradients(template, gradients, clipping_norm=norm, at_once=None)
+
+
 def totals(
     kind: str, model: nn.Module, *batches: tuple[Tensor, Tensor], norm: float = NORM
 ) -> Tensor:
     """Return the sum of clipped gradients, flat."""
-    gradients = KINDS[kind](
-        copy.deepcopy(model).train(), LossOfEach(nn.CrossEntropyLoss()), clipping_norm=norm
-    )
+    gradients = begun(kind, model, norm=norm)
     for inputs, targets in batches:
         gradients.add(inputs, targets)
-    gradients.close()
     return torch.cat([each.reshape(-1) for each in gradients.totals])
 
 
@@ -239,22 +245,66 @@ def test_ghost_clipping_leaves_the_padding_token_alone_as_autograd_does() -> Non
 
 
 @BY_KIND
-def test_a_pass_that_raises_adds_nothing_and_spoils_nothing(kind: str) -> None:
+def test_a_record_that_raises_adds_nothing_and_spoils_nothing(kind: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(5, WIDTH), Summed(nn.Linear(WIDTH, CLASSES)))
-    gradients = KINDS[kind](model, LossOfEach(nn.CrossEntropyLoss()), clipping_norm=NORM)
     x, y = torch.randint(0, 5, (7, LENGTH)), torch.randint(0, CLASSES, (7,))
-    gradients.add(x, y)
-    before = [each.clone() for each in gradients.totals]
-    for inputs, targets in ((x + 90, y), (x, y + 90), (x[:3], y)):
-        with pytest.raises((IndexError, ValueError, RuntimeError)):
-            gradients.add(inputs, targets)
-    for total, was in zip(gradients.totals, before, strict=True):
-        assert torch.equal(total, was)
-    gradients.add(x, y)
-    for total, was in zip(gradients.totals, before, strict=True):
-        torch.testing.assert_close(total, 2 * was)
-    gradients.close()
+    first, whole = totals(kind, model, (x[:1], y[:1])), begun(kind, model)
+    for far, wrong in ((90, 0), (-5, 0), (0, 90), (0, -5)):
+        spoiled_x, spoiled_y = x.clone(), y.clone()
+        spoiled_x[1:, 2] += far
+        spoiled_y[1:] += wrong
+        whole.start_again()
+        whole.add(spoiled_x, spoiled_y)
+        assert whole.records == 1
+        torch.testing.assert_close(torch.cat([each.flatten() for each in whole.totals]), first)
+    assert whole.failures == 4 * 6
+    whole.start_again()
+    whole.add(x, y)
+    expected = totals(kind, model, (x, y))
+    torch.testing.assert_close(torch.cat([each.flatten() for each in whole.totals]), expected)
+
+
+def test_a_token_out_of_range_reads_no_other_record_s_table() -> None:
+    """Where each record has a table of its own, as this scaled one, they lie side by side."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(5, CLASSES))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.embedding(x, self.table * x.float().mean()).sum(1)
+
+    torch.manual_seed(0)
+    model = Scaled()
+    x, y = torch.randint(1, 5, (7, LENGTH)), torch.randint(0, CLASSES, (7,))
+    x[2, 0] = 7
+    others = torch.arange(7) != 2
+    whole, rest = totals("vmap", model, (x, y)), totals("vmap", model, (x[others], y[others]))
+    torch.testing.assert_close(whole, rest)
+
+
+def test_memory_that_runs_out_halves_a_pass_and_loses_no_record() -> None:
+    class Small(SingleRecords):
+        def __call__(self, inputs: Any, targets: Tensor) -> list[Tensor]:
+            if len(targets) > 3:
+                raise torch.OutOfMemoryError("as a GPU's")
+            return super().__call__(inputs, targets)
+
+    torch.manual_seed(0)
+    template = ModuleTemplate(nn.Linear(WIDTH, CLASSES))
+    x, y = torch.randn(23, WIDTH), torch.randint(0, CLASSES, (23,))
+    sums = []
+    for kind in (SingleRecords, Small):
+        loss = LossOfEach(nn.CrossEntropyLoss())
+        gradients = ClippedGradients(
+            template, kind(template, loss), clipping_norm=NORM, at_once=None
+        )
+        gradients.add(x, y)
+        assert gradients.records == 23
+        sums.append(torch.cat([each.flatten() for each in gradients.totals]))
+    torch.testing.assert_close(*sums, atol=1e-6, rtol=0.0)
 
 
 def test_a_device_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,4 +313,4 @@ def test_a_device_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(torch, "zeros_like", zeros_like)
     with pytest.raises(ValueError, match="train on the CPU or on CUDA"):
-        ClippedGradients(nn.Linear(2, 2), nn.Identity(), clipping_norm=1.0)
+        ModuleTemplate(nn.Linear(2, 2))

@@ -4,17 +4,23 @@ On a CPU such an index raises, and costs the record that it stands in. A CUDA ke
 instead: the process learns of it later, and whatever it asks of the GPU from then on fails. One
 record would end the training of all others, and so show that it is there.
 
+Under `torch.vmap` a kernel can take a row of another record's table for a token out of range, on a
+CPU too: `IndicesInRange` looks at what lies below, which holds all records.
+
 Indices that a model or a loss of one's own uses in other ways are not seen here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import debug_unwrap
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _IGNORED = -100  # torch's own, where a loss has no other
@@ -34,6 +40,7 @@ def require_labels(labels: Tensor, classes: int, *, ignored: int | None = _IGNOR
     """
     if labels.is_floating_point():
         return
+    labels = debug_unwrap(labels)
     if ignored is not None and not 0 <= ignored < classes:
         labels = labels[labels != ignored]
     _require_below(classes, labels, "label", "classes")
@@ -54,7 +61,8 @@ def require_targets(criterion: nn.Module, outputs: Any, targets: Tensor) -> None
     if not isinstance(outputs, Tensor):
         return
     if isinstance(criterion, nn.BCELoss):
-        if not bool(((outputs >= 0.0) & (outputs <= 1.0)).all()):
+        values = debug_unwrap(outputs)
+        if not bool(((values >= 0.0) & (values <= 1.0)).all()):
             raise ValueError(
                 "BCELoss takes probabilities, and the model's outputs are not in [0, 1]: end the "
                 "model in a sigmoid, or use BCEWithLogitsLoss"
@@ -86,12 +94,40 @@ def tokens_in_range(tables: Iterable[nn.Module]) -> Iterator[None]:
             each.remove()
 
 
+class IndicesInRange(TorchFunctionMode):
+    """Lets lookups in tables raise an `IndexError` for rows that they do not have."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one function of torch, if it looks up nothing out of range."""
+        if func in _LOOKUPS and len(args) > 1:
+            tokens, table = args[:2]
+            if not isinstance(tokens, Tensor) or tokens.is_floating_point():
+                tokens, table = table, tokens  # torch.embedding names the table first
+            _require_below(table.shape[0], tokens, "token", "rows of the table")
+        return func(*args, **kwargs or {})
+
+
+_LOOKUPS = (
+    functional.embedding,
+    functional.embedding_bag,
+    torch.embedding,
+    torch.embedding_bag,
+)
+
+
 def _require_tokens(table: Any, inputs: tuple[Any, ...]) -> None:
     if inputs and isinstance(inputs[0], Tensor):
         _require_below(table.num_embeddings, inputs[0], "token", "rows of the table")
 
 
 def _require_below(end: int, indices: Tensor, what: str, of: str) -> None:
+    indices = debug_unwrap(indices)
     if not indices.numel():
         return
     lowest, highest = torch.stack(torch.aminmax(indices)).tolist()  # one wait for the GPU

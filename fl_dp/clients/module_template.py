@@ -1,0 +1,120 @@
+"""A module that is never run: each pass gets a copy of its own, which is thrown away.
+
+Whatever a forward pass writes (weights, buffers, attributes, caches, through `.data` or NumPy) is
+gone with the copy, so no record can meet another one in it. What is trained lies outside the
+module, and only the optimizer changes it. Globals, closures, caches and generators outside the
+module are not covered: whoever keeps records there keeps them between passes.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ModuleTemplate:
+    """A module and, outside of it, the parameters that are trained.
+
+    Attributes:
+        parameters: The trained parameters by name, each once. The optimizer steps on these.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        """Copy a module, which is not changed.
+
+        Args:
+            module: With at least one parameter that is not frozen.
+
+        Raises:
+            ValueError: If its device has no float64, in which gradients are summed.
+        """
+        # Weight normalisation keeps what it computed, which PyTorch copies only when detached.
+        computed = {
+            id(value): value.detach().clone()
+            for part in module.modules()
+            for value in vars(part).values()
+            if isinstance(value, Tensor) and not value.is_leaf
+        }
+        self._module = copy.deepcopy(module, computed).train()
+        self.parameters = {
+            name: nn.Parameter(parameter.detach().clone())
+            for name, parameter in self._module.named_parameters()
+            if parameter.requires_grad
+        }
+        try:
+            self.zeros()
+        except TypeError as error:
+            raise ValueError(
+                f"norms are computed in float64, which {self.device} does not have: train on the "
+                "CPU or on CUDA"
+            ) from error
+
+    @property
+    def device(self) -> torch.device:
+        """Where the trained parameters are."""
+        return next(iter(self.parameters.values())).device
+
+    @property
+    def structure(self) -> tuple[Any, ...]:
+        """What models of one architecture have in common: layers, their options, and shapes."""
+        layers = tuple(
+            (name, type(layer), layer.extra_repr(), *sorted(_options(layer).items()))
+            for name, layer in self._module.named_modules()
+        )
+        tensors = tuple(
+            (name, tuple(tensor.shape), tensor.dtype, name in self.parameters)
+            for name, tensor in self._module.state_dict().items()
+        )
+        return layers, tensors
+
+    def copy(self) -> nn.Module:
+        """Return the module in training mode, with tensors that nobody else has."""
+        own = {
+            id(parameter): nn.Parameter(self.parameters[name].detach().clone())
+            for name, parameter in self._module.named_parameters()
+            if name in self.parameters
+        }
+        module: nn.Module = copy.deepcopy(self._module, own)
+        return module
+
+    def detached(self) -> dict[str, Tensor]:
+        """Return copies of the trained parameters by name, without gradients."""
+        return {name: each.detach().clone() for name, each in self.parameters.items()}
+
+    def zeros(self) -> list[Tensor]:
+        """Return a zero for each trained parameter: float64, of its shape, on its device."""
+        return [torch.zeros_like(each, dtype=torch.float64) for each in self.parameters.values()]
+
+    def moved(self, scale: float, *, dtype: torch.dtype | None = None) -> ModuleTemplate:
+        """Return a template of the same module whose parameters are moved at random.
+
+        Args:
+            scale: Standard deviation of the move. The generator has a fixed seed.
+            dtype: Of the new template's floating-point tensors; None: as they are.
+        """
+        module = self.copy()
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if name in self.parameters:
+                    move = scale * torch.randn(parameter.shape, generator=generator)
+                    parameter += move.to(parameter)
+        return ModuleTemplate(module if dtype is None else module.to(dtype))
+
+    def write_to(self, module: nn.Module) -> None:
+        """Copy the trained parameters into a module of the same names."""
+        given = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                given[name].copy_(parameter)
+
+
+def _options(layer: nn.Module) -> dict[str, str]:
+    return {
+        name: repr(value)
+        for name, value in vars(layer).items()
+        if isinstance(value, bool | int | float | str)
+    }
