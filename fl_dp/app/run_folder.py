@@ -39,11 +39,14 @@ def statement_of_records(
     plan: RecordPlan, settings: Settings, participations: int | None = None
 ) -> RecordStatement:
     """Return what a run promises to clients' records; see `record_statement`."""
+    chosen = settings.record_training
+    declared = chosen.grad_sample_mode in ("hooks", "ghost")
     return record_statement(
         plan,
         participations=participations,
         num_clients=settings.task.num_clients,
-        secure_randomness=settings.record_training.secure_randomness,
+        secure_randomness=chosen.secure_randomness,
+        declared_gradients=chosen.grad_sample_mode if declared else None,
     )
 
 

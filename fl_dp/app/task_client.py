@@ -137,7 +137,8 @@ class TaskClient(NumPyClient):
             own = own_data_path(node_config) is not None
             if not own and place >= settings.task.num_clients:
                 return parameters, 1, {}
-            model = model_of(settings, public_form_of(settings, node_config))
+            form = public_form_of(settings, node_config)
+            model = model_of(settings, form)
             parts = self._own(settings, model)
             whole = parts.whole(parameters)
             _choose_factor(settings, model, config)
@@ -149,6 +150,7 @@ class TaskClient(NumPyClient):
                 context=self.context,
                 config=config,
                 unit=self.unit,
+                form=form,
             )
         except Exception:
             logger.exception("no private training; this client contributes nothing")
@@ -330,10 +332,12 @@ def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> 
 
     settings = _settings(config)
     place, node_config = node_of(context), context.node_config
+    form = public_form_of(settings, node_config)
     found = node_records(
-        lambda: model_of(settings, public_form_of(settings, node_config)),
+        lambda: model_of(settings, form),
         lambda: _records_of(settings, place, node_config),
         settings=settings,
+        form=form,
     )
     return found(context, config, model)
 

@@ -31,6 +31,8 @@ _TOLERANCE = 1e-3
 """Of a parameter's length; ways that compute the same differ by about 1e-6."""
 _NOISE = 1e-6
 """Of the whole gradient's length: below this a parameter's gradient may be nothing but rounding."""
+_TINY = 1e-12
+"""A whole gradient below this is made of rounding errors of float64."""
 _SIZES = (2, 3)
 """Of samples: what a layer takes for its rows can have one of these sizes, and not both."""
 
@@ -94,10 +96,11 @@ def follows_alone(template: ModuleTemplate, loss: nn.Module, example: tuple[Any,
         again = _gradients(SingleRecords(template, loss, one_by_one=True), records)
         by_vmap = SingleRecords(template, loss)
         found = _gradients(by_vmap, records)
+    nothing = bool(_norms(expected).max() <= _TINY)
     still = [
         name
         for name, gradient in zip(template.parameters, expected, strict=True)
-        if not bool(gradient.any())
+        if nothing or not bool(gradient.any())
     ]
     if still:
         raise ValueError(
@@ -146,8 +149,13 @@ def require_rows_are_records(
                 expected = _clipped(alone.clipped_sums, records, norm)
             if attempt.failure is not None:  # a length that the model does not take
                 continue
-            with own_chance(), WithoutChance():
+            with own_chance(), WithoutChance(), Contained() as of_opacus:
                 found = _clipped(rows.sums_of_rows, records, norm)
+            if of_opacus.failure is not None:
+                raise ValueError(
+                    f"Opacus has no gradients of {size} made-up records ({of_opacus.failure}): "
+                    "write grad_sample_mode='vmap'"
+                ) from of_opacus.failure
             wrong = _differing(template, found, expected)
             if wrong:
                 raise ValueError(

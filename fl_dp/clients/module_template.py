@@ -9,6 +9,8 @@ module are not covered: whoever keeps records there keeps them between passes.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -61,7 +63,7 @@ class ModuleTemplate:
     def structure(self) -> tuple[Any, ...]:
         """What models of one architecture have in common: layers, their options, and shapes."""
         layers = tuple(
-            (name, type(layer), layer.extra_repr(), *sorted(_options(layer).items()))
+            (name, type(layer), layer.extra_repr(), tuple(_options(layer).items()))
             for name, layer in self._module.named_modules()
         )
         tensors = tuple(
@@ -112,9 +114,23 @@ class ModuleTemplate:
                 given[name].copy_(parameter)
 
 
-def _options(layer: nn.Module) -> dict[str, str]:
-    return {
-        name: repr(value)
-        for name, value in vars(layer).items()
-        if isinstance(value, bool | int | float | str)
-    }
+def _options(layer: nn.Module) -> dict[str, Any]:
+    """Return what a layer's attributes are, but for its parts."""
+    parts = ("_parameters", "_buffers", "_modules")
+    return {name: _described(value) for name, value in vars(layer).items() if name not in parts}
+
+
+def _described(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | float() | str() | bytes() | torch.dtype() | torch.device():
+            return value
+        case Tensor():
+            return tuple(value.shape), value.dtype
+        case list() | tuple() | set() | frozenset():
+            return type(value), tuple(_described(item) for item in value)
+        case Mapping():
+            return type(value), tuple((str(name), _described(value[name])) for name in value)
+        case FunctionType():
+            return value.__code__, _described(value.__defaults__)
+        case _:
+            return type(value)

@@ -122,6 +122,7 @@ def _record_statement_anew(stated: Mapping[str, Any]) -> dict[str, Any]:
         participations=stated["participations"],
         num_clients=stated["num_clients"],
         secure_randomness=not stated["insecure"],
+        declared_gradients=stated.get("declared_gradients"),
     )
     return replace(anew, rounds=stated.get("rounds")).to_dict()
 

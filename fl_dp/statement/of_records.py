@@ -26,6 +26,7 @@ def record_statement(
     participations: int | None,
     num_clients: int,
     secure_randomness: bool = True,
+    declared_gradients: str | None = None,
 ) -> RecordStatement:
     """Return the statement of a plan.
 
@@ -38,6 +39,7 @@ def record_statement(
             not known, and the budget is what holds.
         num_clients: Clients of the roster.
         secure_randomness: Whether noise and coins came from the operating system's randomness.
+        declared_gradients: `hooks` or `ghost` where a run asks for them; see `RecordStatement`.
     """
     at_budget = EpsilonBounds(filter=plan.budget.epsilon)
     promised = spent = at_budget
@@ -64,6 +66,13 @@ def record_statement(
         ITEMS_OF_SEVERAL_RECORDS,
         ANOTHER_APP,
     ]
+    if declared_gradients is not None:
+        not_covered.insert(
+            0,
+            "records of a model whose layers have other rows than records: gradients are those of "
+            f"rows (`dp_sgd.grad_sample_mode={declared_gradients}`), which was declared, and "
+            "compared with gradients of single records on made-up records alone",
+        )
     if not secure_randomness:
         not_covered.insert(
             0,
@@ -105,6 +114,7 @@ def record_statement(
         participations=participations,
         participations_planned=plan.participations,
         num_clients=num_clients,
+        declared_gradients=declared_gradients,
         insecure=not secure_randomness,
         not_covered=tuple(not_covered),
         versions=library_versions(),

@@ -112,6 +112,8 @@ class RecordStatement(Promise):
         participations: The most rounds that any client was asked for; None if that is not known.
         participations_planned: Rounds of one client that the noise is calibrated for.
         num_clients: Clients of the roster.
+        declared_gradients: Which of Opacus' ways computes gradients, by declaration: right where
+            rows of layers are records. None: each is computed from its record alone.
         rounds: Rounds that were released; None where the statement of clients says so.
     """
 
@@ -124,6 +126,7 @@ class RecordStatement(Promise):
     participations: int | None
     participations_planned: int
     num_clients: int
+    declared_gradients: str | None = None
     rounds: int | None = None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD
-from fl_dp.clients.clipped_gradients import ClippedGradients, GhostGradients
+from fl_dp.clients.clipped_gradients import ClippedGradients
 from fl_dp.clients.dp_sgd import train_on_noise, train_with_dp_sgd
-from fl_dp.clients.record_gradients import LossOfEach
+from fl_dp.clients.made_up_records import gradients_of
+from fl_dp.clients.module_template import ModuleTemplate
+from fl_dp.clients.record_loss import LossOfEach
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.datasets.shipped import load_digits
 from fl_dp.tasks.models import build_model, get_arrays, set_arrays
@@ -31,11 +32,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 NORM, SIGMA, CLASSES = 0.5, 1.1, 3
-KINDS: dict[str, Callable[..., ClippedGradients]] = {
-    "hooks": ClippedGradients,
-    "functorch": lambda *args, **options: ClippedGradients(*args, functorch=True, **options),
-    "ghost": GhostGradients,
-}
+KINDS = ("vmap", "hooks", "ghost")
 BY_KIND = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -110,11 +107,10 @@ def test_a_seed_of_torch_does_not_decide_secure_noise(device: torch.device) -> N
 
 
 def totals(kind: str, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    gradients = KINDS[kind](
-        copy.deepcopy(model).train(), LossOfEach(nn.CrossEntropyLoss()), clipping_norm=NORM
-    )
+    template = ModuleTemplate(model)
+    way = gradients_of(template, LossOfEach(nn.CrossEntropyLoss()), mode=kind, example=None)
+    gradients = ClippedGradients(template, way, clipping_norm=NORM, at_once=None)
     gradients.add(x, y)
-    gradients.close()
     assert {each.dtype for each in gradients.totals} == {torch.float64}
     return torch.cat([each.reshape(-1) for each in gradients.totals]).cpu()
 
@@ -150,7 +146,7 @@ def test_a_label_out_of_range_costs_one_record(device: torch.device, mode: str, 
     for features, labels in ((x, wrong), (x[:9], y[:9])):
         model = copy.deepcopy(start)
         records = DataLoader(TensorDataset(features, labels))
-        how = DPSGD(grad_sample_mode=mode, expected_batch_size=1.0)
+        how = DPSGD(grad_sample_mode=mode, expected_batch_size=1.0, example=(x[:2], y[:2]))
         train_with_dp_sgd(model, records, plan=plan_of(noise_multiplier=1e-6), how=how)
         moved.append((model.weight - start.weight).detach().cpu())
     torch.testing.assert_close(*moved, atol=1e-5, rtol=0.0)

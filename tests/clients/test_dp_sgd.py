@@ -21,19 +21,19 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, check_training
-from fl_dp.clients.clipped_gradients import MixesRecords
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.record_loss import MixesRecords
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # of a first layer
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # of Opacus itself
     pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
     pytest.mark.filterwarnings("ignore:Using a target size"),
 ]
 
-MODES = ("hooks", "functorch", "ghost")
+MODES = ("vmap", "hooks", "ghost")
 FEATURES, CLASSES = 4, 3
 QUIET = 1e-5  # a noise multiplier that leaves the sum to be seen
 
@@ -73,22 +73,33 @@ def loader_of(features: Tensor, labels: Tensor) -> DataLoader[Any]:
     return DataLoader(TensorDataset(features, labels))
 
 
+def in_mode(mode: str, features: Tensor, targets: Tensor, **how: Any) -> DPSGD:
+    """Return a training in a mode; those that are Opacus' get made-up records of the same form."""
+    if mode != "vmap":
+        how["example"] = (
+            torch.zeros(2, *features.shape[1:]),
+            torch.zeros_like(targets[:1].repeat(2, *[1] * (targets.ndim - 1))),
+        )
+    return DPSGD(grad_sample_mode=mode, **how)
+
+
 def released_sum(
     model: nn.Module,
     loader: DataLoader[Any],
     *,
-    mode: str = "hooks",
+    mode: str = "vmap",
     plan: RecordPlan | None = None,
     **how: Any,
 ) -> Tensor:
     """What one step of all records releases: clipped gradients, summed, and hardly any noise."""
     trained = copy.deepcopy(model)
     fields: dict[str, Any] = dict(optimizer=by_sgd(), expected_batch_size=1.0)
+    tensors: Any = loader.dataset
     train_with_dp_sgd(
         trained,
         loader,
         plan=plan or plan_of(),
-        how=DPSGD(grad_sample_mode=mode, **(fields | how)),
+        how=in_mode(mode, *tensors.tensors, **(fields | how)),
     )
     return flat(model) - flat(trained)
 
@@ -113,6 +124,7 @@ def plain_opacus(
     """Train as Opacus' own tutorial does; return the history of its accountant."""
     engine = PrivacyEngine(accountant="rdp")
     ghost = how.grad_sample_mode == "ghost"
+    mode = "hooks" if how.grad_sample_mode == "vmap" else how.grad_sample_mode
     made = engine.make_private(
         module=model,
         optimizer=how.optimizer(model.parameters()),
@@ -120,7 +132,7 @@ def plain_opacus(
         data_loader=loader,
         noise_multiplier=plan.noise_multiplier,
         max_grad_norm=plan.clipping_norm,
-        grad_sample_mode=how.grad_sample_mode,
+        grad_sample_mode=mode,
     )
     wrapped, optimizer, *rest = made
     criterion: Any = rest[0] if ghost else nn.CrossEntropyLoss()
@@ -158,14 +170,15 @@ def test_without_secure_randomness_it_is_plain_opacus(
     mode: str, physical: int | None, optimizer: Any
 ) -> None:
     plan = plan_of(noise_multiplier=1.0, sampling_rate=0.1, steps=10)
-    how = DPSGD(
+    data = TensorDataset(*records_of(300))
+    how = in_mode(
+        mode,
+        *data.tensors,
         optimizer=optimizer,
-        grad_sample_mode=mode,
         physical_batch_size=physical,
         secure_randomness=False,
     )
     ours, theirs = small_model(), small_model()
-    data = TensorDataset(*records_of(300))
     torch.manual_seed(7)
     history = plain_opacus(theirs, DataLoader(data, batch_size=30), plan, how)
     torch.manual_seed(7)
@@ -209,16 +222,17 @@ class Wide(nn.Module):
 
 
 def noise_of(
-    records: int, *, mode: str = "hooks", steps: int = 1, rng: SecureRandom | None = None
+    records: int, *, mode: str = "vmap", steps: int = 1, rng: SecureRandom | None = None
 ) -> np.ndarray:
     """What steps without a gradient release, times the expected batch size."""
     model = Wide()
     data = TensorDataset(torch.zeros(records, WIDE // 2), torch.zeros(records, dtype=torch.long))
+    made_up = torch.zeros(2, WIDE // 2), torch.zeros(2, dtype=torch.long)
     train_with_dp_sgd(
         model,
         DataLoader(data),
         plan=plan_of(noise_multiplier=1.5, clipping_norm=2.0, sampling_rate=0.5, steps=steps),
-        how=DPSGD(optimizer=by_sgd(), expected_batch_size=25.0, grad_sample_mode=mode),
+        how=in_mode(mode, *made_up, optimizer=by_sgd(), expected_batch_size=25.0),
         rng=rng,
     )
     return -25.0 * flat(model).numpy().astype(np.float64)
@@ -329,9 +343,10 @@ def test_a_participation_has_exactly_the_plan_s_steps_empty_samples_included(
         small_model(),
         loader_of(*records_of(records)),
         plan=plan_of(sampling_rate=rate, steps=7, noise_multiplier=1.0),
-        how=DPSGD(
+        how=in_mode(
+            mode,
+            *records_of(2),
             optimizer=lambda parameters: CountedSGD(parameters, lr=0.1),
-            grad_sample_mode=mode,
             physical_batch_size=physical,
             expected_batch_size=5.0,
         ),
@@ -448,10 +463,8 @@ def test_losses_of_several_columns_are_clipped_record_by_record(
     assert whole.norm() <= 20 * LONG_STEP
 
 
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("outputs", "targets"), [((1,), ()), ((), (1,))])
 def test_a_loss_that_mixes_records_trains_on_none_and_says_so_beforehand(
-    mode: str,
     outputs: tuple[int, ...],
     targets: tuple[int, ...],
     caplog: pytest.LogCaptureFixture,
@@ -459,11 +472,14 @@ def test_a_loss_that_mixes_records_trains_on_none_and_says_so_beforehand(
     model = nn.Sequential(nn.Linear(FEATURES, 1), nn.Flatten(0) if not outputs else nn.Identity())
     features, _ = records_of(6)
     loader = loader_of(features, torch.rand(6, *targets))
-    moved = released_sum(model, loader, mode=mode, criterion=nn.MSELoss())
+    moved = released_sum(model, loader, criterion=nn.MSELoss())
     assert 0.0 < moved.norm() < 1e-3
     assert "a loss of its own" in caplog.text
     with pytest.raises(MixesRecords, match="a loss of its own"):
         check_training(model, loader, DPSGD(criterion=nn.MSELoss()))
+    for mode in MODES[1:]:
+        with pytest.raises(MixesRecords, match="a loss of its own"):
+            released_sum(model, loader, mode=mode, criterion=nn.MSELoss())
 
 
 # What it leaves behind.
@@ -478,7 +494,7 @@ def trained(request: pytest.FixtureRequest) -> Iterator[tuple[str, nn.Module]]:
         model,
         loader_of(features, labels),
         plan=plan_of(steps=2),
-        how=DPSGD(grad_sample_mode=request.param),
+        how=in_mode(request.param, features, labels),
     )
     yield request.param, model
 
@@ -507,16 +523,16 @@ def test_the_model_can_be_trained_again_and_copied(trained: tuple[str, nn.Module
     mode, model = trained
     again = copy.deepcopy(model)
     before = flat(again)
-    train_with_dp_sgd(
-        again, loader_of(*records_of(10)), plan=plan_of(), how=DPSGD(grad_sample_mode=mode)
-    )
+    how = in_mode(mode, *records_of(10))
+    train_with_dp_sgd(again, loader_of(*records_of(10)), plan=plan_of(), how=how)
     assert (flat(again) - before).norm() > 1e-3
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("grad_sample_mode", "ew"),
+        ("grad_sample_mode", "functorch"),
+        ("grad_sample_mode", "hooks"),  # without an example
         ("criterion", nn.CrossEntropyLoss(reduction="sum")),
         ("criterion", nn.Identity()),
         ("expected_batch_size", 0.0),

@@ -17,7 +17,7 @@ CHOICES = {
     "privacy.scheme": tuple(SCHEMES),
     "privacy.unit": ("client", "record"),
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
-    "dp_sgd.grad_sample_mode": ("hooks", "functorch", "ghost"),
+    "dp_sgd.grad_sample_mode": ("vmap", "hooks", "ghost"),
     "selection.coins": ("server", "nodes"),
     "selection.method": OWN_METHODS,
     "selection.utility": ("loss", "accuracy", "records", "update_norm", "staleness"),

@@ -38,9 +38,10 @@ class DPSGDOnSettings(DPSGDSettings):
             `selection.sampling_rate`.
         expected_batch_size: Public constant that divides the sum of a step; null means
             `sampling_rate` times the client's number of records, which is then public.
-        grad_sample_mode: How Opacus gets each record's gradient: `hooks` (fastest for most),
-            `functorch` (any layer) or `ghost` (never in memory: for large models).
-        physical_batch_size: Most records in memory at once; null means no limit.
+        grad_sample_mode: How each record's gradient is computed: `vmap` (from that record alone),
+            or by Opacus' `hooks` or `ghost` (never in memory: for large models), which are compared
+            with it first; null means the fastest that a test has shown equal for the model.
+        physical_batch_size: Most records in memory at once; null means what fits.
         secure_randomness: Draw noise and coins from the operating system; false takes torch's
             generator, as plain Opacus does, for comparisons only.
         ledger_dir: Absolute folder of the simulated nodes' ledgers, which several runs can charge;
@@ -56,7 +57,7 @@ class DPSGDOnSettings(DPSGDSettings):
     steps: int | None = told(None)
     participations: int | None = told(None)
     expected_batch_size: float | None = told(None)
-    grad_sample_mode: str = told("hooks")
+    grad_sample_mode: str | None = told(None)
     physical_batch_size: int | None = told(None)
     secure_randomness: bool = told(True)
     ledger_dir: str | None = None
