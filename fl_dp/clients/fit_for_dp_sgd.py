@@ -68,7 +68,7 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     changes = []
     for name, module in fixed.named_modules():
         if getattr(module, "inplace", False):
-            module.inplace = False  # type: ignore[assignment]  # no tensor, torch thinks
+            module.inplace = False
             changes.append(f"{name}: inplace=True became inplace=False")
         if name in before and type(module) is not type(before[name]):
             changes.append(f"{name}: {_described(before[name])} became {_described(module)}")

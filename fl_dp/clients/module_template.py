@@ -103,7 +103,7 @@ class ModuleTemplate:
             for name, parameter in module.named_parameters():
                 if name in self.parameters:
                     move = scale * torch.randn(parameter.shape, generator=generator)
-                    parameter += move.to(parameter)
+                    parameter.add_(move.to(parameter))
         return ModuleTemplate(module if dtype is None else module.to(dtype))
 
     def write_to(self, module: nn.Module) -> None:
