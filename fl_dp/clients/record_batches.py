@@ -171,11 +171,19 @@ class RecordBatches(Dataset[list[Batch]]):
         self._records = records
         self._collate = default_collate if collate is None else collate
         self._collates_rows = self._collate is default_collate or _is_record_wise(self._collate)
+        inner = records
+        while type(inner) is Subset:
+            inner = inner.dataset
+        self._are_tensors = type(inner) is TensorDataset and self._collate is default_collate
+        self._are_record_wise = self._collates_rows and _is_record_wise(inner)
         self._form = form
         self._complained = False
 
     def __getitems__(self, rows: list[int]) -> list[Batch]:
         """Return the batches of some records: one, unless they differ in shape; or none."""
+        if rows and self._are_tensors:  # which no code of a user's reads
+            with Contained():  # else each is read alone
+                return [self._at_once(rows)]
         with own_chance() as seed_again:
 
             def or_none(make: Callable[[T], Made], value: T) -> Made | None:
@@ -187,12 +195,12 @@ class RecordBatches(Dataset[list[Batch]]):
                 self._complained = True
                 return None
 
-            if rows and self._collates_rows:
+            if rows and self._are_record_wise:
                 with Contained():  # else each is read alone
-                    if (batch := self._at_once(rows)) is not None:
-                        return [batch]
+                    return [self._at_once(rows)]
             read = [made for row in rows if (made := or_none(self._read, row)) is not None]
             if read and self._collates_rows and all(map(_is_one_record, read)):
+                seed_again()
                 with Contained():  # else each is collated alone
                     records = [record for [record] in read]
                     if len({_kind(each) for each in records}) == 1:
@@ -209,15 +217,13 @@ class RecordBatches(Dataset[list[Batch]]):
         """
         return self._one(self._read(row))
 
-    def _at_once(self, rows: list[int]) -> Batch | None:
-        """Return a batch that is read as a whole; None if it might not be made row by row."""
+    def _at_once(self, rows: list[int]) -> Batch:
+        """Return a batch of rows that don't meet where they are read."""
         records = self._records
         while type(records) is Subset:
             rows, records = [int(records.indices[row]) for row in rows], records.dataset
-        if type(records) is TensorDataset and self._collate is default_collate:
+        if self._are_tensors:
             return self._form.split(tuple(each[rows] for each in records.tensors))
-        if not _is_record_wise(records):
-            return None
         batch = self._batch(records.__getitems__(rows))
         if len(batch[1]) > len(rows):
             raise ValueError(f"{len(rows)} records make a batch of {len(batch[1])}")
