@@ -19,6 +19,7 @@ from typing import NamedTuple
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fl_dp.accounting.budget import Limit
 from fl_dp.protocol.flower_compat import ErrorCode, is_simulation
 from fl_dp.protocol.identity import NodeIdentity
 from fl_dp.protocol.keys import IDENTITY_ACTION
@@ -90,6 +91,12 @@ _KNOWN_CODES = {
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE: Meaning("its reply was too late", lasting=False),
     ErrorCode.CLIENT_APP_CRASHED: Meaning("its process ended", lasting=False),
     ErrorCode.INVALID_FAB: Meaning("it has another app bundle"),
+}
+_EXHAUSTED = {
+    Limit.CAP: "the node's own budget is exhausted: its owner's cap over all runs (max-epsilon) "
+    "has no room for a round, and it contributes nothing until its owner allows more",
+    Limit.RUN: "the node's ledger has no room for a round within this training's own budget, "
+    "which it has spent there: plan a larger one, or begin another training",
 }
 _NO_SUCH_QUERY = "No query function registered"
 _ENGINE_S_HEADING = "An exception was raised when processing a message"  # what it was comes after
@@ -300,12 +307,10 @@ def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = Fa
             _listed(answers, answers.silent),
             answers.timeout,
         )
-    if exhausted := [node for node, each in answers.identities.items() if each.exhausted]:
-        logger.warning(
-            "%s: the node's own budget is exhausted, it contributes nothing until its owner allows "
-            "more",
-            _listed(answers, exhausted),
-        )
+    for limit, words in _EXHAUSTED.items():
+        refused = [node for node, each in answers.identities.items() if each.exhausted is limit]
+        if refused:
+            logger.warning("%s: %s", _listed(answers, refused), words)
     _propose_groups(answers)
     _compare_versions(answers)
 

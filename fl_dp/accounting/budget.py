@@ -31,7 +31,17 @@ class NeighboringRelation(StrEnum):
 
 DECLARED_SHARE = 0.9
 """Share of delta for releases that all have the parameters of the first one: a node's ledger
-fills its two filters with this share and the rest."""
+fills its two rules with this share and the rest."""
+
+
+class Limit(StrEnum):
+    """A limit that a node's charge has to keep."""
+
+    CAP = "cap"
+    """The owner's cap, over everything that is ever charged for the data."""
+
+    RUN = "run"
+    """The budget that a run asked for, over that run alone."""
 
 
 class PrivacyBudgetExhausted(RuntimeError):

@@ -8,7 +8,8 @@ depends on what earlier releases showed, only some rules still bound the whole:
   (Smith and Thakurta 2022, "Fully Adaptive Composition for Gaussian Differential Privacy").
 - `RenyiFilter`: anything with a Renyi bound, at one order that was fixed beforehand
   (Feldman and Zrnic 2021, "Individual Privacy Accounting via a Renyi Filter"; Lecuyer 2021).
-- `RenyiOdometer`: no budget, but a running bound that holds at every moment at once.
+- `RenyiOdometer`: no budget, but a bound that holds at every moment, at several orders that share
+  delta; it gates a budget that may change.
 
 "Go on while some order fits" and "go on while the privacy-loss distribution fits" are not here:
 with adaptively chosen noise neither is a filter.
@@ -23,6 +24,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -35,6 +38,7 @@ from .budget import NeighboringRelation, PrivacyBudget
 from .calibration import affordable_rounds
 from .events import (
     FixedSizeGaussianEvent,
+    FrozenHistory,
     History,
     PoissonGaussianEvent,
     PrivacyEvent,
@@ -42,11 +46,15 @@ from .events import (
     freeze,
 )
 from .gaussian_formulas import gaussian_noise_multiplier, mu_squared
-from .renyi import ORDERS, divergence_at_order, renyi_divergences
+from .renyi import ORDERS, divergence_at_order, epsilon_at_order, renyi_divergences
 
 _ZERO_OUT = NeighboringRelation.ZERO_OUT
-# A factor of sqrt(2) apart: what is read off is at most that much above the true rung.
-_LADDER = tuple(0.125 * 2.0 ** (step / 2.0) for step in range(17))
+_LADDER = tuple(1.0 + 2.0**step for step in range(-1, 11))
+"""Orders of an odometer, 1.5 to 1025, one of which is near the best of any epsilon from a hundredth
+to above a hundred."""
+_BELOW_GAUSSIAN = (1.0, 1.5, 2.25)  # samples grow faster with the order than Gaussians do
+_WHOLE_FROM = 11.0  # orders above it are whole numbers, whose divergences are quick to compute
+
 # Relative: a budget that was calibrated to its last digit is not refused by rounding.
 _SLACK = 1e-12
 _BY_RENYI_DP = "parameters fixed before the first release; Renyi DP alone, which bounds all of them"
@@ -315,59 +323,101 @@ def best_filter_order(
     return ORDERS[int(np.argmin(spent))]
 
 
+@dataclass(frozen=True, kw_only=True)
 class RenyiOdometer:
-    """A running bound for adaptively chosen releases without a budget, valid at all times at once.
+    """A bound that holds whenever somebody looks, whatever noise was chosen meanwhile.
 
-    Several Renyi filters stand side by side, one for each rung of a ladder of epsilons, each with
-    an equal share of delta. With probability 1 - delta over the releases, the privacy loss of
-    everything so far is at every moment at most the lowest rung whose filter is not exceeded. The
-    union bound and the stronger promise make it larger than any plan's epsilon.
+    Several Renyi orders are fixed before any release, each with a share of delta. The least epsilon
+    of any order holds at each moment. So a gate holds that asks whether it would exceed a budget,
+    even one that changes.
 
-    Reference:
-        Rogers et al. 2016, "Privacy Odometers and Filters"; Feldman and Zrnic 2021, section 4.
+    Three orders follow from the epsilon that is foreseen: the one at which Gaussians leave most
+    room within it, and two below, for samples. A ladder of further orders shares the last quarter,
+    for a budget that grows and for histories that stay far below it.
+
+    Why it holds: with P and Q the law of all that was released for two neighbours, L the log of
+    their ratio so far, D the divergences of order a added up and c = (1 - 1/a)^(a - 1) / a,
+
+        (1 - e^(epsilon - L))+ <= c e^((a - 1) (L - epsilon)),
+
+    and e^((a - 1) (L - D)) is a supermartingale under P. So at whatever moment somebody stops, with
+    the epsilon of that moment, `epsilon_at_order(D, a, share)`, the sum over outcomes of P's excess
+    over e^epsilon times Q's is at most the share. Each outcome belongs to the order that is least
+    in it, and a sum over outcomes is the sum over orders of those that belong to each.
+
+    Attributes:
+        foreseen: The budget that all releases are planned for, known before any. It decides
+            which orders there are; what a bound is asked for at may differ later.
+        neighboring_relation: Which populations are neighbours.
+
+    References:
+        Rogers et al. 2016, "Privacy Odometers and Filters" (shares of delta); Feldman and Zrnic
+        2021, and Lecuyer 2021, "Practical Privacy Filters and Odometers with Renyi DP" (the
+        supermartingale); Canonne, Kamath and Steinke 2020, proposition 12 (the constant).
     """
 
-    def __init__(
-        self,
-        delta: float,
-        *,
-        rungs: Sequence[float] = _LADDER,
-        neighboring_relation: NeighboringRelation = _ZERO_OUT,
-    ) -> None:
-        """Build the ladder; fixed beforehand.
+    foreseen: PrivacyBudget
+    neighboring_relation: NeighboringRelation = _ZERO_OUT
+
+    @cached_property
+    def shares(self) -> dict[float, float]:
+        """Share of delta of each order; they add up to 1."""
+        part = 1.0 / (len(_BELOW_GAUSSIAN) + 1)
+        tail = -math.log(part * self.foreseen.delta)
+        # rho a + tail / (a - 1) is least at a = 1 + sqrt(tail / rho), and then is the epsilon.
+        root_of_rho = math.sqrt(tail + self.foreseen.epsilon) - math.sqrt(tail)
+        shares = dict.fromkeys(_LADDER, part / len(_LADDER))
+        for step in _BELOW_GAUSSIAN:
+            order = min(1.0 + math.sqrt(tail) / root_of_rho / step, _LADDER[-1])
+            order = float(round(order)) if order > _WHOLE_FROM else order
+            shares[order] = shares.get(order, 0.0) + part
+        return shares
+
+    def epsilon(self, history: History, delta: float) -> float:
+        """Return the bound; 0 for no release, infinite where one has a Renyi bound at no order.
 
         Args:
-            delta: In (0, 1), shared by all rungs.
-            rungs: Increasing epsilons, 0.125 to 32 by default.
-            neighboring_relation: Which populations are neighbours.
+            history: Releases so far.
+            delta: Shared by all orders.
 
         Raises:
-            ValueError: If delta is out of range or the rungs don't increase from above zero.
+            ValueError: If `delta` is not in (0, 1) or a count is negative.
         """
         require_probability(delta=delta)
-        if not rungs or any(b <= a for a, b in zip((0.0, *rungs), rungs, strict=False)):
-            raise ValueError(f"rungs must increase from above zero, got {list(rungs)}")
-        self._relation = neighboring_relation
-        log_share = math.log(len(rungs) / delta)
-        self._rungs = np.array(rungs)
-        # A tail bound on the loss itself, P[loss > divergence + log(1/share) / (order - 1)] <=
-        # share (Mironov 2017, proposition 10), at the order with most room for zCDP releases.
-        orders = 1.0 + (log_share + np.sqrt(log_share * (log_share + self._rungs))) / self._rungs
-        self._allowed = self._rungs - log_share / (orders - 1.0)
-        self._orders = tuple(orders.tolist())
-        self._spent = np.zeros(len(rungs))
-
-    def spend(self, event: PrivacyEvent) -> None:
-        """Take in that `event` happened."""
-        self._spent += renyi_divergences(_canonical(event), self._relation, self._orders)
-
-    @property
-    def epsilon(self) -> float:
-        """The lowest rung that is not exceeded; infinite above the ladder, 0 before any release."""
-        if not self._spent.any():
+        releases = freeze(history)
+        if not releases:
             return 0.0
-        kept = self._rungs[self._spent <= self._allowed]
-        return float(kept.min(initial=math.inf))
+        bounds = [
+            epsilon_at_order(divergence, order, share * delta)
+            for divergence, (order, share) in zip(
+                self._divergences(releases), self.shares.items(), strict=True
+            )
+            if math.isfinite(divergence)
+        ]
+        return min(bounds, default=math.inf)
+
+    def gaussian_room(self, history: History, budget: PrivacyBudget) -> float:
+        """Return the mu of the largest Gaussian that fits behind a history; 0: none fits.
+
+        Args:
+            history: Releases so far.
+            budget: That the bound is not to exceed.
+        """
+        rho = max(
+            (divergence_at_order(budget.epsilon, order, share * budget.delta) - divergence) / order
+            for divergence, (order, share) in zip(
+                self._divergences(freeze(history)), self.shares.items(), strict=True
+            )
+        )
+        return math.sqrt(2.0 * max(rho, 0.0))
+
+    def _divergences(self, releases: FrozenHistory) -> list[float]:
+        """Return what releases add up to at each order."""
+        orders = tuple(self.shares)
+        total = np.zeros(len(orders))
+        for event, count in releases:
+            total += count * renyi_divergences(event, self.neighboring_relation, orders)
+        return [float(each) for each in total]
 
 
 def _canonical(event: PrivacyEvent) -> PrivacyEvent:

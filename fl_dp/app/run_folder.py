@@ -7,6 +7,7 @@ permissions of a file that is meant for others; ledger, checkpoint, settings and
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -222,6 +223,7 @@ class RunFolder:
             return None
         known = self.read_record_plan()
         if known is None:
+            plan = replace(plan, training=secrets.token_hex(16))  # which nodes count by
             write_text(self.record_plan, json.dumps(plan.to_dict(), indent=2) + "\n", public=True)
         return known or plan
 

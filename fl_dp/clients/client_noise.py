@@ -109,17 +109,13 @@ def _charge(
     node = NodePrivacy.of(context, config)
     if node.ledger is None:
         return
-    budget = node.budget_of_noise(noise)
-    if budget is None:
-        raise ValueError(
-            "the server names no budget, as its noise changes over the rounds, and the node's "
-            "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
-        )
+    limit = node.limit_of_noise(noise)
     with node.open_ledger() as ledger:
         ledger.charge(
             node.account(unit="client"),
             scheme.event(),
-            budget=budget,
+            budget=node.cap,
+            limit=limit,
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(noise.neighboring_relation),
             use=node.use(message.metadata.message_type),

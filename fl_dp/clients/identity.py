@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -20,7 +21,8 @@ from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
-from fl_dp.accounting import NeighboringRelation, PrivacyBudget
+from fl_dp.accounting import NeighboringRelation
+from fl_dp.accounting.budget import Limit
 from fl_dp.protocol.identity import Form, NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
@@ -33,6 +35,7 @@ from .records import Config, config_of
 
 if TYPE_CHECKING:
     from fl_dp.accounting import PrivacyEvent
+    from fl_dp.ledger.node import RunLimit
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -78,7 +81,7 @@ def identity_handler(
             mods=tuple(getattr(mod, "__name__", "") for mod in mods),
             arrays=arrays,
             failed=failed,
-            exhausted=owner.tell_exhausted and _is_exhausted(context, config),
+            exhausted=_exhausted_limit(context, config) if owner.tell_exhausted else None,
             sums_records=sums_records,
             joins_at=joins_at(context, config),
             budget=owner.max_epsilon if owner.tell_budget else None,
@@ -106,47 +109,72 @@ def _versions() -> dict[str, str]:
 _version = cache(metadata.version)  # of what is loaded; a simulation asks once a node
 
 
-def _is_exhausted(context: Context, config: Config) -> bool:
-    """Tell whether the node's ledger would refuse a round of this training.
+def _exhausted_limit(context: Context, config: Config) -> Limit | None:
+    """Return the limit by which the node's ledger would refuse a round of this training, if any.
 
     It is looked up by the source of the data alone: a fingerprint would depend on records.
     """
     node = NodePrivacy.of(context, config)
     asked = _asked(config, node)
     if node.ledger is None or asked is None:
-        return False
+        return None
     from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+    from fl_dp.ledger.node import Spending
 
     if node.expires is not None and datetime.now(UTC).date() >= node.expires:
-        return True
-    unit, event, count, budget, relation = asked
+        return Limit.CAP
     try:
         with NodeLedger.read(node.ledger) as ledger:
-            spending = ledger.spending_of_source(node.account(unit=unit))
-            revoked = ledger.revoked is not None
+            spending = ledger.spending_of_source(node.account(unit=asked.unit))
+            if ledger.revoked is not None:
+                return Limit.CAP
     except FileNotFoundError:
-        return False
-    return revoked or spending.would_exceed(
-        event, count=count, budget=budget, neighboring_relation=relation
+        spending = Spending(unit=asked.unit)
+    return spending.limit_exceeded(
+        asked.event,
+        count=asked.count,
+        budget=node.cap,
+        limit=asked.limit,
+        neighboring_relation=asked.neighboring_relation,
     )
 
 
-def _asked(
-    config: Config, node: NodePrivacy
-) -> tuple[str, PrivacyEvent, int, PrivacyBudget, NeighboringRelation] | None:
-    """Return the unit and charge of one round of this training at the node, if it has any."""
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """The charge of one round of a training at the node."""
+
+    unit: str
+    event: PrivacyEvent
+    count: int
+    limit: RunLimit | None
+    neighboring_relation: NeighboringRelation
+
+
+def _asked(config: Config, node: NodePrivacy) -> _Asked | None:
+    """Return the charge of one round of this training at the node, if it has any."""
     if RECORD_PLAN_KEY in config:
         from fl_dp.plan import RecordPlan  # with SciPy, for DP-SGD alone
 
-        plan = RecordPlan.from_json(str(config[RECORD_PLAN_KEY]))
-        allowed = node.budget(plan.budget)
-        return "record", plan.event, plan.steps, allowed, plan.neighboring_relation
+        plan = node.plan(RecordPlan.from_json(str(config[RECORD_PLAN_KEY])))
+        return _Asked(
+            unit="record",
+            event=plan.event,
+            count=plan.steps,
+            limit=node.limit(plan.budget, training=plan.training),
+            neighboring_relation=plan.neighboring_relation,
+        )
     instruction = RoundInstruction.of(config)
     noise = None if instruction is None else instruction.client_noise
     if noise is None:
         return None
-    budget = node.budget_of_noise(noise)
-    if budget is None:
+    try:
+        limit = node.limit_of_noise(noise)
+    except ValueError:  # nobody says how much: that is told in training
         return None
-    relation = NeighboringRelation(noise.neighboring_relation)
-    return "client", noise.mechanism().event(), 1, budget, relation
+    return _Asked(
+        unit="client",
+        event=noise.mechanism().event(),
+        count=1,
+        limit=limit,
+        neighboring_relation=NeighboringRelation(noise.neighboring_relation),
+    )

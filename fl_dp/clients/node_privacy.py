@@ -33,7 +33,7 @@ from .running_app import running_app
 
 if TYPE_CHECKING:
     from fl_dp.ledger import NodeLedger, Witness
-    from fl_dp.ledger.node import Account, Use
+    from fl_dp.ledger.node import Account, RunLimit, Use
     from fl_dp.plan import RecordPlan
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -45,8 +45,8 @@ class NodePrivacy:
 
     Attributes:
         ledger: File or database URL of the node's ledger; None: the owner named none.
-        max_epsilon: Cap over everything that is ever released from the node's data; None: what
-            each run asks for.
+        max_epsilon: Cap over everything that is ever released from the node's data; None: there
+            is none, and each run has its own budget alone.
         max_delta: The delta that goes with it.
         record_epsilon: Most epsilon of one run under DP-SGD; None: as the run plans.
         source: A name of the node's data that stays the same when they change.
@@ -152,22 +152,57 @@ class NodePrivacy:
             return plan
         return plan.within(PrivacyBudget(epsilon=self.record_epsilon, delta=plan.budget.delta))
 
-    def budget(self, asked: PrivacyBudget) -> PrivacyBudget:
-        """Return what a run may spend in all: what it asks for, as far as the owner allows."""
-        epsilon, delta = asked.epsilon, asked.delta
-        if self.max_epsilon is not None:
-            epsilon = min(epsilon, self.max_epsilon)
-        if self.max_delta is not None:
-            delta = min(delta, self.max_delta)
-        return PrivacyBudget(epsilon=epsilon, delta=delta)
-
-    def budget_of_noise(self, asked: NoiseInstruction | SumInstruction) -> PrivacyBudget | None:
-        """Return what a run without a trusted server may spend in all; None: nobody says."""
-        epsilon = asked.epsilon if asked.epsilon is not None else self.max_epsilon
-        delta = asked.delta if asked.delta is not None else self.max_delta
-        if epsilon is None or delta is None:
+    @property
+    def cap(self) -> PrivacyBudget | None:
+        """The owner's cap over all runs; None: there is none."""
+        if self.max_epsilon is None or self.max_delta is None:
             return None
-        return self.budget(PrivacyBudget(epsilon=epsilon, delta=delta))
+        return PrivacyBudget(epsilon=self.max_epsilon, delta=self.max_delta)
+
+    def limit(self, budget: PrivacyBudget, *, training: str = "") -> RunLimit:
+        """Return the limit of the run that asks, over that run alone.
+
+        Args:
+            budget: What it asks for.
+            training: Its name, the same after a restart; empty: Flower's run is it.
+        """
+        from fl_dp.ledger.node import RunLimit  # with SciPy, for a node that keeps a ledger alone
+
+        name = f"training {training}" if training else f"run {self.run}"
+        return RunLimit(run=name, budget=budget)
+
+    def limit_of_noise(self, asked: NoiseInstruction | SumInstruction) -> RunLimit | None:
+        """Return the limit of a run without a trusted server; None: it names none.
+
+        Raises:
+            ValueError: If nobody says how much may be spent.
+        """
+        delta = self.max_delta if asked.delta is None else asked.delta
+        if asked.epsilon is not None and delta is not None:
+            return self.limit(PrivacyBudget(epsilon=asked.epsilon, delta=delta))
+        if self.cap is None:
+            raise ValueError(
+                "the server names no budget, as its noise changes over the rounds, and the node's "
+                "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
+            )
+        return None
+
+    def budget_of_noise(self, asked: NoiseInstruction | SumInstruction) -> PrivacyBudget:
+        """Return what a run without a trusted server may spend by itself under either limit.
+
+        Raises:
+            ValueError: If nobody says how much may be spent.
+        """
+        limit, cap = self.limit_of_noise(asked), self.cap
+        if limit is None:
+            assert cap is not None  # `limit_of_noise` has asked
+            return cap
+        if cap is None:
+            return limit.budget
+        return PrivacyBudget(
+            epsilon=min(limit.budget.epsilon, cap.epsilon),
+            delta=min(limit.budget.delta, cap.delta),
+        )
 
     def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
         """Return whose spending it is."""

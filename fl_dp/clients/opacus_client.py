@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted
 from fl_dp.files import write_text
 from fl_dp.ledger import NodeLedger, Witness
-from fl_dp.ledger.node import Account, Use
+from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 from fl_dp.user_code import Contained
@@ -131,6 +131,7 @@ class OpacusClient(NumPyClient):
         ledger: NodeLedger | str | Path,
         account: Account,
         budget: PrivacyBudget | None = None,
+        limit: RunLimit | None = None,
         dp_sgd: DPSGD | None = None,
         trainable_only: bool = False,
         fingerprint_of: Callable[[DataLoader[Any]], str] | None = None,
@@ -150,7 +151,9 @@ class OpacusClient(NumPyClient):
             ledger: The node's ledger, or its file or database URL.
             account: Whose spending it is. Its source alone decides whether a charge fits; data of
                 this fingerprint that are exhausted under another source are answered for by noise.
-            budget: What may be spent in all, where the node's owner allows less than the plan's.
+            budget: The owner's cap over all runs; None: there is none.
+            limit: What this run may spend by itself; None: the plan's budget, over all runs
+                without a limit of their own name.
             dp_sgd: How to train; `DPSGD()` by default.
             trainable_only: Exchange the parameters that are not frozen, and nothing else.
             fingerprint_of: Computes the account's fingerprint once the data were read.
@@ -179,7 +182,8 @@ class OpacusClient(NumPyClient):
         self._plan = plan
         self._ledger = ledger
         self._account = account
-        self._budget = plan.budget if budget is None else budget
+        self._budget = budget
+        self._limit = limit or RunLimit(run="a run without a name", budget=plan.budget)
         self._how = how
         self._trainable_only = trainable_only
         self._fingerprint_of = fingerprint_of
@@ -236,7 +240,8 @@ class OpacusClient(NumPyClient):
             plan=own,
             ledger=node.required_ledger,
             account=node.account(unit="record"),
-            budget=node.budget(own.budget),
+            budget=node.cap,
+            limit=node.limit(own.budget, training=own.training),
             witness=node.witness,
             expires=node.expires,
             use=node.use(MessageType.TRAIN),
@@ -296,6 +301,7 @@ class OpacusClient(NumPyClient):
                 plan.event,
                 count=plan.steps,
                 budget=self._budget,
+                limit=self._limit,
                 what=f"round {config.get('server-round', 'unknown')!s}",
                 neighboring_relation=plan.neighboring_relation,
                 use=self._use,

@@ -283,12 +283,7 @@ def _charge(
     node = NodePrivacy.of(context, config_of(message))
     if node.ledger is None:
         return
-    budget = node.budget_of_noise(asked)
-    if budget is None:
-        raise ValueError(
-            "the server names no budget, as its noise changes over the rounds, and the node's "
-            "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
-        )
+    cap, limit, budget = node.cap, node.limit_of_noise(asked), node.budget_of_noise(asked)
     account = node.account(unit=asked.unit)
     with node.open_ledger() as ledger:
         charged = ledger.spending(account).charges
@@ -309,7 +304,10 @@ def _charge(
         ledger.charge(
             account,
             _event(multiplier, terms.sampling_rate),
-            budget=within_slack(budget, slack),
+            budget=None if cap is None else within_slack(cap, slack),
+            limit=None
+            if limit is None
+            else replace(limit, budget=within_slack(limit.budget, slack)),
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(asked.neighboring_relation),
             use=node.use(message.metadata.message_type),
@@ -333,9 +331,9 @@ def _own_multiplier(
     """
     joins = NodeConfig.of(context.node_config).join_at_own_budget
     training = message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
-    budget = NodePrivacy.of(context, config_of(message)).budget_of_noise(asked)
-    if not (joins and training) or budget is None:
+    if not (joins and training):
         return None
+    budget = NodePrivacy.of(context, config_of(message)).budget_of_noise(asked)
     # As many charges as the ledger will see, and as much slack as it will take off.
     slack = shared_noise_slack(2 * asked.rounds, *largest)
     return _calibrated(

@@ -13,39 +13,32 @@ else's, it is decided by the name of their source (`charge_unread`), and the dat
 they were read (`name_data`). Data that have spent their budget under another name are then answered
 for by noise alone, which spends nothing.
 
-Budgets may be asked for, and noise may change, after earlier releases were seen. Two rules hold
-then, each with its share of delta, and a release passes that satisfies one of them:
+Two limits are kept apart. The owner's cap is over everything that is ever charged for the data; the
+budget that a run asked for is over that run alone. Noise may change after earlier releases were
+seen, and so may a limit. So each limit has two rules, each with its share of delta, and a release
+passes that satisfies one of them:
 
-- all releases so far have the parameters of the first one; how many of them fit is counted by
-  privacy-loss distributions (at 0.9 delta);
-- otherwise a Renyi filter whose order was fixed at the first release (at 0.1 delta), valid for
-  whatever is chosen adaptively (Feldman and Zrnic 2021).
+- all releases so far have the parameters of the first one: how many of them fit the limit that
+  was there before it, or a smaller one now, is counted by privacy-loss distributions (at 0.9
+  delta);
+- a `RenyiOdometer` stays within the limit (at 0.1 delta), whatever was chosen adaptively.
 
-Together they keep (epsilon, delta) where epsilon was fixed before the first release: by the owner's
-cap, or by a first budget that no later one exceeds. The outcomes in which the first rule passes all
-releases are those of a process that stops where the first rule does; how many releases of one kind
-it makes at most is fixed beforehand. In all others the last release, and so each one before it,
-passed the filter. The hockey-stick divergence is a sum over outcomes, here of both kinds.
+Together they keep (epsilon, delta). The outcomes in which the first rule passes all releases are
+those of a process that stops where the first rule does; how many releases of one kind it makes at
+most is fixed beforehand. In all others the last release passed the second rule. The hockey-stick
+divergence is a sum over outcomes, here of both kinds.
 
-Without a cap, a budget that grows is chosen after a look at what was released. The first rule
-then says nothing: the number of releases is no longer fixed beforehand, so that it may be asked at
-the worst moment. The second does: with P and Q the law of all that was released for two neighbours,
-L the log of their ratio so far, D the sum of the divergences of order a and
-c = (1 - 1/a)^(a - 1) / a,
-
-    (1 - e^(epsilon - L))+ <= c e^((a - 1) (L - epsilon)),
-
-and e^((a - 1) (L - D)) is a supermartingale under P. So at whatever moment a node stops, and with
-the epsilon of that moment, `epsilon_at_order(D, a, delta)`, the sum over outcomes of P's excess
-over e^epsilon times Q's is at most delta. That running bound, an odometer, is what is quoted where
-a budget grew, with a cap or without: the ledger does not know since when there is one.
+A limit that grows is chosen after a look at what was released, and may be asked for at the worst
+moment. So the first rule goes on with the first limit. The second one takes the larger: it holds
+for whatever limit there is at the moment of a look. Its running bound is what is quoted then.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import Any, Required, Self, TypedDict, Unpack
@@ -60,23 +53,19 @@ from fl_dp.accounting import (
     freeze,
     tight_epsilon,
 )
-from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.accounting.budget import DECLARED_SHARE, Limit
 from fl_dp.accounting.events import FrozenHistory, event_to_dict, release_from_dict
-from fl_dp.accounting.filters import best_filter_order
+from fl_dp.accounting.filters import RenyiOdometer
+from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
-from fl_dp.accounting.renyi import (
-    divergence_at_order,
-    epsilon_at_order,
-    renyi_divergences,
-    renyi_epsilon,
-)
+from fl_dp.accounting.renyi import renyi_epsilon
 
 from .chain import ChainedLedger
 from .entries import LedgerEntry, require_printable, require_schema, today
 from .store import LedgerStore
 from .witness import Witness
 
-NODE_SCHEMA = 3  # 1: a record was an `example`; 2: an entry was a `record`, too
+NODE_SCHEMA = 4  # 1: a record was an `example`; 2: an entry was a `record`, too; 3: no run's limit
 _UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
 _MOST_ENTRIES = 2**63
@@ -155,8 +144,9 @@ class Marks:
 class ChargeTerms(TypedDict, total=False):
     """Keywords of a charge, besides whose data it is for and of what event."""
 
-    budget: Required[PrivacyBudget]
+    budget: Required[PrivacyBudget | None]
     what: Required[str]
+    limit: RunLimit | None
     count: int
     neighboring_relation: NeighboringRelation
     use: Use | None
@@ -201,61 +191,80 @@ class Account:
         return tuple(known)
 
 
-@dataclass(kw_only=True, eq=False)
-class Spending:
-    """The spending of one account.
+@dataclass(frozen=True, kw_only=True)
+class RunLimit:
+    """The budget of one run, whatever other runs spend.
 
     Attributes:
-        unit: `record` or `client`.
-        sources: Names of where its data came from.
-        fingerprints: Of its data over time.
-        releases: Each kind of release, with its count.
-        budget: The largest epsilon that a release was admitted under, and the first delta: later
-            ones are admitted at no larger one.
-        filter_order: The Renyi order that was fixed at the first release; None: there is none.
-        first_epsilon: That of the budget of the first release: fixed before any.
-        neighboring_relations: Of the runs that spent.
-        charges: How many charges there were, each of one or more releases.
-        first: Entry of the first one.
+        run: A name of the run that outlives restarts.
+        budget: What it may spend by itself.
     """
 
-    unit: str
-    sources: set[str] = field(default_factory=set)
-    fingerprints: set[str] = field(default_factory=set)
+    run: str
+    budget: PrivacyBudget
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the name is empty or can't be printed.
+        """
+        require_printable(self.run)
+
+
+@dataclass(kw_only=True, eq=False)
+class Tally:
+    """Releases that one limit counts.
+
+    Attributes:
+        releases: Each kind of release, with its count.
+        neighboring_relations: Of the runs that spent.
+        first: Entry of the first charge.
+        first_limit: The limit at the first charge, fixed before any release; later ones are
+            admitted at no larger delta. None: nothing was charged.
+        most_epsilon: The largest that a charge was admitted under.
+    """
+
     releases: Counter[PrivacyEvent] = field(default_factory=Counter)
-    budget: PrivacyBudget | None = None
-    filter_order: float | None = None
     neighboring_relations: set[NeighboringRelation] = field(default_factory=set)
-    charges: int = 0
     first: int = _MOST_ENTRIES
-    first_epsilon: float = 0.0
+    first_limit: PrivacyBudget | None = None
+    most_epsilon: float = 0.0
 
     @property
     def history(self) -> FrozenHistory:
         """Every release, merged and in one fixed order."""
         return freeze(self.releases)
 
+    @property
+    def open_ended(self) -> bool:
+        """Whether nothing was fixed beforehand that bounds all releases."""
+        return False
+
+    @property
+    def budget(self) -> PrivacyBudget | None:
+        """The limit of all releases so far; None: there is none, or nothing was charged."""
+        if self.first_limit is None or self.open_ended:
+            return None
+        return replace(self.first_limit, epsilon=self.most_epsilon)
+
     def epsilon(self) -> EpsilonBounds:
-        """Return what was spent so far, at the account's delta.
+        """Return what was spent so far, at the first delta.
 
         Of releases of one kind, as if their number had been fixed beforehand: while its owner may
-        still stop or go on, what holds is the first budget. With noise that changed, or a budget
+        still stop or go on, what holds is the first limit. With noise that changed, or a limit
         that grew, it is a bound that holds at every look: no ledger knows whether a cap
         was there before.
         """
-        if self.budget is None:
+        first = self.first_limit
+        if first is None:
             return EpsilonBounds(naive=0.0)
-        relation, history, delta = (
-            _worst(self.neighboring_relations),
-            self.history,
-            self.budget.delta,
-        )
-        if len(history) == 1 and self.budget.epsilon <= self.first_epsilon:
-            return epsilon(history, delta, neighboring_relation=relation)
-        if self.filter_order is None:
-            return EpsilonBounds()
-        spent, share = self._divergence(history, relation), (1.0 - DECLARED_SHARE) * delta
-        return EpsilonBounds(filter=epsilon_at_order(spent, self.filter_order, share))
+        relation, history = _worst(self.neighboring_relations), self.history
+        fixed = not self.open_ended and self.most_epsilon <= first.epsilon
+        if fixed and len(history) == 1:
+            return epsilon(history, first.delta, neighboring_relation=relation)
+        share = (1.0 - DECLARED_SHARE) * first.delta
+        return EpsilonBounds(filter=_odometer(first, relation).epsilon(history, share))
 
     def would_exceed(
         self,
@@ -266,51 +275,151 @@ class Spending:
         neighboring_relation: NeighboringRelation,
     ) -> bool:
         """Tell whether `count` more of `event` would exceed `budget`."""
-        delta = budget.delta if self.budget is None else min(budget.delta, self.budget.delta)
+        first = self.first_limit or budget
+        delta = min(budget.delta, first.delta)
         relation = _worst(self.neighboring_relations | {neighboring_relation})
         after = freeze(self.releases + Counter({event: count}))
         if len(after) == 1:
             ((only, times),) = after
-            if _fit(only, times, budget.epsilon, DECLARED_SHARE * delta, relation):
+            declared = min(budget.epsilon, first.epsilon)
+            if _fit(only, times, declared, DECLARED_SHARE * delta, relation):
                 return False
-        if self.filter_order is None:
-            return True
-        allowed = divergence_at_order(
-            budget.epsilon, self.filter_order, (1.0 - DECLARED_SHARE) * delta
-        )
-        # Not `>`: a divergence that is infinite or undefined has to be refused.
-        return not self._divergence(after, relation) <= allowed * (1.0 + _ROUNDING)
+        share = (1.0 - DECLARED_SHARE) * delta
+        spent = _odometer(first, relation).epsilon(after, share)
+        return spent > budget.epsilon * (1.0 + _ROUNDING)
 
-    def _divergence(self, history: FrozenHistory, relation: NeighboringRelation) -> float:
-        """Return what a history adds up to at the filter's order."""
-        assert self.filter_order is not None  # the caller has checked
-        orders = (self.filter_order,)
-        return float(
-            sum(times * renyi_divergences(each, relation, orders)[0] for each, times in history)
-        )
+    def room(self, budget: PrivacyBudget) -> float:
+        """Return the epsilon of a run of Gaussian noise, all of it, that still fits a limit."""
+        first = self.first_limit
+        if first is None:
+            return budget.epsilon
+        share = (1.0 - DECLARED_SHARE) * min(budget.delta, first.delta)
+        odometer = _odometer(first, _worst(self.neighboring_relations))
+        mu = odometer.gaussian_room(self.history, replace(budget, delta=share))
+        return gaussian_epsilon(1.0 / mu, budget.delta) if mu else 0.0
 
-    def absorb(self, other: Spending) -> None:
-        """Take in another account's spending: they turned out to be one."""
-        self.sources |= other.sources
-        self.fingerprints |= other.fingerprints
+    def most(
+        self,
+        event: PrivacyEvent,
+        *,
+        budget: PrivacyBudget,
+        neighboring_relation: NeighboringRelation,
+    ) -> int:
+        """Return how many more of `event` fit into `budget`, ten million at most."""
+        low, high = 0, 1
+        while high <= _MOST_RELEASES and not self.would_exceed(
+            event, count=high, budget=budget, neighboring_relation=neighboring_relation
+        ):
+            low, high = high, 2 * high
+        high = min(high, _MOST_RELEASES + 1)
+        while high - low > 1:
+            middle = (low + high) // 2
+            exceeds = self.would_exceed(
+                event, count=middle, budget=budget, neighboring_relation=neighboring_relation
+            )
+            low, high = (low, middle) if exceeds else (middle, high)
+        return low
+
+    def take_in(self, sequence: int, fields: dict[str, Any], budget: PrivacyBudget) -> None:
+        """Take in the charge of an entry that was admitted under a limit."""
+        event, count = release_from_dict(fields)
+        if self.first_limit is None:
+            self.first, self.first_limit = sequence, budget
+        self.most_epsilon = max(self.most_epsilon, budget.epsilon)
+        self.releases[event] += count
+        self.neighboring_relations.add(NeighboringRelation(fields["neighboring_relation"]))
+
+    def absorb(self, other: Tally) -> None:
+        """Take in another one's releases: they turned out to be of one account."""
         self.releases += other.releases
         self.neighboring_relations |= other.neighboring_relations
-        self.charges += other.charges
-        if other.budget is not None:
-            self.allow(other.budget, earlier=other.first < self.first)
+        self.most_epsilon = max(self.most_epsilon, other.most_epsilon)
         if other.first < self.first:
-            self.first, self.filter_order = other.first, other.filter_order
-            self.first_epsilon = other.first_epsilon
+            self.first, self.first_limit = other.first, other.first_limit
 
-    def allow(self, budget: PrivacyBudget, *, earlier: bool = False) -> None:
-        """Take in a budget that a release was admitted under."""
-        # The largest bounds every epsilon that a release was admitted under; delta stays the first.
-        if self.budget is not None:
-            first = budget if earlier else self.budget
-            budget = PrivacyBudget(
-                epsilon=max(budget.epsilon, self.budget.epsilon), delta=first.delta
-            )
-        self.budget = budget
+
+@dataclass(kw_only=True, eq=False)
+class Spending(Tally):
+    """The spending of one account. Its own limit is the owner's cap.
+
+    Attributes:
+        unit: `record` or `client`.
+        sources: Names of where its data came from.
+        fingerprints: Of its data over time.
+        charges: How many charges there were, each of one or more releases.
+        uncapped: Whether there was a charge without a cap, which its run's budget alone limits.
+        runs: What each run has spent by itself, by its name.
+    """
+
+    unit: str
+    sources: set[str] = field(default_factory=set)
+    fingerprints: set[str] = field(default_factory=set)
+    charges: int = 0
+    uncapped: bool = False
+    runs: dict[str, Tally] = field(default_factory=dict)
+
+    @property
+    def open_ended(self) -> bool:
+        """Whether several runs have spent, and no cap was there for all of them."""
+        return self.uncapped and len(self.runs) > 1
+
+    def limit_exceeded(
+        self,
+        event: PrivacyEvent,
+        *,
+        count: int,
+        budget: PrivacyBudget | None,
+        limit: RunLimit | None,
+        neighboring_relation: NeighboringRelation,
+    ) -> Limit | None:
+        """Return which limit `count` more of `event` would exceed; None if both are kept.
+
+        Args:
+            event: What one release is charged as.
+            count: How many there would be.
+            budget: The owner's cap, over everything; None: there is none.
+            limit: That of the run that asks; None: it has none of its own.
+            neighboring_relation: Which data are neighbours.
+        """
+        asked: list[tuple[Limit, Tally, PrivacyBudget]] = []
+        if budget is not None:
+            asked.append((Limit.CAP, self, budget))
+        if limit is not None:
+            asked.append((Limit.RUN, self.runs.get(limit.run, Tally()), limit.budget))
+        for name, tally, allowed in asked:
+            if tally.would_exceed(
+                event, count=count, budget=allowed, neighboring_relation=neighboring_relation
+            ):
+                return name
+        return None
+
+    def take_in_charge(self, sequence: int, fields: dict[str, Any]) -> None:
+        """Take in the charge of an entry."""
+        cap, limit = limits_of(fields)
+        self.uncapped = self.uncapped or cap is None
+        self.take_in(sequence, fields, _first_of(cap, limit))
+        if limit is not None:
+            self.runs.setdefault(limit.run, Tally()).take_in(sequence, fields, limit.budget)
+        self.sources.add(fields["source"])
+        self.charges += 1
+
+    def take_off(self, fields: dict[str, Any]) -> None:
+        """Take off the releases of an entry's charge: noise went out instead."""
+        event, count = release_from_dict(fields)
+        _, limit = limits_of(fields)
+        self.releases -= Counter({event: count})
+        if limit is not None:
+            self.runs[limit.run].releases -= Counter({event: count})
+
+    def absorb_account(self, other: Spending) -> None:
+        """Take in another account's spending: they turned out to be one."""
+        self.absorb(other)
+        self.sources |= other.sources
+        self.fingerprints |= other.fingerprints
+        self.charges += other.charges
+        self.uncapped = self.uncapped or other.uncapped
+        for run, tally in other.runs.items():
+            self.runs.setdefault(run, Tally()).absorb(tally)
 
 
 class ConsentRevoked(PrivacyBudgetExhausted):
@@ -486,13 +595,15 @@ class NodeLedger(ChainedLedger):
         Args:
             account: Whose data.
             event: What one release is charged as.
-            **terms: `budget`, over everything that the account ever spends; `what`, a name for the
-                entries, for instance the run and the round; `count`, how many releases, 1 unless
-                given; `neighboring_relation`, which data are neighbours, zero-out unless given;
-                `use`, for what and on whose behalf.
+            **terms: `budget`, the owner's cap over everything that the account ever spends, None
+                where there is none; `limit`, what the run that asks may spend by itself, needed
+                where there is no cap; `what`, a name for the entries, for instance the run and the
+                round; `count`, how many releases, 1 unless given; `neighboring_relation`, which
+                data are neighbours, zero-out unless given; `use`, for what and on whose behalf.
 
         Raises:
-            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            PrivacyBudgetExhausted: If it would exceed either, which it names; then nothing is
+                written.
             ConsentRevoked: If the owner has revoked every use; then nothing is written.
             BudgetExpired: If the budget has ended; then nothing is written.
             LedgerUnavailable: If it can't be written; then nothing may be released.
@@ -511,8 +622,7 @@ class NodeLedger(ChainedLedger):
         Args:
             account: Whose data; its fingerprint is not looked at.
             event: What one release is charged as.
-            **terms: As in `charge`; the budget is over everything that was ever charged to this
-                source.
+            **terms: As in `charge`; both limits count what was charged to this source.
 
         Returns:
             The charge's number, for `name_data`.
@@ -535,7 +645,7 @@ class NodeLedger(ChainedLedger):
 
         Returns:
             False if everything that these data were ever charged, under any source, would exceed
-            the budget: then only noise may be released, and the charge no longer counts as spent
+            a limit: then only noise may be released, and the charge no longer counts as spent
             by the data. It goes on counting for `charge_unread`.
 
         Raises:
@@ -545,18 +655,7 @@ class NodeLedger(ChainedLedger):
             if charge not in self._unread:
                 raise ValueError(f"entry {charge} is no charge that waits for a name of its data")
             fields = self._unread[charge]
-            event, count = release_from_dict(fields)
-            spending = self._joined(
-                Account(unit=fields["unit"], source=fields["source"], fingerprint=fingerprint)
-            )
-            # It is among the spent already: the question is whether it fits behind all the others.
-            spending.releases -= Counter({event: count})
-            released = not spending.would_exceed(
-                event,
-                count=count,
-                budget=PrivacyBudget(**fields["budget"]),
-                neighboring_relation=NeighboringRelation(fields["neighboring_relation"]),
-            )
+            released = self._fits_the_data(fields, fingerprint)
             self._append(
                 connection,
                 {
@@ -574,8 +673,9 @@ class NodeLedger(ChainedLedger):
         event: PrivacyEvent,
         *,
         unread: bool,
-        budget: PrivacyBudget,
+        budget: PrivacyBudget | None,
         what: str,
+        limit: RunLimit | None = None,
         count: int = 1,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
         use: Use | None = None,
@@ -587,24 +687,24 @@ class NodeLedger(ChainedLedger):
             raise BudgetExpired(
                 f"{what} is not paid for: the budget of '{account.source}' ended on {self.expires}"
             )
-        # Before the lock is taken, which others wait for.
-        first_order = filter_order(event, budget, neighboring_relation)
+        _ = _first_of(budget, limit)
         with self._transaction() as connection:
             if self._revoked is not None:
                 raise ConsentRevoked(
                     f"{what} is not allowed: the owner revoked every use on {self._revoked}"
                 )
             spending = self._of_source(account) if unread else self._joined(account)
-            order = spending.filter_order
-            if not spending.charges:
-                order = spending.filter_order = first_order
-            if spending.would_exceed(
-                event, count=count, budget=budget, neighboring_relation=neighboring_relation
-            ):
+            exceeded = spending.limit_exceeded(
+                event,
+                count=count,
+                budget=budget,
+                limit=limit,
+                neighboring_relation=neighboring_relation,
+            )
+            if exceeded is not None:
                 raise PrivacyBudgetExhausted(
-                    f"{what} would exceed epsilon {budget.epsilon:.4g} at delta {budget.delta:.3g} "
-                    f"for the data of '{account.source}', which have been charged "
-                    f"{spending.charges} times"
+                    f"{what} would exceed {_in_words(exceeded, budget, limit)}, for the data of "
+                    f"'{account.source}', which have been charged {spending.charges} times"
                 )
             entry = self._append(
                 connection,
@@ -616,9 +716,9 @@ class NodeLedger(ChainedLedger):
                     "what": what,
                     **event_to_dict(event),
                     "count": count,
-                    "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+                    "budget": None if budget is None else asdict(budget),
+                    "limit": None if limit is None else asdict(limit),
                     "neighboring_relation": str(neighboring_relation),
-                    "filter_order": order,
                     "day": today(),  # for its owner; a time would show how long training took
                     **({"unread": True} if unread else {}),
                     **({} if use is None else {"use": asdict(use)}),
@@ -626,11 +726,28 @@ class NodeLedger(ChainedLedger):
             )
         return entry.sequence
 
+    def _fits_the_data(self, fields: dict[str, Any], fingerprint: str) -> bool:
+        """Tell whether a charge that is among the spent fits behind all others of its data."""
+        spending = self._joined(
+            Account(unit=fields["unit"], source=fields["source"], fingerprint=fingerprint)
+        )
+        spending.take_off(fields)
+        event, count = release_from_dict(fields)
+        cap, limit = limits_of(fields)
+        exceeded = spending.limit_exceeded(
+            event,
+            count=count,
+            budget=cap,
+            limit=limit,
+            neighboring_relation=NeighboringRelation(fields["neighboring_relation"]),
+        )
+        return exceeded is None
+
     def _of_source(self, account: Account) -> Spending:
         """Return what was charged under a source's name, as a copy."""
         alone = Spending(unit=account.unit)
         if (account.unit, account.source) in self._by_source:
-            alone.absorb(self._by_source[account.unit, account.source])
+            alone.absorb_account(self._by_source[account.unit, account.source])
         return alone
 
     def _joined(self, account: Account) -> Spending:
@@ -638,7 +755,7 @@ class NodeLedger(ChainedLedger):
         joined = Spending(unit=account.unit)
         found = [self._by_key[key] for key in account.keys if key in self._by_key]
         for each in {id(each): each for each in found}.values():
-            joined.absorb(each)
+            joined.absorb_account(each)
         return joined
 
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
@@ -667,16 +784,8 @@ class NodeLedger(ChainedLedger):
         spending = self._joined(account)
         alone = self._of_source(account)
         # Charged twice over: to all that share a name, and to the source, which decides unread.
-        event, count = release_from_dict(fields)
         for each in (spending, alone):
-            if not each.charges:
-                each.first, each.filter_order = sequence, fields["filter_order"]
-                each.first_epsilon = fields["budget"]["epsilon"]
-            each.sources.add(account.source)
-            each.releases[event] += count
-            each.neighboring_relations.add(NeighboringRelation(fields["neighboring_relation"]))
-            each.allow(PrivacyBudget(**fields["budget"]))
-            each.charges += 1
+            each.take_in_charge(sequence, fields)
         self._by_source[account.unit, account.source] = alone
         self._know(spending, account)
         self._charged.add((account.unit, account.source, fields["what"]))
@@ -705,7 +814,7 @@ class NodeLedger(ChainedLedger):
         )
         spending = self._joined(account)
         if not fields["released"]:  # noise went out instead: the source stays charged, the data not
-            spending.releases -= Counter(dict([release_from_dict(charged)]))
+            spending.take_off(charged)
         self._know(spending, account)
 
     def _know(self, spending: Spending, account: Account) -> None:
@@ -766,24 +875,48 @@ def _fit(
     return False
 
 
-def filter_order(
-    event: PrivacyEvent, budget: PrivacyBudget, relation: NeighboringRelation
-) -> float | None:
-    """Return the order at which as many releases as fit the budget spend least.
+def limits_of(fields: Mapping[str, Any]) -> tuple[PrivacyBudget | None, RunLimit | None]:
+    """Return the cap and the run's limit that a charge was admitted under.
 
-    A ledger fixes it at its first release, and keeps it whatever follows.
+    Raises:
+        KeyError: If a field is missing.
+        TypeError: If it is of another form.
+        ValueError: If it is out of range, or there is neither.
     """
-    delta = (1.0 - DECLARED_SHARE) * budget.delta
-    count = 1
-    while (
-        count < _MOST_RELEASES
-        and renyi_epsilon(freeze({event: 2 * count}), delta, relation) <= budget.epsilon
-    ):
-        count *= 2
-    try:
-        return best_filter_order({event: count}, delta, neighboring_relation=relation)
-    except ValueError:  # no Renyi bound is known for it
-        return None
+    cap = None if fields["budget"] is None else PrivacyBudget(**fields["budget"])
+    limit = None
+    if fields["limit"] is not None:
+        budget = PrivacyBudget(**fields["limit"]["budget"])
+        limit = RunLimit(run=fields["limit"]["run"], budget=budget)
+    _ = _first_of(cap, limit)
+    return cap, limit
+
+
+def _first_of(cap: PrivacyBudget | None, limit: RunLimit | None) -> PrivacyBudget:
+    """Return what bounds everything beforehand: the cap, or what the first run may spend."""
+    if cap is not None:
+        return cap
+    if limit is None:
+        raise ValueError("a charge needs a limit: the owner's cap, or what its run may spend")
+    return limit.budget
+
+
+def _in_words(exceeded: Limit, cap: PrivacyBudget | None, limit: RunLimit | None) -> str:
+    """Return a limit for the node's log."""
+    if exceeded is Limit.CAP:
+        assert cap is not None  # which was exceeded
+        return f"epsilon {cap.epsilon:.4g} at delta {cap.delta:.3g}, the cap over all runs"
+    assert limit is not None
+    return (
+        f"epsilon {limit.budget.epsilon:.4g} at delta {limit.budget.delta:.3g}, what {limit.run} "
+        "asked for itself"
+    )
+
+
+def _odometer(first: PrivacyBudget, relation: NeighboringRelation) -> RenyiOdometer:
+    """Return what bounds all releases; its orders follow from the first limit."""
+    foreseen = replace(first, delta=(1.0 - DECLARED_SHARE) * first.delta)
+    return RenyiOdometer(foreseen=foreseen, neighboring_relation=relation)
 
 
 def _worst(relations: set[NeighboringRelation]) -> NeighboringRelation:

@@ -68,6 +68,8 @@ class RecordPlan:
         neighboring_relation: `zero-out` (how many records a client has is public), or
             `add-or-remove-one` (it is not; the same numbers, but every client has to divide by a
             public constant), or `replace-one`.
+        training: A name of the training that outlives restarts, by which clients' ledgers know
+            how much of the budget it has spent; empty: Flower's run is it.
     """
 
     budget: PrivacyBudget
@@ -77,6 +79,7 @@ class RecordPlan:
     participations: int
     clipping_norm: float
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+    training: str = ""
 
     def __post_init__(self) -> None:
         """Validate.
@@ -86,6 +89,8 @@ class RecordPlan:
         """
         _ = self.event  # checks noise and rate
         require_count(steps=self.steps, participations=self.participations)
+        if not self.training.isprintable():
+            raise OptionError(f"{{training}} must be printable, got {self.training!r}")
         if not _SMALLEST_NORM <= self.clipping_norm <= 1.0 / _SMALLEST_NORM:
             raise OptionError(
                 f"{{clipping_norm}} must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], "

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord
 
+from fl_dp.accounting.budget import Limit
 from fl_dp.documents import document
 
 _NAME_KEY, _ABOUT_KEY = "name", "fl-dp-about"
@@ -55,8 +56,8 @@ class NodeIdentity:
         mods: Names of the Flower mods around its training.
         arrays: Shape and dtype by name of what it will answer with; None: it can't say.
         failed: The kind of error with which it found that out, if that failed.
-        exhausted: Whether its own budget pays for no further round; only where its owner lets it
-            tell.
+        exhausted: The limit by which its own ledger pays for no further round; None: it does, or
+            its owner does not let it tell.
         sums_records: Whether its app can add up gradients of its records.
         joins_at: Epsilon of the offered price at which it joins, 0 if at none; None: its owner asks
             for no price.
@@ -69,7 +70,7 @@ class NodeIdentity:
     mods: tuple[str, ...] = ()
     arrays: Mapping[str, Form] | None = None
     failed: str = ""
-    exhausted: bool = False
+    exhausted: Limit | None = None
     sums_records: bool = False
     joins_at: float | None = None
     budget: float | None = None
@@ -96,7 +97,7 @@ class NodeIdentity:
                 mods=tuple(map(_text, about["mods"])),
                 arrays=None if arrays is None else _forms(arrays),
                 failed=_text(about.get("failed")),
-                exhausted=about.get("exhausted") is True,
+                exhausted=_limit(about.get("exhausted")),
                 sums_records=about.get("sums_records") is True,
                 joins_at=_epsilon(about.get("joins_at")),
                 budget=_epsilon(about.get("budget")),
@@ -119,6 +120,11 @@ def _epsilon(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if 0.0 <= value < math.inf else None
+
+
+def _limit(value: object) -> Limit | None:
+    """Return the limit of that name, else nothing."""
+    return next((limit for limit in Limit if limit == value), None)
 
 
 def _text(value: object) -> str:

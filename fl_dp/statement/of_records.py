@@ -55,8 +55,8 @@ def record_statement(
         "clients as a whole: what all records of one client say together (`privacy=central` and "
         "`privacy=local` protect that, alone or with this)",
         "data that lie at two clients: what each releases of a record adds up",
-        "earlier runs whose ledgers were lost or not named: a node's budget holds for what its "
-        "ledger has seen",
+        "what other runs release of the same records: each has a budget of its own, and a node's "
+        "owner caps all of them together (`max-epsilon`)",
         "the choice of hyper-parameters, if it was made on the clients' data",
         "rounding of the clipped sums in floating-point numbers",
         "timing, network traffic, and who took part in which round",
@@ -103,9 +103,10 @@ def record_statement(
             "owner allows less has more noise: its own smaller number stands in its node's ledger"
         ),
         rule=(
-            "each client's ledger, which counts earlier runs too: releases of one kind by "
-            f"privacy-loss distributions at {DECLARED_SHARE:g} delta, others by a Renyi filter of "
-            f"fixed order at {1 - DECLARED_SHARE:.1g} delta"
+            "each client's ledger, which counts this training by itself, and all runs under its "
+            "owner's cap: releases of one kind by privacy-loss distributions at "
+            f"{DECLARED_SHARE:g} delta, others at Renyi orders that share "
+            f"{1 - DECLARED_SHARE:.1g} delta"
         ),
         noise_multiplier=plan.noise_multiplier,
         sampling_rate=plan.sampling_rate,

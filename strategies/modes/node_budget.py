@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.accounting.budget import DECLARED_SHARE
-from fl_dp.accounting.renyi import epsilon_at_order, renyi_divergences
-from fl_dp.ledger.node import filter_order
+from fl_dp.accounting.filters import RenyiOdometer
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.instruction import SumInstruction
 
-_ROUNDING = 1.0 + 1e-9
+_MARGIN = 1.01  # a node takes its own error off first, and its orders are a hair away
 _MOST_TRIES = 100
 
 
@@ -34,25 +34,18 @@ def budget_for_nodes(plan: PrivacyPlan) -> PrivacyBudget | None:
 def _room_for_several(plan: PrivacyPlan, budget: PrivacyBudget) -> PrivacyBudget | None:
     """Return a budget within which a node's ledger admits the whole plan, in any order.
 
-    The ledger fixes the order of its Renyi filter by its first release and by the budget, so that
-    the room that is needed depends on the room that is asked for.
+    The room that is needed depends on the room that is asked for, from which orders follow.
     """
-    delta, relation = (1.0 - DECLARED_SHARE) * budget.delta, plan.neighboring_relation
-    room = budget
+    share, room = (1.0 - DECLARED_SHARE) * budget.delta, budget
     for _ in range(_MOST_TRIES):
-        orders = [filter_order(first, room, relation) for first, _ in plan.history]
-        needed = 0.0
-        for order in orders:
-            if order is None:
-                return None
-            spent = sum(
-                count * renyi_divergences(event, relation, (order,))[0]
-                for event, count in plan.history
-            )
-            needed = max(needed, float(epsilon_at_order(spent, order, delta)))
-        needed = needed * _ROUNDING + 2.0 * plan.noise.slack
+        odometer = RenyiOdometer(
+            foreseen=replace(room, delta=share), neighboring_relation=plan.neighboring_relation
+        )
+        needed = _MARGIN * odometer.epsilon(plan.history, share) + 2.0 * plan.noise.slack
         if needed <= room.epsilon:
             return room
+        if math.isinf(needed):
+            return None
         room = replace(room, epsilon=needed)
     return None
 
