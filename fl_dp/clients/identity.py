@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -34,8 +33,7 @@ from .own_price import joins_at
 from .records import Config, config_of
 
 if TYPE_CHECKING:
-    from fl_dp.accounting import PrivacyEvent
-    from fl_dp.ledger.node import RunLimit
+    from fl_dp.ledger.node import Charge
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -115,8 +113,10 @@ def _exhausted_limit(context: Context, config: Config) -> Limit | None:
     It is looked up by the source of the data alone: a fingerprint would depend on records.
     """
     node = NodePrivacy.of(context, config)
+    if node.ledger is None:
+        return None
     asked = _asked(config, node)
-    if node.ledger is None or asked is None:
+    if asked is None:
         return None
     from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
     from fl_dp.ledger.node import Spending
@@ -125,41 +125,26 @@ def _exhausted_limit(context: Context, config: Config) -> Limit | None:
         return Limit.CAP
     try:
         with NodeLedger.read(node.ledger) as ledger:
-            spending = ledger.spending_of_source(node.account(unit=asked.unit))
+            spending = ledger.spending_of_source(asked.account)
             if ledger.revoked is not None:
                 return Limit.CAP
     except FileNotFoundError:
-        spending = Spending(unit=asked.unit)
-    return spending.limit_exceeded(
-        asked.event,
-        count=asked.count,
-        budget=node.cap,
-        limit=asked.limit,
-        neighboring_relation=asked.neighboring_relation,
-    )
+        spending = Spending(unit=asked.account.unit)
+    return spending.limit_exceeded(asked)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """The charge of one round of a training at the node."""
-
-    unit: str
-    event: PrivacyEvent
-    count: int
-    limit: RunLimit | None
-    neighboring_relation: NeighboringRelation
-
-
-def _asked(config: Config, node: NodePrivacy) -> _Asked | None:
+def _asked(config: Config, node: NodePrivacy) -> Charge | None:
     """Return the charge of one round of this training at the node, if it has any."""
     if RECORD_PLAN_KEY in config:
-        from fl_dp.plan import RecordPlan  # with SciPy, for DP-SGD alone
+        from fl_dp.ledger.node import Charge  # with SciPy, for a node that keeps a ledger alone
+        from fl_dp.plan import RecordPlan
 
         plan = node.plan(RecordPlan.from_json(str(config[RECORD_PLAN_KEY])))
-        return _Asked(
-            unit="record",
+        return Charge(
+            account=node.account(unit="record"),
             event=plan.event,
             count=plan.steps,
+            cap=node.cap,
             limit=node.limit(plan.budget, training=plan.training),
             neighboring_relation=plan.neighboring_relation,
         )
@@ -167,14 +152,17 @@ def _asked(config: Config, node: NodePrivacy) -> _Asked | None:
     noise = None if instruction is None else instruction.client_noise
     if noise is None:
         return None
+    from fl_dp.ledger.node import Charge
+
     try:
         limit = node.limit_of_noise(noise)
     except ValueError:  # nobody says how much: that is told in training
         return None
-    return _Asked(
-        unit="client",
+    return Charge(
+        account=node.account(unit="client"),
         event=noise.mechanism().event(),
         count=1,
+        cap=node.cap,
         limit=limit,
         neighboring_relation=NeighboringRelation(noise.neighboring_relation),
     )

@@ -212,6 +212,66 @@ class RunLimit:
         require_printable(self.run)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Charge:
+    """A charge as an entry says it.
+
+    Attributes:
+        account: Whose data.
+        event: What one release is charged as.
+        count: How many there are.
+        cap: The owner's, over everything; None: there was none.
+        limit: That of the run that asked; None: it had none of its own.
+        neighboring_relation: Which data are neighbours.
+    """
+
+    account: Account
+    event: PrivacyEvent
+    count: int
+    cap: PrivacyBudget | None
+    limit: RunLimit | None
+    neighboring_relation: NeighboringRelation
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Read an entry's fields.
+
+        Raises:
+            KeyError: If a field is missing.
+            TypeError: If it is of another form.
+            ValueError: If it is out of range, or there is neither limit.
+        """
+        event, count = release_from_dict(fields)
+        cap, limit = fields["budget"], fields["limit"]
+        charge = cls(
+            account=Account(
+                unit=fields["unit"], source=fields["source"], fingerprint=fields["fingerprint"]
+            ),
+            event=event,
+            count=count,
+            cap=None if cap is None else PrivacyBudget(**cap),
+            limit=None
+            if limit is None
+            else RunLimit(run=limit["run"], budget=PrivacyBudget(**limit["budget"])),
+            neighboring_relation=NeighboringRelation(fields["neighboring_relation"]),
+        )
+        _ = charge.first_limit
+        return charge
+
+    @property
+    def first_limit(self) -> PrivacyBudget:
+        """The cap, or what its run may spend: what bounds everything beforehand.
+
+        Raises:
+            ValueError: If there is neither.
+        """
+        if self.cap is not None:
+            return self.cap
+        if self.limit is None:
+            raise ValueError("a charge needs a limit: the owner's cap, or what its run may spend")
+        return self.limit.budget
+
+
 @dataclass(kw_only=True, eq=False)
 class Tally:
     """Releases that one limit counts.
@@ -320,14 +380,13 @@ class Tally:
             low, high = (low, middle) if exceeds else (middle, high)
         return low
 
-    def take_in(self, sequence: int, fields: dict[str, Any], budget: PrivacyBudget) -> None:
-        """Take in the charge of an entry that was admitted under a limit."""
-        event, count = release_from_dict(fields)
+    def take_in(self, sequence: int, charge: Charge, budget: PrivacyBudget) -> None:
+        """Take in an entry's charge that was admitted under a limit."""
         if self.first_limit is None:
             self.first, self.first_limit = sequence, budget
         self.most_epsilon = max(self.most_epsilon, budget.epsilon)
-        self.releases[event] += count
-        self.neighboring_relations.add(NeighboringRelation(fields["neighboring_relation"]))
+        self.releases[charge.event] += charge.count
+        self.neighboring_relations.add(charge.neighboring_relation)
 
     def absorb(self, other: Tally) -> None:
         """Take in another one's releases: they turned out to be of one account."""
@@ -365,51 +424,40 @@ class Spending(Tally):
 
     def limit_exceeded(
         self,
-        event: PrivacyEvent,
-        *,
-        count: int,
-        budget: PrivacyBudget | None,
-        limit: RunLimit | None,
-        neighboring_relation: NeighboringRelation,
+        charge: Charge,
     ) -> Limit | None:
-        """Return which limit `count` more of `event` would exceed; None if both are kept.
-
-        Args:
-            event: What one release is charged as.
-            count: How many there would be.
-            budget: The owner's cap, over everything; None: there is none.
-            limit: That of the run that asks; None: it has none of its own.
-            neighboring_relation: Which data are neighbours.
-        """
+        """Return which limit a charge would exceed; None if it keeps both."""
         asked: list[tuple[Limit, Tally, PrivacyBudget]] = []
-        if budget is not None:
-            asked.append((Limit.CAP, self, budget))
-        if limit is not None:
+        if charge.cap is not None:
+            asked.append((Limit.CAP, self, charge.cap))
+        if (limit := charge.limit) is not None:
             asked.append((Limit.RUN, self.runs.get(limit.run, Tally()), limit.budget))
         for name, tally, allowed in asked:
             if tally.would_exceed(
-                event, count=count, budget=allowed, neighboring_relation=neighboring_relation
+                charge.event,
+                count=charge.count,
+                budget=allowed,
+                neighboring_relation=charge.neighboring_relation,
             ):
                 return name
         return None
 
-    def take_in_charge(self, sequence: int, fields: dict[str, Any]) -> None:
-        """Take in the charge of an entry."""
-        cap, limit = limits_of(fields)
-        self.uncapped = self.uncapped or cap is None
-        self.take_in(sequence, fields, _first_of(cap, limit))
-        if limit is not None:
-            self.runs.setdefault(limit.run, Tally()).take_in(sequence, fields, limit.budget)
-        self.sources.add(fields["source"])
+    def take_in_charge(self, sequence: int, charge: Charge) -> None:
+        """Take in an entry's charge, for the account and for its run."""
+        self.take_in(sequence, charge, charge.first_limit)
+        if charge.limit is not None:
+            run = self.runs.setdefault(charge.limit.run, Tally())
+            run.take_in(sequence, charge, charge.limit.budget)
+        self.uncapped = self.uncapped or charge.cap is None
+        self.sources.add(charge.account.source)
         self.charges += 1
 
-    def take_off(self, fields: dict[str, Any]) -> None:
-        """Take off the releases of an entry's charge: noise went out instead."""
-        event, count = release_from_dict(fields)
-        _, limit = limits_of(fields)
-        self.releases -= Counter({event: count})
-        if limit is not None:
-            self.runs[limit.run].releases -= Counter({event: count})
+    def take_off(self, charge: Charge) -> None:
+        """Take off a charge's releases: noise went out instead."""
+        made = Counter({charge.event: charge.count})
+        self.releases -= made
+        if charge.limit is not None:
+            self.runs[charge.limit.run].releases -= made
 
     def absorb_account(self, other: Spending) -> None:
         """Take in another account's spending: they turned out to be one."""
@@ -445,7 +493,7 @@ class NodeLedger(ChainedLedger):
         self._by_key: dict[tuple[str, str, str], Spending] = {}
         # By unit and source alone: what decides before the data are read.
         self._by_source: dict[tuple[str, str], Spending] = {}
-        self._unread: dict[int, dict[str, Any]] = {}
+        self._unread: dict[int, Charge] = {}
         self._revoked: str | None = None
         self._marks: dict[str, Marks] = {}
         self._uses: dict[tuple[Use | None, str, str], UseOfData] = {}
@@ -654,8 +702,7 @@ class NodeLedger(ChainedLedger):
         with self._transaction() as connection:
             if charge not in self._unread:
                 raise ValueError(f"entry {charge} is no charge that waits for a name of its data")
-            fields = self._unread[charge]
-            released = self._fits_the_data(fields, fingerprint)
+            released = self._fits_the_data(self._unread[charge], fingerprint)
             self._append(
                 connection,
                 {
@@ -687,23 +734,25 @@ class NodeLedger(ChainedLedger):
             raise BudgetExpired(
                 f"{what} is not paid for: the budget of '{account.source}' ended on {self.expires}"
             )
-        _ = _first_of(budget, limit)
+        charge = Charge(
+            account=account,
+            event=event,
+            count=count,
+            cap=budget,
+            limit=limit,
+            neighboring_relation=neighboring_relation,
+        )
+        _ = charge.first_limit
         with self._transaction() as connection:
             if self._revoked is not None:
                 raise ConsentRevoked(
                     f"{what} is not allowed: the owner revoked every use on {self._revoked}"
                 )
             spending = self._of_source(account) if unread else self._joined(account)
-            exceeded = spending.limit_exceeded(
-                event,
-                count=count,
-                budget=budget,
-                limit=limit,
-                neighboring_relation=neighboring_relation,
-            )
+            exceeded = spending.limit_exceeded(charge)
             if exceeded is not None:
                 raise PrivacyBudgetExhausted(
-                    f"{what} would exceed {_in_words(exceeded, budget, limit)}, for the data of "
+                    f"{what} would exceed {_in_words(exceeded, charge)}, for the data of "
                     f"'{account.source}', which have been charged {spending.charges} times"
                 )
             entry = self._append(
@@ -726,22 +775,11 @@ class NodeLedger(ChainedLedger):
             )
         return entry.sequence
 
-    def _fits_the_data(self, fields: dict[str, Any], fingerprint: str) -> bool:
+    def _fits_the_data(self, charge: Charge, fingerprint: str) -> bool:
         """Tell whether a charge that is among the spent fits behind all others of its data."""
-        spending = self._joined(
-            Account(unit=fields["unit"], source=fields["source"], fingerprint=fingerprint)
-        )
-        spending.take_off(fields)
-        event, count = release_from_dict(fields)
-        cap, limit = limits_of(fields)
-        exceeded = spending.limit_exceeded(
-            event,
-            count=count,
-            budget=cap,
-            limit=limit,
-            neighboring_relation=NeighboringRelation(fields["neighboring_relation"]),
-        )
-        return exceeded is None
+        spending = self._joined(replace(charge.account, fingerprint=fingerprint))
+        spending.take_off(charge)
+        return spending.limit_exceeded(charge) is None
 
     def _of_source(self, account: Account) -> Spending:
         """Return what was charged under a source's name, as a copy."""
@@ -753,10 +791,14 @@ class NodeLedger(ChainedLedger):
     def _joined(self, account: Account) -> Spending:
         """Return the spending of all that `account` is known by, as a copy."""
         joined = Spending(unit=account.unit)
-        found = [self._by_key[key] for key in account.keys if key in self._by_key]
-        for each in {id(each): each for each in found}.values():
+        for each in self._known_as(account):
             joined.absorb_account(each)
         return joined
+
+    def _known_as(self, account: Account) -> list[Spending]:
+        """Return every spending that shares a name with `account`, each once."""
+        known = [self._by_key[key] for key in account.keys if key in self._by_key]
+        return list({id(each): each for each in known}.values())
 
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
@@ -778,22 +820,25 @@ class NodeLedger(ChainedLedger):
                 raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
 
     def _replay_charge(self, sequence: int, fields: dict[str, Any]) -> None:
-        account = Account(
-            unit=fields["unit"], source=fields["source"], fingerprint=fields["fingerprint"]
+        charge, what = Charge.of(fields), fields["what"]
+        account = charge.account
+        self._replay_use(charge, fields)
+        # One that is alone goes on: a ledger is read often, and a copy for each entry takes long.
+        known = self._known_as(account)
+        spending = known[0] if len(known) == 1 else self._joined(account)
+        alone = self._by_source.setdefault(
+            (account.unit, account.source), Spending(unit=account.unit)
         )
-        spending = self._joined(account)
-        alone = self._of_source(account)
         # Charged twice over: to all that share a name, and to the source, which decides unread.
         for each in (spending, alone):
-            each.take_in_charge(sequence, fields)
-        self._by_source[account.unit, account.source] = alone
+            each.take_in_charge(sequence, charge)
         self._know(spending, account)
-        self._charged.add((account.unit, account.source, fields["what"]))
-        self._replay_use(account, fields)
+        self._charged.add((account.unit, account.source, what))
         if fields.get("unread"):
-            self._unread[sequence] = fields
+            self._unread[sequence] = charge
 
-    def _replay_use(self, account: Account, fields: dict[str, Any]) -> None:
+    def _replay_use(self, charge: Charge, fields: dict[str, Any]) -> None:
+        account = charge.account
         use = Use(**fields["use"]) if "use" in fields else None
         day = str(fields.get("day", "unknown"))
         found = self._uses.setdefault(
@@ -804,14 +849,11 @@ class NodeLedger(ChainedLedger):
         )
         found.first_day, found.last_day = min(found.first_day, day), max(found.last_day, day)
         found.charges += 1
-        event, count = release_from_dict(fields)
-        found.releases[event] += count
+        found.releases[charge.event] += charge.count
 
     def _replay_name(self, fields: dict[str, Any]) -> None:
         charged = self._unread.pop(fields["charge"])
-        account = Account(
-            unit=charged["unit"], source=charged["source"], fingerprint=fields["fingerprint"]
-        )
+        account = replace(charged.account, fingerprint=fields["fingerprint"])
         spending = self._joined(account)
         if not fields["released"]:  # noise went out instead: the source stays charged, the data not
             spending.take_off(charged)
@@ -875,34 +917,9 @@ def _fit(
     return False
 
 
-def limits_of(fields: Mapping[str, Any]) -> tuple[PrivacyBudget | None, RunLimit | None]:
-    """Return the cap and the run's limit that a charge was admitted under.
-
-    Raises:
-        KeyError: If a field is missing.
-        TypeError: If it is of another form.
-        ValueError: If it is out of range, or there is neither.
-    """
-    cap = None if fields["budget"] is None else PrivacyBudget(**fields["budget"])
-    limit = None
-    if fields["limit"] is not None:
-        budget = PrivacyBudget(**fields["limit"]["budget"])
-        limit = RunLimit(run=fields["limit"]["run"], budget=budget)
-    _ = _first_of(cap, limit)
-    return cap, limit
-
-
-def _first_of(cap: PrivacyBudget | None, limit: RunLimit | None) -> PrivacyBudget:
-    """Return what bounds everything beforehand: the cap, or what the first run may spend."""
-    if cap is not None:
-        return cap
-    if limit is None:
-        raise ValueError("a charge needs a limit: the owner's cap, or what its run may spend")
-    return limit.budget
-
-
-def _in_words(exceeded: Limit, cap: PrivacyBudget | None, limit: RunLimit | None) -> str:
+def _in_words(exceeded: Limit, charge: Charge) -> str:
     """Return a limit for the node's log."""
+    cap, limit = charge.cap, charge.limit
     if exceeded is Limit.CAP:
         assert cap is not None  # which was exceeded
         return f"epsilon {cap.epsilon:.4g} at delta {cap.delta:.3g}, the cap over all runs"

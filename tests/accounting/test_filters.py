@@ -13,7 +13,6 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import norm
 
 from fl_dp.accounting import (
     NeighboringRelation,
@@ -24,7 +23,7 @@ from fl_dp.accounting import (
     tight_epsilon,
 )
 from fl_dp.accounting.calibration import affordable_rounds, schedule_history
-from fl_dp.accounting.events import FixedSizeGaussianEvent
+from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
 from fl_dp.accounting.filters import (
     DeclaredFilter,
     GaussianFilter,
@@ -35,7 +34,7 @@ from fl_dp.accounting.filters import (
 )
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon, gaussian_noise_multiplier
 from fl_dp.accounting.renyi import epsilon_at_order
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
+from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 
 Event = TypeVar("Event", bound=PrivacyEvent)
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-5)
@@ -237,24 +236,24 @@ def test_what_was_spent_past_the_budget_is_not_forgotten() -> None:
 # Odometer ------------------------------------------------------------------------------------
 
 
-def test_each_rung_is_a_tail_bound_at_the_best_order() -> None:
-    """P[loss > allowed + log(1/share) / (order - 1)] <= share; the Gaussian's own tail obeys it."""
-    rungs = (0.5, 2.0, 8.0)
-    share = 1e-5 / len(rungs)
-    odometer = RenyiOdometer(1e-5, rungs=rungs)
-    for rung, order, allowed in zip(rungs, odometer._orders, odometer._allowed, strict=True):
-        assert allowed + math.log(1 / share) / (order - 1) == pytest.approx(rung)
-        # The loss of Gaussians of total precision mu^2 is N(mu^2 / 2, mu^2).
-        mu = math.sqrt(2 * allowed / order)
-        assert norm.sf((rung - mu * mu / 2) / mu) <= share
-        for other in (order * 0.97, order * 1.03):
-            room = (rung - math.log(1 / share) / (other - 1)) / other
-            assert room <= allowed / order
+def test_the_orders_follow_from_what_was_foreseen_and_share_all_of_delta() -> None:
+    for epsilon, delta in ((0.05, 1e-9), (1.0, 1e-5), (40.0, 1e-6), (300.0, 0.1)):
+        odometer = RenyiOdometer(foreseen=PrivacyBudget(epsilon=epsilon, delta=delta))
+        shares = odometer.shares
+        assert sum(shares.values()) == pytest.approx(1.0)
+        assert all(order > 1.0 for order in shares) and all(share > 0 for share in shares.values())
+        # A quarter of delta is at the order at which Gaussians leave most room.
+        tail = -math.log(delta / 4)
+        rooms = {order: (epsilon - tail / (order - 1)) / order for order in shares}
+        best = max(rooms, key=lambda order: rooms[order])
+        finer = (1.0 + 1.01**step for step in range(-400, 700))
+        assert rooms[best] >= 0.999 * max((epsilon - tail / (a - 1)) / a for a in finer)
+        assert shares[best] >= 0.25
 
 
 def test_the_odometer_only_rises_and_stays_above_the_plain_bound() -> None:
-    odometer = RenyiOdometer(1e-5)
-    assert odometer.epsilon == 0.0
+    odometer = RenyiOdometer(foreseen=BUDGET)
+    assert odometer.epsilon({}, 1e-5) == 0.0
     kinds: list[PrivacyEvent] = [
         gaussian(6.0),
         sampled(1.0, 0.1),
@@ -262,36 +261,39 @@ def test_the_odometer_only_rises_and_stays_above_the_plain_bound() -> None:
     ]
     seen, history = [], []
     for step in range(60):
-        event = kinds[step % 3]
-        odometer.spend(event)
-        history.append((event, 1))
-        seen.append(odometer.epsilon)
+        history.append((kinds[step % 3], 1))
+        seen.append(odometer.epsilon(history, 1e-5))
         if step % 12 == 0:
             assert seen[-1] >= tight_epsilon(history, 1e-5, interval=1e-3)
     assert seen == sorted(seen) and seen[0] < seen[-1] < math.inf
 
 
-def test_above_its_ladder_the_odometer_knows_no_bound() -> None:
-    odometer = RenyiOdometer(1e-5)
-    odometer.spend(gaussian(0.05))
-    assert odometer.epsilon == math.inf
-    odometer = RenyiOdometer(1e-5, rungs=(1.0,))
-    odometer.spend(ExponentialEvent(epsilon=0.1))
-    assert odometer.epsilon == 1.0
+def test_what_has_a_bound_at_no_order_has_none_in_an_odometer() -> None:
+    cut = TruncatedPoissonGaussianEvent(
+        noise_multiplier=4.0, sampling_rate=0.1, num_units=600, max_cohort=100
+    )
+    odometer = RenyiOdometer(foreseen=BUDGET)
+    assert odometer.epsilon({cut: 1}, 1e-5) == math.inf
+    assert odometer.gaussian_room({cut: 1}, BUDGET) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("delta", "rungs", "message"),
-    [
-        (0.0, (1.0,), "delta must lie in"),
-        (1.0, (1.0,), "delta must lie in"),
-        (1e-5, (), "rungs must increase"),
-        (1e-5, (0.0, 1.0), "rungs must increase"),
-        (1e-5, (2.0, 1.0), "rungs must increase"),
-    ],
-)
-def test_a_ladder_that_is_none_is_refused(
-    delta: float, rungs: tuple[float, ...], message: str
+@settings(max_examples=40)
+@given(multipliers=noises, epsilon=st.floats(0.5, 50.0))
+def test_the_largest_gaussian_that_fits_does_and_a_larger_one_does_not(
+    multipliers: list[float], epsilon: float
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        RenyiOdometer(delta, rungs=rungs)
+    budget = PrivacyBudget(epsilon=epsilon, delta=1e-6)
+    odometer = RenyiOdometer(foreseen=budget)
+    history: list[PrivacyEvent] = [gaussian(each) for each in multipliers]
+    mu = odometer.gaussian_room(history, budget)
+    if mu:
+        assert odometer.epsilon([*history, gaussian(1.000001 / mu)], 1e-6) <= epsilon
+        assert odometer.epsilon([*history, gaussian(0.999 / mu)], 1e-6) > epsilon
+    else:
+        assert odometer.epsilon(history, 1e-6) >= epsilon
+
+
+def test_an_odometer_without_a_delta_is_refused() -> None:
+    for delta in (0.0, 1.0):
+        with pytest.raises(ValueError, match="delta must lie in"):
+            RenyiOdometer(foreseen=BUDGET).epsilon({gaussian(6.0): 1}, delta)

@@ -60,9 +60,11 @@ def record_of(arrays: dict[str, Any]) -> ArrayRecord:
 class Node:
     """Sends messages to an app on a node of its own."""
 
-    def __init__(self, app: ClientApp, node_config: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, app: ClientApp, node_config: dict[str, Any] | None = None, *, run: int = 1
+    ) -> None:
         config: dict[str, Any] = {"partition-id": 0} if node_config is None else node_config
-        context = Context(1, FIRST_NODE, config, RecordDict(), {})
+        context = Context(run, FIRST_NODE, config, RecordDict(), {})
         self.grid = LocalGrid(lambda message, _: app(message, context), 1, introduces=True)
 
     def ask(self, kind: str, content: dict[str, Any]) -> Message:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from laws import ALARM, counts_p
 from scipy import stats
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import PrivacyEvent
+from fl_dp.accounting import PrivacyEvent, tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.clients import client_noise_mod, numpy_client_app
 from fl_dp.ledger import NodeLedger
@@ -399,8 +400,9 @@ def keeping(node: Any, tmp_path: Path) -> Any:
     class Keeping:
         path = tmp_path / "ledger.db"
 
-        def node(self, app: Any, **config: Any) -> Any:
-            return node(app, {"ledger-path": str(self.path), "dataset-name": "ward"} | config)
+        def node(self, app: Any, *, run: int = 1, **config: Any) -> Any:
+            owner = {"ledger-path": str(self.path), "dataset-name": "ward"} | config
+            return node(app, owner, run=run)
 
         def spent(self) -> dict[PrivacyEvent, int]:
             if not self.path.exists():
@@ -509,14 +511,47 @@ def test_the_owner_s_cap_holds_where_the_server_names_no_budget(
     assert client.calls == FITTING
 
 
-def test_another_run_goes_on_spending_from_where_the_last_one_ended(
+def test_a_node_that_is_started_anew_goes_on_spending_from_where_the_run_was(
     keeping: Any, told: Any, read: Any
 ) -> None:
     client = told(1.0)
-    for _ in range(FITTING + 1):  # a node that is started anew each time
+    for _ in range(FITTING + 1):
         here = keeping.node(numpy_client_app(lambda context: client))
         read(here.train(MODEL, instruction(PAID)))
     assert client.calls == FITTING
+
+
+def test_runs_of_several_noises_fit_while_the_owner_s_cap_over_all_of_them_does(
+    keeping: Any, told: Any, read: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run asks for its own budget; what others have spent counts under the cap alone."""
+    client = told(1.0)
+    caplog.set_level("INFO", logger="flwr.fl_dp.client")
+    app = numpy_client_app(lambda context: client)
+    caps = {"max-epsilon": 40.0, "max-delta": 1e-5, "require-privacy": "local"}
+    total: Counter[PrivacyEvent] = Counter()
+    for run, (epsilon, multiplier) in enumerate(((3.5, 8.0), (4.0, 6.0), (8.0, 4.0)), 1):
+        event = GaussianEvent(noise_multiplier=multiplier)
+        rounds = affordable_rounds({}, event, epsilon, 9e-6, at_most=100)
+        here = keeping.node(app, run=run, **caps, **{"allow-unverified-apps": True})
+        asked = replace(PAID, noise_multiplier=multiplier, epsilon=epsilon, delta=1e-5)
+        for _ in range(rounds + 1):  # one more than the run's own budget pays for
+            read(here.train(MODEL, instruction(asked)))
+        total[event] += rounds
+        assert keeping.spent() == total
+        limit = f"would exceed epsilon {epsilon:g} at delta 1e-05, what run {run} asked for itself"
+        assert caplog.text.count(limit) == 1
+    assert client.calls == total.total()
+    assert 9.0 < tight_epsilon(total, 1e-5) < 11.0
+    # The power: the cap does end it.
+    here = keeping.node(app, run=9, **caps, **{"allow-unverified-apps": True})
+    asked = replace(PAID, noise_multiplier=0.5, epsilon=1e3, delta=1e-5)
+    before = client.calls
+    for _ in range(100):
+        read(here.train(MODEL, instruction(asked)))
+    assert 0 < client.calls - before < 100
+    assert "would exceed epsilon 40 at delta 1e-05, the cap over all runs" in caplog.text
+    assert tight_epsilon(keeping.spent(), 1e-5) <= 40.0
 
 
 @pytest.mark.parametrize("damage", ["corrupted", "no folder", "no cap's delta"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,8 @@ from flwr.app import Context, RecordDict
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients.node_privacy import NodePrivacy, in_simulation, simulated_nodes
-from fl_dp.ledger.node import Account
+from fl_dp.ledger.node import Account, RunLimit
+from fl_dp.protocol.instruction import NoiseInstruction
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 
 ASKED = PrivacyBudget(epsilon=3.0, delta=1e-5)
@@ -83,9 +85,7 @@ def test_a_server_can_not_give_a_real_node_new_budgets_by_numbering_units() -> N
 
 def test_a_cap_on_epsilon_brings_a_delta_of_its_own() -> None:
     read = node({"ledger-path": "/data/l.db", "max-epsilon": 1.0})
-    assert read.budget(PrivacyBudget(epsilon=8.0, delta=0.99)) == PrivacyBudget(
-        epsilon=1.0, delta=1e-5
-    )
+    assert read.cap == PrivacyBudget(epsilon=1.0, delta=1e-5)
 
 
 def test_a_ledger_can_be_a_database() -> None:
@@ -149,7 +149,7 @@ def test_the_engine_s_workers_are_where_this_version_of_flower_has_them() -> Non
 
 
 @pytest.mark.parametrize(
-    ("caps", "allowed"),
+    ("caps", "smaller"),
     [
         ({}, ASKED),
         ({"max-epsilon": 1.0}, PrivacyBudget(epsilon=1.0, delta=1e-5)),
@@ -159,10 +159,27 @@ def test_the_engine_s_workers_are_where_this_version_of_flower_has_them() -> Non
         ({"max-epsilon": 2, "max-delta": 1e-6}, PrivacyBudget(epsilon=2.0, delta=1e-6)),
     ],
 )
-def test_a_run_may_spend_what_it_asks_for_as_far_as_the_owner_allows(
-    caps: dict[str, Any], allowed: PrivacyBudget
+def test_the_cap_and_what_a_run_asks_for_are_two_limits(
+    caps: dict[str, Any], smaller: PrivacyBudget
 ) -> None:
-    assert node({"ledger-path": "/data/l.db"} | caps).budget(ASKED) == allowed
+    read = node({"ledger-path": "/data/l.db"} | caps)
+    asked = NoiseInstruction(
+        scheme="gaussian",
+        noise_multiplier=1.0,
+        clipping_norm=1.0,
+        epsilon=ASKED.epsilon,
+        delta=ASKED.delta,
+    )
+    assert read.limit_of_noise(asked) == RunLimit(run=f"run {RUN}", budget=ASKED)
+    assert read.limit(ASKED, training="ab") == RunLimit(run="training ab", budget=ASKED)
+    assert read.budget_of_noise(asked) == smaller
+    nameless = replace(asked, epsilon=None, delta=None)
+    if read.cap is None:
+        with pytest.raises(ValueError, match="names no budget"):
+            read.limit_of_noise(nameless)
+    else:
+        assert read.limit_of_noise(nameless) is None
+        assert read.budget_of_noise(nameless) == read.cap
 
 
 def test_the_account_is_of_the_node_s_source() -> None:

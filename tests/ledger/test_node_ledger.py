@@ -338,7 +338,7 @@ def running(
         )
         tail = math.log1p(-1 / order) - math.log(order * part) / (order - 1)
         bounds.append(spent + tail)
-    return min(bounds)
+    return float(min(bounds))
 
 
 def test_mixed_kinds_fit_while_one_of_the_orders_admits(path: Path) -> None:
@@ -644,7 +644,7 @@ def on_paper(charges: list[Asked], asked: Asked) -> bool:
     if len(total) == 1 and gaussian_delta(mu, declared) <= DECLARED_SHARE * delta:
         return True
     first = PrivacyBudget(epsilon=first_eps, delta=first_delta)
-    return running(total, first, delta) <= eps
+    return running(dict[PrivacyEvent, int](total), first, delta) <= eps
 
 
 @settings(max_examples=60)

@@ -9,6 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -587,30 +588,44 @@ def test_without_a_cap_a_silent_node_is_a_warning(
 # --- A node whose own budget is exhausted ---------------------------------------------------------
 
 
+@pytest.mark.parametrize("limit", ["cap", "run"])
 @pytest.mark.parametrize(("told", "spent"), [(True, True), (True, False), (False, True)])
 def test_an_exhausted_node_is_named_only_if_its_owner_allows_it(
-    start: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, told: bool, spent: bool
+    start: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    told: bool,
+    spent: bool,
+    limit: str,
 ) -> None:
     from fl_dp.ledger import NodeLedger
-    from fl_dp.ledger.node import Account
+    from fl_dp.ledger.node import Account, RunLimit
     from fl_dp.plan import RecordPlan
 
-    records = RecordPlan.from_noise_multiplier(
-        1.0, delta=1e-5, sampling_rate=0.1, steps=5, participations=1, clipping_norm=1.0
+    records = replace(
+        RecordPlan.from_noise_multiplier(
+            1.0, delta=1e-5, sampling_rate=0.1, steps=5, participations=1, clipping_norm=1.0
+        ),
+        training="wards",
     )
+    earlier = "training wards" if limit == "run" else "training of others"
     with NodeLedger.open(tmp_path / "node.db") as ledger:
         if spent:
             ledger.charge(
                 Account(unit="record", source="ward 1", fingerprint="anything"),
                 records.event,
                 count=records.steps,
-                budget=records.budget,
+                budget=records.budget if limit == "cap" else None,
+                limit=RunLimit(run=earlier, budget=records.budget),
                 what="an earlier run",
                 neighboring_relation=records.neighboring_relation,
             )
     config: dict[str, Any] = {"ledger-path": str(tmp_path / "node.db"), "unit-name": "ward 1"}
     if told:
         config["tell-exhausted"] = True
+    if limit == "cap":
+        config["max-epsilon"] = records.budget.epsilon
+        config["require-privacy"] = "none"
     context = Context(1, FIRST_NODE, config, RecordDict(), {})
     app, others = app_of(), answer_with_app(app_of(), N)
 
@@ -619,5 +634,10 @@ def test_an_exhausted_node_is_named_only_if_its_owner_allows_it(
 
     caplog.set_level(logging.INFO)
     start(LocalGrid(answer, N, introduces=True), record_plan=records)
-    named = "Node 'ward 1' (numpy_client_app of fl-dp): the node's own budget is exhausted"
-    assert (named in caplog.text) == (told and spent)
+    node = "Node 'ward 1' (numpy_client_app of fl-dp): "
+    words = {
+        "cap": "the node's own budget is exhausted: its owner's cap over all runs (max-epsilon)",
+        "run": "the node's ledger has no room for a round within this training's own budget",
+    }
+    for name, said in words.items():
+        assert (node + said in caplog.text) == (told and spent and name == limit)
