@@ -104,7 +104,16 @@ class ChainedLedger(ABC):
                 self._take_in(entry)
             # Last: what the witness knows has to be there, and not the other way round.
             if self._unsaved and self._witness is not None:
-                self._witness.note(self.anchor)
+                self._witnessed(self._witness)
+
+    def _witnessed(self, witness: Witness) -> None:
+        """Tell a witness of what was written; what it knows beyond that has to be there, too."""
+        furthest = witness.note(self.anchor)
+        if furthest.entries > self.anchor.entries:
+            # Another process of this ledger was quicker, or that of a copy, whose entries are not.
+            with self._store.transaction() as connection:
+                self._catch_up(connection)
+            self.require_holds(furthest, of=f"its witness {witness.place}")
 
     def _append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerEntry:
         """Add an entry within a transaction; it is replayed once it is on disk."""

@@ -14,9 +14,11 @@ grow (an append-only attribute, a write-once share) or a database with another o
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -56,13 +58,35 @@ class Witness(ABC):
         """
 
     @abstractmethod
-    def note(self, anchor: LedgerAnchor) -> None:
-        """Write down a point that the ledger has reached; on disk when it returns.
+    def note(self, anchor: LedgerAnchor) -> LedgerAnchor:
+        """Write down a point that the ledger has reached, unless it knows a later one already.
+
+        It is on disk when this returns. Nobody else reads or writes meanwhile: of two copies that
+        reach a point at the same time, one is refused.
+
+        Returns:
+            The furthest point that is known, which another process may have noted before.
 
         Raises:
             LedgerCorrupted: If another ledger has reached that point differently.
-            LedgerUnavailable: If it can't be written.
+            LedgerUnavailable: If it can't be read or written.
         """
+
+    def _furthest(self, known: Sequence[LedgerAnchor], reached: LedgerAnchor) -> LedgerAnchor:
+        """Return the furthest of the points, `reached` itself if it is new and is not behind one.
+
+        Raises:
+            LedgerCorrupted: If that point was reached differently.
+        """
+        for each in known:
+            if each.entries == reached.entries and each.hash != reached.hash:
+                raise LedgerCorrupted(
+                    f"the witness {self.place} knows another entry {reached.entries}: two copies "
+                    "of one ledger are being charged. Stop both, and keep the one that the witness "
+                    "knows"
+                )
+        # The first of equal ones: what is known is not written again.
+        return max([*known, reached], key=lambda each: each.entries)
 
     def require_apart(self, ledger: Path | None) -> None:
         """Refuse a place that is put back together with the ledger; a file has to say.
@@ -91,10 +115,17 @@ class FileWitness(Witness):
         if not self._path.parent.is_dir():
             raise self._unavailable("its folder is not there; is its disk mounted?")
         try:
-            text = self._path.read_text(encoding="utf-8")
+            return self._read(self._path.read_bytes())
         except FileNotFoundError:
             return []
-        except (OSError, UnicodeDecodeError) as error:
+        except OSError as error:
+            raise self._unavailable(str(error)) from error
+
+    def _read(self, content: bytes) -> list[LedgerAnchor]:
+        """Return the points of all lines."""
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
             raise self._unavailable(str(error)) from error
         # A line that a power cut tore has no end; the ledger is ahead of it, which is no harm.
         whole = [line for line in text.splitlines() if line and line.endswith("}")]
@@ -103,16 +134,23 @@ class FileWitness(Witness):
         except (*MALFORMED, ValueError) as error:
             raise LedgerCorrupted(f"{self.place} is no witness of a ledger: {error}") from error
 
-    def note(self, anchor: LedgerAnchor) -> None:
-        """Add a line."""
+    def note(self, anchor: LedgerAnchor) -> LedgerAnchor:
+        """Add a line, unless another process of the same ledger has."""
         try:
             private_file(self._path)
-            with self._path.open("ab", buffering=0) as file:
-                # In one piece and with a line's end on both sides, so that a torn line stays alone.
-                file.write(f"\n{json.dumps(anchor.to_dict())}\n".encode())
-                os.fsync(file.fileno())
+            # Only to read and to append: more an append-only file does not allow.
+            with self._path.open("a+b", buffering=0) as file:
+                fcntl.flock(file, fcntl.LOCK_EX)  # which ends with the file, or the process
+                file.seek(0)
+                known = self._read(file.read())
+                furthest = self._furthest(known, anchor)
+                if furthest is anchor:
+                    # In one piece and with an end on both sides: a torn line stays alone.
+                    file.write(f"\n{json.dumps(anchor.to_dict())}\n".encode())
+                    os.fsync(file.fileno())
         except OSError as error:
             raise self._unavailable(str(error)) from error
+        return furthest
 
     def require_apart(self, ledger: Path | None) -> None:
         """Refuse the ledger's own folder."""
@@ -152,22 +190,22 @@ class TableWitness(Witness):
             raise self._unavailable(error) from error
         return [LedgerAnchor(entries=entries, hash=hash) for entries, hash in rows]
 
-    def note(self, anchor: LedgerAnchor) -> None:
+    def note(self, anchor: LedgerAnchor) -> LedgerAnchor:
         """Add a row, unless another process of the same ledger has."""
         try:
             with self._engine.begin() as connection:
                 _METADATA.create_all(connection)
-                known = sa.select(_TABLE.c.hash).where(_TABLE.c.entries == anchor.entries)
-                noted = connection.execute(known).scalar()
-                if noted is None:
+                from_here = sa.select(_TABLE).where(_TABLE.c.entries >= anchor.entries)
+                known = [
+                    LedgerAnchor(entries=entries, hash=hash)
+                    for entries, hash in connection.execute(from_here)
+                ]
+                furthest = self._furthest(known, anchor)
+                if furthest is anchor:
                     connection.execute(sa.insert(_TABLE).values(anchor.to_dict()))
         except sa.exc.DBAPIError as error:
             raise self._unavailable(error) from error
-        if noted not in (None, anchor.hash):
-            raise LedgerCorrupted(
-                f"the witness {self.place} knows another entry {anchor.entries}: two copies of one "
-                "ledger are being charged. Stop both, and keep the one that the witness knows"
-            )
+        return furthest
 
     def _unavailable(self, error: sa.exc.DBAPIError) -> LedgerUnavailable:
         return LedgerUnavailable(_cannot_witness(self.place, " ".join(str(error.orig).split())))

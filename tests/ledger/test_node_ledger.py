@@ -644,7 +644,7 @@ def on_paper(charges: list[Asked], asked: Asked) -> bool:
     if len(total) == 1 and gaussian_delta(mu, declared) <= DECLARED_SHARE * delta:
         return True
     first = PrivacyBudget(epsilon=first_eps, delta=first_delta)
-    return running(dict[PrivacyEvent, int](total), first, delta) <= eps
+    return running({e: n for e, n in total.items()}, first, delta) <= eps
 
 
 @settings(max_examples=60)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import re
 import shutil
 import sqlite3
 import stat
@@ -31,6 +33,7 @@ from fl_dp.ledger import (
     witness_at,
 )
 from fl_dp.ledger.node import Account
+from fl_dp.ledger.store import LedgerStore
 from fl_dp.ledger.witness import FileWitness, TableWitness
 from fl_dp.mechanisms.events import GaussianEvent
 
@@ -131,6 +134,76 @@ def test_two_copies_of_one_ledger_are_found_out(
     ):
         one.reserve(round=2)
         other.reserve(round=2)
+
+
+def rounds_until_refused(ledger: PrivacyLedger) -> int:
+    for number in range(1, PLAN.rounds + 1):
+        try:
+            ledger.reserve(round=number)
+        except LedgerCorrupted as refused:
+            assert re.search("two copies|older copy", str(refused))
+            return number - 1
+    return PLAN.rounds
+
+
+def two_live_copies(path: Path, witness: Callable[[], Witness]) -> tuple[PrivacyLedger, ...]:
+    """Two ledgers that were opened as one: a machine that was copied while it trained."""
+    (path.parent / "copy").mkdir()
+    copy = path.parent / "copy" / path.name
+    one, other = (PrivacyLedger.open(path, PLAN, witness=witness()) for _ in range(2))
+    with other._transaction():
+        pass  # it has seen all that there is
+    shutil.copy(path, copy)
+    other._store = LedgerStore.writable(copy)
+    return one, other
+
+
+@pytest.mark.parametrize("behind", [False, True], ids=["at the same entry", "where one was killed"])
+def test_two_live_copies_never_spend_more_than_one_plan(
+    path: Path, elsewhere: Callable[[], Witness], monkeypatch: pytest.MonkeyPatch, behind: bool
+) -> None:
+    one, other = two_live_copies(path, elsewhere)
+    first = 1
+    if behind:  # the entry is on disk, and the witness does not know of it
+        with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+            killed.setattr(type(one._witness), "note", killed_before_it_notes)
+            one.reserve(round=1)
+        first = 2
+    assert one.reserve(round=first)
+    assert rounds_until_refused(other) == 0
+    assert one.reserve(round=first + 1)  # the copy that the witness knows goes on
+    one.close()
+    PrivacyLedger.open(path, PLAN, witness=elsewhere()).close()
+    other.close()
+
+
+def killed_before_it_notes(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_file_witness_is_nobody_else_s_from_its_look_to_its_line(
+    path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spend(path, FileWitness(file), 1)
+    read, held = FileWitness._read, []
+
+    def looking(witness: FileWitness, content: bytes) -> list[LedgerAnchor]:
+        with file.open("rb") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held.append(True)
+            else:
+                held.append(False)
+        return read(witness, content)
+
+    monkeypatch.setattr(FileWitness, "_read", looking)
+    FileWitness(file).note(LedgerAnchor(entries=5, hash="a" * 64))
+    assert held == [True]
+    with pytest.raises(LedgerCorrupted, match="two copies"):
+        FileWitness(file).note(LedgerAnchor(entries=5, hash="b" * 64))
+    FileWitness(file).anchors()  # the power: who only looks holds no lock
+    assert held == [True, True, False]
 
 
 def test_a_crash_between_the_ledger_and_its_witness_does_no_harm(
