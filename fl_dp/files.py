@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -73,6 +74,53 @@ def private_file(file: Path) -> None:
     """
     with contextlib.suppress(FileExistsError):
         _create(file, _OWNER)
+
+
+class HeldElsewhere(OSError):
+    """Another process works where this one was about to."""
+
+
+@contextlib.contextmanager
+def held_alone(file: Path, what: str) -> Iterator[None]:
+    """Keep other processes out of a place for the block; the system lets go of one that dies.
+
+    A process that is forked off has no part in it, so that it ends with the one that took it.
+
+    Args:
+        file: Whose lock it is; made where it is not there, in a folder that is.
+        what: That other processes are kept from, for the error.
+
+    Raises:
+        HeldElsewhere: If another process has it, on this machine or on a network's file system.
+        OSError: If the file system has no locks, which an SQLite ledger needs, too.
+    """
+    private_file(file)
+    descriptor = os.open(file, os.O_RDWR)  # to write: without it a network's files have no locks
+    _HELD.add(descriptor)
+    try:
+        try:
+            # Not by `lockf`: whoever reads the file in this process would let go of that.
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise HeldElsewhere(
+                f"another process {what}: wait until it has ended, or stop it"
+            ) from error
+        yield
+    finally:
+        if descriptor in _HELD:
+            _HELD.discard(descriptor)
+            os.close(descriptor)
+
+
+_HELD: set[int] = set()
+
+
+def _let_go() -> None:
+    while _HELD:
+        os.close(_HELD.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,14 @@ from yaml import YAMLError
 
 from fl_dp.app.run_process import PROCESS, this_process
 from fl_dp.documents import MALFORMED
-from fl_dp.files import full_disk_named, private_file, private_folder, write_text, written_whole
+from fl_dp.files import (
+    full_disk_named,
+    held_alone,
+    private_file,
+    private_folder,
+    write_text,
+    written_whole,
+)
 from fl_dp.ledger import LedgerAnchor, SpentLedger, Witness, witness_at
 from fl_dp.plan import PrivacyPlan, RecordPlan
 from fl_dp.statement import (
@@ -71,6 +79,7 @@ class RunFolder:
         checkpoint: State from which `resume` continues.
         identity: Random name of the run for trackers, where there are any.
         process: Which process of which machine trains it, or did last.
+        lock: Held by the process that trains it.
         log: The operator's log; not part of what is released.
     """
 
@@ -91,6 +100,7 @@ class RunFolder:
         self.checkpoint = path / "checkpoint.safetensors"
         self.identity = path / "tracking.id"
         self.process = path / PROCESS
+        self.lock = path / "run.lock"
         self.log = path / "run.log"
 
     def require_new(self) -> None:
@@ -103,6 +113,14 @@ class RunFolder:
             raise FileExistsError(
                 f"{self.path} exists already: choose another run_name, or leave it out"
             )
+
+    def held(self) -> AbstractContextManager[None]:
+        """Keep other processes from training in this folder for a block.
+
+        Raises:
+            HeldElsewhere: If one does; nothing was spent or written.
+        """
+        return held_alone(self.lock, f"trains in {self.path}")
 
     def create(self, settings: Settings) -> None:
         """Make the folder and write the settings.

@@ -84,6 +84,7 @@ def train(
     Raises:
         ValueError: If the settings can't be carried out; nothing was trained.
         FileNotFoundError: If there is no run to resume.
+        HeldElsewhere: If another process trains in its folder; nothing was trained.
         ModuleNotFoundError: If the tracker's package is missing.
     """
     settings.sweep.require_none()
@@ -100,6 +101,19 @@ def train(
         shared_parameters(settings)
         folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
         folder.create(settings)
+    with folder.held():
+        return _train_alone(folder, grid, settings, run_id, make_strategy, trackers)
+
+
+def _train_alone(
+    folder: RunFolder,
+    grid: Grid,
+    settings: Settings,
+    run_id: str,
+    make_strategy: Callable[..., DPFedAvg] | None,
+    trackers: Sequence[Tracker],
+) -> Result:
+    """Train in a folder that no other process trains in."""
     folder.note_process()
     with logged_to(folder.log):
         for wing in wings():

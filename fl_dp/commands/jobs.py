@@ -304,11 +304,18 @@ def _checked(composed: Sequence[Settings], at_a_time: int = 1) -> list[Settings]
 
 
 def _found(path: Path) -> Job:
-    """Return the training that a folder holds."""
+    """Return the training that a folder holds.
+
+    Raises:
+        HeldElsewhere: If another process trains in it.
+    """
     from fl_dp.app.run_folder import RunFolder
 
     folder = RunFolder(path)
-    [settings] = _checked([folder.read_settings()])
+    found = folder.read_settings()
+    with folder.held():
+        pass  # by the process that trains, once it is started: here nobody else has it
+    [settings] = _checked([found])
     lines = folder.read_metrics()
     done = bool(lines) and lines[-1]["round"] >= settings.rounds and folder.statement.is_file()
     return Job(variant="", overrides=(), settings=settings, path=path, resumed=True, finished=done)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from fl_dp.files import HeldElsewhere, held_alone
+
 from .console import doing, fail, warn
 
 if TYPE_CHECKING:
@@ -81,6 +83,10 @@ class Queue:
                 if self._prepare is not None:
                     self._jobs = self._prepare(self._jobs)
                 self._prepared = True
+                if self._jobs.sweep is not None:
+                    self._jobs.sweep.mkdir(parents=True, exist_ok=True)
+                    lock = self._jobs.sweep / "sweep.lock"
+                    stack.enter_context(held_alone(lock, f"works off {self._jobs.sweep}"))
                 self._jobs.note()
                 if self._places > 1:
                     stack.enter_context(self._lines)
@@ -201,7 +207,10 @@ class Queue:
         ]
         for job in begun:
             try:
-                job.folder.write_statement_of_ledger()
+                with job.folder.held():
+                    job.folder.write_statement_of_ledger()
+            except HeldElsewhere:
+                continue  # who trains there writes it
             except (OSError, ValueError, LedgerCorrupted) as error:
                 warn(f"no privacy statement could be written: {error}")
         return bool(begun)
