@@ -286,7 +286,8 @@ def _charge(
     cap, limit, budget = node.cap, node.limit_of_noise(asked), node.budget_of_noise(asked)
     account = node.account(unit=asked.unit)
     with node.open_ledger() as ledger:
-        charged = ledger.spending(account).charges
+        spending = ledger.spending(account)
+        charged = spending.charges
         joins = NodeConfig.of(context.node_config).join_at_own_budget
         if not (charged or joins) and (
             budget.epsilon < (asked.epsilon or 0.0) or budget.delta < (asked.delta or 0.0)
@@ -297,17 +298,22 @@ def _charge(
                 budget.epsilon,
                 budget.delta,
             )
-        # A power of two, beyond what is planned: a budget that changed with every sum would have to
-        # be certified each time.
-        sums = max(asked.rounds, 1 << charged.bit_length())
-        slack = shared_noise_slack(sums, *largest)
+
+        def less_slack(budget: PrivacyBudget, made: int) -> PrivacyBudget:
+            # A power of two, beyond what is planned: a budget that changed with every sum would
+            # have to be certified each time.
+            sums = max(asked.rounds, 1 << made.bit_length())
+            return within_slack(budget, shared_noise_slack(sums, *largest))
+
+        if limit is not None:
+            mine = spending.runs.get(limit.run)
+            made = 0 if mine is None else mine.releases.total()
+            limit = replace(limit, budget=less_slack(limit.budget, made))
         ledger.charge(
             account,
             _event(multiplier, terms.sampling_rate),
-            budget=None if cap is None else within_slack(cap, slack),
-            limit=None
-            if limit is None
-            else replace(limit, budget=within_slack(limit.budget, slack)),
+            budget=None if cap is None else less_slack(cap, charged),
+            limit=limit,
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(asked.neighboring_relation),
             use=node.use(message.metadata.message_type),

@@ -5,8 +5,9 @@ Entry by entry is the one way in: what is spent can't depend on anything but the
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +17,9 @@ from fl_dp.accounting import (
     PrivacyBudgetExhausted,
     PrivacyEvent,
 )
-from fl_dp.accounting.events import event_from_dict
+from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.accounting.filters import PrivacyFilter
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
 
 from .asks import Asks
@@ -64,6 +66,8 @@ class Choice:
 
 
 _ROUNDING = 1.0 + 1e-12  # of a sum of parts of a cap
+_ANOTHER_MACHINE = 1e-9  # relative: its functions of floating-point numbers may round otherwise
+_RANDOMNESS = (SecureRandom.SECURE_KIND, SecureRandom.INSECURE_KIND)
 
 
 class ParticipationCapReached(PrivacyBudgetExhausted):
@@ -109,6 +113,7 @@ class TrainingState:
         self.reserved: dict[int, Reservation] = {}
         self.committed: set[int] = set()
         self.waiting: dict[int, PrivacyEvent] = {}
+        self._openings: set[str] = set()
         self.randomness: set[str] = set()
         self.uncharged: list[str] = []
         self.choice: Choice | None = None
@@ -166,6 +171,19 @@ class TrainingState:
                 f"participation_cap; the first is {spent[0]}"
             )
 
+    def require_declared(self, event: PrivacyEvent, what: str) -> None:
+        """Check that another release was declared, where the rule needs it.
+
+        Raises:
+            ValueError: If it was not.
+        """
+        if not self.gate.adaptive and event not in dict(self.plan.other_releases):
+            raise ValueError(
+                f"{what} is not among the plan's other_releases: what was not declared before "
+                "the first release may depend on it, and the plan's rule does not cover that. "
+                "Declare it, or use a plan with an adaptive filter"
+            )
+
     def require_declared_left(self, event: PrivacyEvent, what: str) -> None:
         """Check that another release was made less often than declared, where the rule needs it.
 
@@ -181,6 +199,78 @@ class TrainingState:
                 f"{what} is among the plan's other_releases {declared} times, and was made as "
                 "often: declare how often it is made"
             )
+
+    def fields_of_round(
+        self,
+        number: int,
+        noise_multiplier: float | None,
+        participants: Sequence[str | int] | None,
+    ) -> dict[str, Any]:
+        """Return what the next reservation of a round says: what the plan and the entries make it.
+
+        Raises:
+            PrivacyBudgetExhausted: If the plan has no such round.
+            ParticipationCapReached: If a participant has none left.
+            SeparationBroken: If a participant has to rest.
+            ValueError: If participants are missing or not wanted, or the noise is not the plan's.
+        """
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise ValueError(f"round must be an integer from 1 on, got {number!r}")
+        if number > self.plan.rounds:
+            raise PrivacyBudgetExhausted(
+                f"round {number} is not in the plan, whose budget pays for {self.plan.rounds}"
+            )
+        event = self.plan.event_of(number, noise_multiplier=noise_multiplier)
+        if noise_multiplier is None:
+            noise_multiplier = self.plan.noise_multipliers[number - 1]
+        sampling, turn = self.plan.sampling, self.rounds.total()
+        fields: dict[str, Any] = {
+            "round": number,
+            "attempt": self.attempts[number] + 1,
+            "noise_multiplier": noise_multiplier,  # not every event has one
+            **event_to_dict(event),
+        }
+        if sampling.least_separation > 1 or sampling.buffered:
+            fields["index"] = turn
+        if isinstance(sampling, CyclicSampling):
+            fields["group"] = sampling.group_of(turn)
+        units = self._units_of_round(participants)
+        if units is not None:
+            self.require_participations_left(units, self.plan.cap_share(noise_multiplier))
+            self.require_rested(units, turn)
+            fields["participants"] = units
+        return fields
+
+    def _units_of_round(self, participants: Sequence[str | int] | None) -> list[str] | None:
+        """Return the units that a round names, in their order; None where it names none.
+
+        Raises:
+            ValueError: If they are missing or not wanted, or repeat.
+        """
+        sampling = self.plan.sampling
+        grouped = isinstance(sampling, CyclicSampling)  # each of a group is charged for its turn
+        if sampling.buffered:
+            if participants is not None:
+                raise ValueError(
+                    "who fills a buffer is not known when its round is reserved: name units when "
+                    "they are asked"
+                )
+            return None
+        if participants is None:
+            if self.plan.participation_cap is not None:
+                raise ValueError("under a participation cap every round has to name participants")
+            if sampling.least_separation > 1 and not grouped:
+                raise ValueError("under a separation every round has to name its participants")
+            return None
+        if grouped or not sampling.visible:
+            raise ValueError(
+                "the participants of a secret sample are secret: the plan's amplification rests "
+                "on it, so they are not recorded"
+            )
+        units = sorted(str(unit) for unit in participants)
+        if len(set(units)) != len(units):
+            raise ValueError("a unit takes part in a round once, but participants repeat")
+        return units
 
     def require_askable(self, units: Collection[str]) -> int:
         """Check that units may be asked for a contribution now, and return the open index.
@@ -232,8 +322,15 @@ class TrainingState:
         Raises:
             KeyError: If a field is missing.
             TypeError: If a field is of another type.
-            ValueError: If it can't stand there or is unknown to this version.
+            ValueError: If it can't stand there, is not what the plan would have charged, or is
+                unknown to this version.
         """
+        try:
+            self._take_in(sequence, fields)
+        except PrivacyBudgetExhausted as beyond:
+            raise ValueError(str(beyond)) from beyond
+
+    def _take_in(self, sequence: int, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
         if (kind == "plan") != (sequence == 1):
             raise ValueError("a ledger starts with its plan and has no other")
@@ -243,7 +340,11 @@ class TrainingState:
                 self._plan = PrivacyPlan.from_dict(fields["plan"])
                 self._filter = self._plan.filter()
             case "run":
+                self._require_as_planned(fields, opening_of(self.plan))
+                if fields["randomness"] not in _RANDOMNESS:
+                    raise ValueError(f"a source of noise '{fields['randomness']}' is unknown")
                 self.randomness.add(fields["randomness"])
+                self._openings.add(fields["run"])
                 # The process that asked them has ended: it adds no answer any more. If it has added
                 # one, then to the newest index.
                 self.last_index |= dict.fromkeys(self.asks.forget(), self.rounds.total() - 1)
@@ -296,21 +397,16 @@ class TrainingState:
             self.participations[unit] += 1
             self.taken_of_cap[unit] = self.taken_of_cap.get(unit, 0.0) + share
 
-    def _check_turn(self, fields: dict[str, Any]) -> None:
-        """Check a round's index and group, where units take turns.
+    def _require_as_planned(self, fields: dict[str, Any], planned: dict[str, Any]) -> None:
+        """Check that an entry says what the plan makes of it: whoever rewrote one may say less.
 
         Raises:
-            KeyError: If it has none.
-            ValueError: If another one's turn it was.
+            ValueError: With what differs.
         """
-        sampling, index = self.plan.sampling, self.rounds.total()
-        if fields["index"] != index:
-            raise ValueError(f"its index is {fields['index']} and the next one was {index}")
-        if isinstance(sampling, CyclicSampling):
-            if fields["group"] != sampling.group_of(index):
-                raise ValueError(f"index {index} is not the turn of group {fields['group']}")
-        elif not sampling.buffered:  # whose units are asked after it
-            self.require_rested(fields["participants"], index)
+        for name, value in planned.items():
+            said = fields.get(name)
+            if not _is_same(said, value):
+                raise ValueError(f"its {name} is {said!r:.60}, and the plan's is {value!r:.60}")
 
     def require_choosable(self, plan: PrivacyPlan, paid: int | None) -> None:
         """Check that a choice of hyper-parameters can stand here.
@@ -342,9 +438,16 @@ class TrainingState:
     def _take_in_reservation(self, sequence: int, fields: dict[str, Any]) -> None:
         event = event_from_dict(fields)
         is_round = "round" in fields
-        sampling = self.plan.sampling
-        if is_round and (sampling.least_separation > 1 or sampling.buffered):
-            self._check_turn(fields)
+        if fields["run"] not in self._openings:
+            raise ValueError("it belongs to no opening of the ledger")
+        if is_round:
+            # What is declared is computed anew, as an auditor's machine rounds it.
+            chosen = fields["noise_multiplier"] if self.plan.noise.adaptive else None
+            planned = self.fields_of_round(fields["round"], chosen, fields.get("participants"))
+            self._require_as_planned(fields, planned)
+        else:
+            self.require_declared(event, f"'{fields['what']}'")
+            self.require_declared_left(event, f"'{fields['what']}'")
         self.reserved[sequence] = Reservation(
             sequence=sequence,
             what=f"round {fields['round']}" if is_round else fields["what"],
@@ -366,3 +469,22 @@ class TrainingState:
         self.multipliers.append(fields["noise_multiplier"])
         self.attempts[fields["round"]] += 1
         self._take_part(units, self.plan.cap_share(fields["noise_multiplier"]))
+
+
+def opening_of(plan: PrivacyPlan) -> dict[str, Any]:
+    """Return what an opening of the ledger says of the plan."""
+    return {
+        "unit": plan.unit,
+        "sampling": plan.sampling.kind,
+        "sensitivity": plan.neighboring_relation.distance * plan.clipping_norm,
+        "denominator": plan.denominator,
+    }
+
+
+def _is_same(said: object, planned: object) -> bool:
+    """Tell whether an entry's value is the plan's, but for rounding on another machine."""
+    if isinstance(planned, float):
+        if isinstance(said, bool) or not isinstance(said, int | float):
+            return False
+        return math.isclose(said, planned, rel_tol=_ANOTHER_MACHINE)
+    return type(said) is type(planned) and said == planned

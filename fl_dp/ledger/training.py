@@ -25,19 +25,18 @@ from pathlib import Path
 from typing import Any, Self
 
 from fl_dp.accounting import (
-    CyclicSampling,
     GroupedSampling,
     PrivacyBudgetExhausted,
     PrivacyEvent,
 )
-from fl_dp.accounting.events import event_to_dict
+from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
 
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
 from .entries import SCHEMA, now_to_the_minute, require_printable
 from .spent import SpentLedger
-from .state import Reservation
+from .state import Reservation, opening_of
 from .store import LedgerStore
 from .witness import Witness
 
@@ -164,16 +163,6 @@ class PrivacyLedger(SpentLedger):
             ValueError: If participants are missing or not wanted, the noise is not the plan's, or
                 another process has taken the index.
         """
-        if isinstance(round, bool) or not isinstance(round, int):
-            raise ValueError(f"round must be an integer from 1 on, got {round!r}")
-        if round > self.plan.rounds:
-            raise PrivacyBudgetExhausted(
-                f"round {round} is not in the plan, whose budget pays for {self.plan.rounds}"
-            )
-        event = self.plan.event_of(round, noise_multiplier=noise_multiplier)
-        if noise_multiplier is None:
-            noise_multiplier = self.plan.noise_multipliers[round - 1]
-        units, sampling = self._check_participants(participants), self.plan.sampling
         with self._transaction() as connection:
             turn = self._state.rounds.total()
             if index is not None and index != turn:
@@ -181,27 +170,11 @@ class PrivacyLedger(SpentLedger):
                     f"round {round} was prepared for index {index}, and the ledger's next one is "
                     f"{turn}: another process reserves rounds in it; stop one of them"
                 )
-            if units is not None:
-                share = self.plan.cap_share(noise_multiplier)
-                self._state.require_participations_left(units, share)
-                self._state.require_rested(units, turn)
+            planned = self._state.fields_of_round(round, noise_multiplier, participants)
             if self._state.charges_another_round:
-                self._require_budget(self.plan.charged_event(event), f"round {round}")
-            fields = {
-                "kind": "reserve",
-                "run": self._run_id,
-                "round": round,
-                "attempt": self._state.attempts[round] + 1,
-                "noise_multiplier": noise_multiplier,  # not every event has one
-                **event_to_dict(event),
-            }
-            if sampling.least_separation > 1 or sampling.buffered:
-                fields["index"] = turn
-            if isinstance(sampling, CyclicSampling):
-                fields["group"] = sampling.group_of(turn)
-            if units is not None:
-                fields["participants"] = units
-            entry = self._append(connection, fields)
+                charged = self.plan.charged_event(event_from_dict(planned))
+                self._require_budget(charged, f"round {round}")
+            entry = self._append(connection, {"kind": "reserve", "run": self._run_id, **planned})
         return self._state.reserved[entry.sequence]
 
     def ask(self, units: Sequence[str]) -> None:
@@ -322,13 +295,8 @@ class PrivacyLedger(SpentLedger):
                 name can't be printed.
         """
         require_printable(what)
-        if not self._state.gate.adaptive and event not in dict(self.plan.other_releases):
-            raise ValueError(
-                f"'{what}' is not among the plan's other_releases: what was not declared before "
-                "the first release may depend on it, and the plan's rule does not cover that. "
-                "Declare it, or use a plan with an adaptive filter"
-            )
         with self._transaction() as connection:
+            self._state.require_declared(event, f"'{what}'")
             self._require_budget(event, f"'{what}'")
             self._state.require_declared_left(event, f"'{what}'")
             entry = self._append(
@@ -423,42 +391,14 @@ class PrivacyLedger(SpentLedger):
                 f"{self.plan.budget.delta:.3g}: {self.rounds_spent} rounds are spent"
             )
 
-    def _check_participants(self, participants: Sequence[str | int] | None) -> list[str] | None:
-        sampling = self.plan.sampling
-        grouped = isinstance(sampling, CyclicSampling)  # each of a group is charged for its turn
-        if sampling.buffered:
-            if participants is not None:
-                raise ValueError(
-                    "who fills a buffer is not known when its round is reserved: name units when "
-                    "they are asked"
-                )
-            return None
-        if participants is None:
-            if self.plan.participation_cap is not None:
-                raise ValueError("under a participation cap every round has to name participants")
-            if sampling.least_separation > 1 and not grouped:
-                raise ValueError("under a separation every round has to name its participants")
-            return None
-        if grouped or not sampling.visible:
-            raise ValueError(
-                "the participants of a secret sample are secret: the plan's amplification rests "
-                "on it, so they are not recorded"
-            )
-        units = sorted(str(unit) for unit in participants)
-        if len(set(units)) != len(units):
-            raise ValueError("a unit takes part in a round once, but participants repeat")
-        return units
-
     def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
         # Of the least noise: no round has a finer grid, so no sum needs more bits.
         updates = plan.bundle(plan.noise.least_multiplier).updates
         return {
             "kind": "run",
             "run": self._run_id,
-            "unit": plan.unit,
-            "sampling": plan.sampling.kind,
-            "sensitivity": plan.neighboring_relation.distance * plan.clipping_norm,
-            "denominator": plan.denominator,
+            **opening_of(plan),
+            # As of the version that opened it; nothing is charged by them.
             "finest_grid": updates.grid,
             "rule": plan.filter().rule,
             "randomness": randomness,

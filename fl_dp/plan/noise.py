@@ -30,6 +30,7 @@ from .hosting import Hosting
 from .release import Release
 
 _CONSTANT = NoiseSchedule()
+_ROUNDING = 1e-9  # relative, of another machine
 _CLIPPING = {
     "fixed": "L2-clipped updates",
     "per-layer": "updates whose layers are L2-clipped one by one",
@@ -114,6 +115,14 @@ class Noise(ABC):
     def controller(self) -> PlateauController | None:
         """Return what chooses the multipliers later, if anything does."""
         return None
+
+    def require_chosen(self, multiplier: float) -> None:
+        """Check a multiplier that was chosen later: whether what chooses can have come to it.
+
+        Raises:
+            ValueError: If it can't.
+        """
+        del multiplier
 
     def filter(
         self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation
@@ -202,6 +211,21 @@ class CentralNoise(Noise):
     def controller(self) -> PlateauController | None:
         """Return what follows the plateau, if there is one."""
         return None if self.plateau is None else PlateauController(self.plateau, self.multiplier)
+
+    def require_chosen(self, multiplier: float) -> None:
+        """Check that a plateau chooses such a multiplier: from the first down to the smallest.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        if self.plateau is None:
+            return
+        least, most = self.least_multiplier, self.plateau.first * self.multiplier
+        if not least * (1.0 - _ROUNDING) <= multiplier <= most * (1.0 + _ROUNDING):
+            raise ValueError(
+                f"the plateau of the plan chooses noise multipliers from {most:.6g} down to "
+                f"{least:.6g}, got {multiplier:.6g}"
+            )
 
     def filter(
         self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation

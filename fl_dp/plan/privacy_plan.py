@@ -497,7 +497,8 @@ class PrivacyPlan:
             noise_multiplier: Only with a plateau: what its controller decided.
 
         Raises:
-            ValueError: If there is no such round, or a declared round is given other noise.
+            ValueError: If there is no such round, a declared round is given other noise, or the
+                plan's controller chooses no such noise.
         """
         if not 1 <= round <= self.rounds:
             raise ValueError(f"round {round} is not in the plan, which has {self.rounds}")
@@ -509,6 +510,7 @@ class PrivacyPlan:
                 f"round {round} was declared with noise multiplier {planned}, got "
                 f"{noise_multiplier}: noise chosen adaptively needs a plateau plan"
             )
+        self.noise.require_chosen(noise_multiplier)
         return self.event_at(noise_multiplier)
 
     def event_at(

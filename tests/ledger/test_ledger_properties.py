@@ -161,7 +161,7 @@ def test_no_order_of_attempts_releases_and_crashes_overspends(
 @given(
     rate=st.sampled_from(sorted(ADAPTIVE)),
     choices=st.lists(
-        st.tuples(st.floats(0.05, 20.0), st.booleans()),
+        st.tuples(st.floats(0.5, 2.0), st.booleans()),
         min_size=1,
         max_size=20,
     ),

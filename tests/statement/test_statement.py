@@ -320,10 +320,10 @@ def test_a_plateau_is_promised_its_filter_and_nothing_smaller(tmp_path: Path) ->
         **SIZES,
     )
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        ledger.reserve(round=1, noise_multiplier=10.0 * plan.noise_multiplier)
+        ledger.reserve(round=1, noise_multiplier=2.0 * plan.noise_multiplier)
         statement = privacy_statement(ledger).to_dict()
     page = statement_page(statement)
-    assert statement["noise_multipliers"] == [10.0 * plan.noise_multiplier]
+    assert statement["noise_multipliers"] == [2.0 * plan.noise_multiplier]
     assert printed_epsilons(page) == ["4.0000"]
     assert "what the privacy filter guarantees, with noise chosen adaptively (quoted)" in page
     assert "Renyi filter of the fixed order" in page
