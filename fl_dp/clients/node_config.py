@@ -126,7 +126,7 @@ class NodeConfig:
         join_at_own_budget: Whether the node joins a run that plans more than it allows, at a price
             or with a noise that it does allow.
         tell_budget: Whether the node may tell `max_epsilon` before a run.
-        tell_exhausted: Whether the node may say that its budget is spent.
+        tell_exhausted: Whether the node may say that its budget is spent, and by which limit.
         dataset_name: A name of the data that stays the same when they change.
         unit_name: The name under which a roster knows the node.
         data_path: Absolute folder of the node's own data.
@@ -596,9 +596,9 @@ POLICY_KEYS = (
         read=partial(_number, below=math.inf),
         does=(
             "Spends at most this over all runs, for records and for the node as a whole apart: a "
-            "node that serves both spends it twice."
+            "node that serves both spends it twice. A run's own budget counts that run alone."
         ),
-        otherwise="Each run's own budget",
+        otherwise="Each run's own budget, and nothing limits all of them",
     ),
     PolicyKey(
         name=MAX_DELTA_KEY,
@@ -673,7 +673,7 @@ POLICY_KEYS = (
         name=TELL_EXHAUSTED_KEY,
         field="tell_exhausted",
         read=_flag,
-        does="May say that its budget is spent.",
+        does="May say that its budget is spent: `max-epsilon`, or what the run itself asked for.",
         otherwise="Does not say so",
     ),
     PolicyKey(

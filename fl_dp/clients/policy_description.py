@@ -89,7 +89,7 @@ def _required(owner: NodeConfig) -> str:
 def _cap(owner: NodeConfig) -> str:
     if owner.max_epsilon is None:
         return (
-            "There is no cap: each run brings its own budget, over all that the ledger has seen. "
+            "There is no cap: each run brings its own budget, and nothing limits all of them. "
             f"{MAX_EPSILON_KEY}=4.0 caps all runs together"
         )
     return (

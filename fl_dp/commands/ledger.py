@@ -41,9 +41,11 @@ def ledger(
     PATH is a `ledger.db`, the folder of a run, a URL such as
     `postgresql://user@host/database`, or the ledger that a node keeps of its own data.
 
-    Epsilon is computed from the entries alone. The privacy statement and the checkpoint in the
-    ledger's folder are compared with it: every number and sentence of the statement is computed
-    anew. An auditor who has the two files names the statement with `--check privacy.json`.
+    Epsilon is computed from the entries alone. Each entry of a training is compared with what the
+    plan in its first entry would have charged: rounds, noise, samples, other releases. The privacy
+    statement and the checkpoint in the ledger's folder are compared with it: every number and
+    sentence of the statement is computed anew. An auditor who has the two files names the statement
+    with `--check privacy.json`.
 
     A witness is a second place that knows how far the ledger has come (`privacy.witness_dir`, and
     `witness-path` of a node): it detects an older copy in the ledger's place.
@@ -51,8 +53,8 @@ def ledger(
     `--summary` is for governance: it names no node, no participant and no place, and tells a number
     of clients below ten as such.
 
-    An entry that was altered, removed or reordered, an end that was cut off and a statement that
-    was edited are errors with status 1.
+    An entry that was altered, removed or reordered, that the plan would not have charged, an end
+    that was cut off and a statement that was edited are errors with status 1.
     """
     from .shown_ledger import begin_witness_of, show_ledger, summarise_ledger
 

@@ -27,18 +27,20 @@ def check(
 
     NODE_CONFIG is the text that `flower-supernode --node-config` gets, in quotes, or the file of a
     policy (`policy-path`). Ledger, witness, roster and data are looked at, and nothing is changed.
+    Where there is a cap, the last sentences say what was spent of it and what still fits.
     What would keep the node from doing what its owner wants is an error with status 1.
     """
     with failures_told():
         from fl_dp.clients.policy_description import describe_policy
 
         from .shown_uses import owner_at
+        from .words_of_budget import words_of_budget
         from .words_of_data import words_of_data
 
         owner = owner_at(configuration)
         words = describe_policy(owner)
         of_data = words_of_data(owner)
-        sentences = [*words.sentences, *of_data.sentences]
+        sentences = [*words.sentences, *of_data.sentences, *words_of_budget(owner)]
         wrong = [*words.wrong, *of_data.wrong]
     if as_json:
         print_json({"sentences": sentences, "wrong": wrong})

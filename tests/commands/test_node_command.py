@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.commands.app import app
 from fl_dp.ledger import NodeLedger
-from fl_dp.ledger.node import Account, Use
+from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.ledger.witness import FileWitness
 from fl_dp.mechanisms.events import GaussianEvent
 
@@ -66,6 +67,51 @@ def test_what_a_node_will_do_is_said(ledger: Path) -> None:
     assert "it holds 1 charges so far" in said
     assert "no witness" in said
     assert "--trusted-entities" in said
+
+
+def test_what_still_fits_under_the_cap_is_said_and_is_true(tmp_path: Path) -> None:
+    place = tmp_path / "ledger.db"
+    config = f'ledger-path="{place}" max-epsilon=40.0 require-privacy="record"'
+    assert "Nothing was spent: all of epsilon 40 is there" in call("check", config)[1]
+    charge(place, epsilon=40.0, noise=8.0, count=30)
+    charge(place, epsilon=40.0, noise=5.0, count=10)
+    status, said = call("check", config)
+    assert status == 0
+    told = re.search(
+        r"Of epsilon 40, 'ward' has spent epsilon ([0-9.]+) for each record; what still fits is a "
+        r"run of Gaussian noise of up to epsilon ([0-9.]+) by itself, or ([0-9,]+) more times .*"
+        r"noise multiplier 8.*, or ([0-9,]+) more times .*noise multiplier 5",
+        said,
+    )
+    assert told is not None, said
+    spent, room = float(told[1]), float(told[2])
+    quieter, louder = (int(told[number].replace(",", "")) for number in (3, 4))
+    assert 4.0 < spent < 10.0 and 20.0 < room < 40.0
+    # As many fit as it says, and no more.
+    for noise, most in ((8.0, quieter), (5.0, louder)):
+        with pytest.raises(PrivacyBudgetExhausted):
+            charge(place, epsilon=40.0, noise=noise, count=most + 1)
+    charge(place, epsilon=40.0, noise=8.0, count=quieter)
+    assert "more times" not in call("check", config)[1]
+
+
+def test_accounts_of_runs_without_a_cap_are_shown_as_such(tmp_path: Path) -> None:
+    place, budget = tmp_path / "ledger.db", PrivacyBudget(epsilon=4.0, delta=1e-5)
+    with NodeLedger.open(place) as opened:
+        for run in ("run 1", "run 2"):
+            opened.charge(
+                Account(unit="record", source="ward"),
+                GaussianEvent(noise_multiplier=5.0),
+                budget=None,
+                limit=RunLimit(run=run, budget=budget),
+                what=run,
+            )
+    assert "no cap" in call("ledger", place)[1]
+    for options in ((), ("--json",), ("--summary",)):
+        result = CliRunner().invoke(app, ["ledger", str(place), *options])
+        assert result.exit_code == 0
+        said = " ".join(result.stdout.split())
+        assert ("no cap" in said) if "--json" not in options else ('"budget": null' in said)
 
 
 def test_a_node_that_requires_nothing_is_said_so() -> None:

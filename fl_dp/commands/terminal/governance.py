@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,9 +43,10 @@ def nodes_summary(ledgers: Sequence[NodeLedger]) -> dict[str, Any]:
     """Return the summary of nodes' ledgers: of all accounts, the one that has least left."""
     accounts = []
     for spending in (each for ledger in ledgers for each in ledger.spendings):
-        if spending.budget is not None:
-            spent = spending.epsilon().best
-            accounts.append((spending.budget.epsilon - spent, spent, spending.budget))
+        if spending.first_limit is not None:
+            spent, budget = spending.epsilon().best, spending.budget
+            left = math.inf if budget is None else budget.epsilon - spent
+            accounts.append((left, spent, budget, spending.first_limit.delta))
     least = min(accounts, key=lambda account: account[0], default=None)
     found: dict[str, Any] = {
         "kind": "nodes",
@@ -56,9 +58,10 @@ def nodes_summary(ledgers: Sequence[NodeLedger]) -> dict[str, Any]:
         "left": None,
     }
     if least is not None:
-        left, spent, budget = least
-        found |= {"budget": budget.epsilon, "delta": budget.delta}
-        found |= {"spent": spent, "left": max(left, 0.0)}
+        left, spent, budget, delta = least
+        found |= {"delta": delta, "spent": spent}
+        if budget is not None:
+            found |= {"budget": budget.epsilon, "left": max(left, 0.0)}
     return found
 
 
@@ -73,8 +76,11 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         lines.append(f"Ledgers of nodes: {summary['ledgers']}; the account with least left:")
     else:
         lines.append(f"Clients: {summary['clients']}; one {summary['unit']} is the unit")
-    if summary["budget"] is None:
+    if summary["spent"] is None:
         return [*lines, "Nothing was spent"]
+    if summary["budget"] is None:
+        spent = f"Spent: {rounded_up(summary['spent'])} at delta {summary['delta']:.3g}"
+        return [*lines, "Budget: each run's own, and no cap on all of them", spent]
     lines.append(f"Budget: epsilon {summary['budget']:g} at delta {summary['delta']:.3g}")
     lines.append(f"Spent: {rounded_up(summary['spent'])}")
     # Rounded down, as what was spent is rounded up.

@@ -37,15 +37,13 @@ def node_ledger_summary(ledgers: Sequence[NodeLedger]) -> list[str]:
     """Return what an owner asks first, a line each: verified, spent of what, revoked."""
     spendings = [each for ledger in ledgers for each in ledger.spendings]
     lines = ["Chains verified" if len(ledgers) > 1 else "Chain verified"]
-    least = min(spendings, key=lambda each: _left(each, None), default=None)
+    least = min(spendings, key=_ends_first, default=None)
     if least is None:
         lines.append("Nothing was spent")
     else:
-        assert least.budget is not None  # each charge brings one
         bounds = least.epsilon()
         lines.append(
-            f"Spent: epsilon {_spent(least)} of at most {least.budget.epsilon:.4g} at delta "
-            f"{least.budget.delta:.3g}"
+            f"Spent: epsilon {_spent(least)} of {_limit(least)} at delta {_delta(least)}"
             + (f", by {ACCOUNTANTS.get(bounds.best_name)}" if bounds.by_name else "")
             + (f"; of {len(spendings)} accounts the one with least left" * (len(spendings) > 1))
         )
@@ -61,15 +59,14 @@ def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:
     headings = ("data", "unit", "releases", "epsilon", "of at most", "delta")
     table = Table(*headings, title=escape(title))
     for spending in (each for ledger in ledgers for each in ledger.spendings):
-        assert spending.budget is not None  # each charge brings one
         releases = (f"{n} x {describe_event(event)}" for event, n in spending.history)
         table.add_row(
             escape(", ".join(sorted(spending.sources))),
             spending.unit,
             escape("\n".join(releases)),
             _spent(spending),
-            f"{spending.budget.epsilon:.4g}",
-            f"{spending.budget.delta:.3g}",
+            "no cap" if spending.budget is None else f"{spending.budget.epsilon:.4g}",
+            _delta(spending),
         )
     return table
 
@@ -118,25 +115,45 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
         )
     left = Table("data", "unit", "spent", "left", "of", "delta", title="Epsilon")
     for spending in ledger.spendings:
-        assert spending.budget is not None  # each charge brings one
         of = spending.budget if cap is None else cap
+        rest = _left(spending, cap)
         left.add_row(
             escape(", ".join(sorted(spending.sources))),
             spending.unit,
             _spent(spending),
-            f"{math.floor(_left(spending, cap) * 1e4) / 1e4:.4f}",
-            f"{of.epsilon:.4g}",
-            f"{spending.budget.delta:.3g}",
+            "no cap" if rest is None else f"{math.floor(rest * 1e4) / 1e4:.4f}",
+            "no cap" if of is None else f"{of.epsilon:.4g}",
+            _delta(spending),
         )
     return [uses, left]
 
 
-def _left(spending: Spending, cap: PrivacyBudget | None) -> float:
-    """Return the epsilon that is left, none where no bound of what was spent is known."""
-    assert spending.budget is not None
+def _left(spending: Spending, cap: PrivacyBudget | None) -> float | None:
+    """Return the epsilon that is left; 0 where no bound of what was spent is known.
+
+    None where nothing limits all runs together.
+    """
+    budget = spending.budget if cap is None else cap
+    if budget is None:
+        return None
     bounds = spending.epsilon()
-    most = spending.budget.epsilon if cap is None else cap.epsilon
-    return max(most - bounds.best, 0.0) if bounds.by_name else 0.0
+    return max(budget.epsilon - bounds.best, 0.0) if bounds.by_name else 0.0
+
+
+def _limit(spending: Spending) -> str:
+    if spending.budget is None:
+        return "runs that no cap limits together,"
+    return f"at most {spending.budget.epsilon:.4g}"
+
+
+def _delta(spending: Spending) -> str:
+    assert spending.first_limit is not None  # each charge brings one
+    return f"{spending.first_limit.delta:.3g}"
+
+
+def _ends_first(spending: Spending) -> float:
+    left = _left(spending, None)
+    return math.inf if left is None else left
 
 
 def _spent(spending: Spending) -> str:
@@ -145,7 +162,7 @@ def _spent(spending: Spending) -> str:
 
 
 def _account_json(spending: Spending) -> dict[str, Any]:
-    assert spending.budget is not None  # each charge brings one
+    assert spending.first_limit is not None  # each charge brings one
     bounds = spending.epsilon()
     return {
         "unit": spending.unit,
@@ -155,6 +172,6 @@ def _account_json(spending: Spending) -> dict[str, Any]:
         "releases": [{**event_to_dict(event), "count": n} for event, n in spending.history],
         "epsilon": bounds.by_name,
         "quoted": bounds.best_name,
-        "budget": spending.budget.epsilon,
-        "delta": spending.budget.delta,
+        "budget": None if spending.budget is None else spending.budget.epsilon,
+        "delta": spending.first_limit.delta,
     }
