@@ -192,6 +192,8 @@ def _opened_node_ledgers(location: str, witness: str | None = None) -> _OfNodes 
             ledgers = [
                 stack.enter_context(NodeLedger.read(place, witness=known)) for place in places
             ]
+            for ledger in ledgers:
+                ledger.require_owed()
             yield ledgers, RunFolder(folder) if folder.is_dir() else None
 
     return opened()

@@ -50,6 +50,7 @@ def shown_uses(location: str, owner: NodeConfig | None) -> ShownLedger:
     if not NodeLedger.is_one(location):
         raise ValueError(f"{location} is no node's ledger: `fl-dp ledger {location}` shows it")
     with NodeLedger.read(location, witness=witness) as ledger:
+        ledger.require_owed()
         lines: list[RenderableType] = [*node_uses_tables(ledger, cap), "Chain verified"]
         if witness is not None:
             lines.append(f"Compared and in agreement: its witness {witness.place}")

@@ -61,7 +61,7 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import renyi_epsilon
 
 from .chain import ChainedLedger
-from .entries import LedgerEntry, require_printable, require_schema, today
+from .entries import LedgerCorrupted, LedgerEntry, require_printable, require_schema, today
 from .store import LedgerStore
 from .witness import Witness
 
@@ -70,6 +70,7 @@ _UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
 _MOST_ENTRIES = 2**63
 _ROUNDING = 1e-12  # relative
+_ANOTHER_VERSION = 0.01  # of epsilon: by so much bounds of other versions and machines may differ
 _AHEAD = 1.25  # times what is asked for: certified at once, so that few questions compute
 # By event, epsilon, delta and relation: number of releases of one kind that is known to fit.
 _CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
@@ -270,6 +271,19 @@ class Charge:
         if self.limit is None:
             raise ValueError("a charge needs a limit: the owner's cap, or what its run may spend")
         return self.limit.budget
+
+    def less(self, part: float) -> Self:
+        """Return the same charge under limits that are smaller by a part of their epsilon."""
+
+        def lowered(budget: PrivacyBudget) -> PrivacyBudget:
+            return replace(budget, epsilon=(1.0 - part) * budget.epsilon)
+
+        limit = self.limit
+        return replace(
+            self,
+            cap=None if self.cap is None else lowered(self.cap),
+            limit=None if limit is None else replace(limit, budget=lowered(limit.budget)),
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -713,6 +727,27 @@ class NodeLedger(ChainedLedger):
                 },
             )
         return released
+
+    def require_owed(self) -> None:
+        """Check that charges were taken off the data only where there was no room for them.
+
+        That is all that entries say of themselves: what a release was charged as, its run's plan
+        knows, and no node's ledger holds it.
+
+        Raises:
+            LedgerCorrupted: If an entry says that noise went out, and the data had room.
+        """
+        so_far = type(self)(self._store)
+        for entry in self._entries:
+            fields = entry.fields
+            if fields["kind"] == "data" and not fields["released"]:
+                charge = so_far._unread[fields["charge"]].less(_ANOTHER_VERSION)
+                if so_far._fits_the_data(charge, fields["fingerprint"]):
+                    raise LedgerCorrupted(
+                        f"entry {entry.sequence} takes entry {fields['charge']} off the data, and "
+                        "there was room for it: it was written by nobody's ledger"
+                    )
+            so_far._take_in(entry)
 
     def _charge(
         self,

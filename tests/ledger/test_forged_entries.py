@@ -13,10 +13,17 @@ import pytest
 from typer.testing import CliRunner
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import FixedSizeSampling, NoiseSchedule, PlateauSchedule, VisibleSampling
+from fl_dp.accounting import (
+    FixedSizeSampling,
+    NeighboringRelation,
+    NoiseSchedule,
+    PlateauSchedule,
+    VisibleSampling,
+)
 from fl_dp.commands.app import app
-from fl_dp.ledger import LedgerCorrupted, SpentLedger
+from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry, next_entry
+from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 
@@ -177,6 +184,34 @@ def test_what_goes_by_the_plan_is_read_on_a_machine_that_rounds_otherwise(
     with SpentLedger.read(path) as ledger:
         assert ledger.insecure is insecure
         assert ledger.rounds_spent >= 2
+
+
+def test_a_node_s_charge_is_taken_off_the_data_only_where_there_was_no_room(
+    tmp_path: Path,
+) -> None:
+    path, event = tmp_path / "ledger.db", GaussianEvent(noise_multiplier=8.0)
+    budget = PrivacyBudget(epsilon=2.0, delta=1e-5)
+    old, new = (Account(unit="record", source=name) for name in ("old", "new"))
+    with NodeLedger.open(path) as ledger:
+        most = ledger.spending(old).most(
+            event, budget=budget, neighboring_relation=NeighboringRelation.ZERO_OUT
+        )
+        for account, count, released in ((old, most, True), (new, 1, False), (new, 3, False)):
+            charge = ledger.charge_unread(
+                account, event, count=count, budget=budget, what="round 1"
+            )
+            assert ledger.name_data(charge, "print") is released
+    told = CliRunner().invoke(app, ["ledger", str(path)])
+    assert told.exit_code == 0, told.stderr
+
+    def taken_off(entries: list[dict[str, Any]]) -> None:
+        next(fields for fields in entries if fields["kind"] == "data")["released"] = False
+
+    hashed_again(path, taken_off)
+    for command in (["ledger"], ["ledger", "--summary"], ["node", "ledger"]):
+        told = CliRunner().invoke(app, [*command, str(path)])
+        assert told.exit_code == 1
+        assert "there was room for it" in " ".join(told.stderr.split())
 
 
 def test_a_reservation_like_the_plan_s_gaussian_is_told_from_it(tmp_path: Path) -> None:
