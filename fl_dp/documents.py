@@ -51,16 +51,24 @@ def document(what: str) -> Iterator[None]:
 
 
 def parsed_object(text: str, what: str) -> dict[str, Any]:
-    """Return the JSON object that a text is.
+    """Return the JSON object that a text is, of finite numbers alone.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is none, or holds a number that compares with nothing or is endless.
     """
     with document(what):
-        found = json.loads(text)
+        found = json.loads(text, parse_float=_finite, parse_constant=_finite)
     if not isinstance(found, dict):
         raise ValueError(f"this is no {what}: it holds no JSON object")
     return found
+
+
+def _finite(text: str) -> float:
+    """Return a number of a document; `NaN`, `Infinity` and `1e999` are none."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"numbers must be finite, got {text:.20}")
+    return number
 
 
 def plain_yaml(text: bytes, what: str) -> Any:

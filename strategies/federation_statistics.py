@@ -19,6 +19,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fl_dp.accounting import NeighboringRelation
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan.noise import ClientNoise
@@ -238,6 +239,11 @@ def _answered(
         raise ValueError(
             "the plan's noise is at the clients, who trust no server, and a statistic would show "
             "it their vectors: plan with secure_sum=SecureSum() instead of client_scheme"
+        )
+    if per_node > 1 and plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        raise ValueError(
+            f"of a node's units the first {per_node} are asked, so leaving one out moves the next "
+            "one in, which add-or-remove-one is not charged for: plan with zero-out"
         )
     sums = secure_sums_of(plan, secure_roster)
     if sums is not None and rng is not None:

@@ -69,7 +69,8 @@ _REFUSED_SUMS = {
     "thin": "too few neighbours replied",
     "quorum": "too few members have seen the same repliers",
     "budget": "its own budget is exhausted",
-    "late": "its work was not done in time, and it takes no further part",
+    "late": "its work was not done in time or ended its process, and it takes no further part",
+    "busy": "it still works on an earlier message, and can be asked again",
 }
 # A pattern of an error's reason and what it means: the reason itself may hold data and is not told.
 _KNOWN_REASONS = (

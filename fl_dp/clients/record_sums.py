@@ -75,7 +75,7 @@ def sum_of_records(
 ) -> tuple[ArrayRecord, dict[str, list[float]]]:
     """Return the sum over the records whose secret coin came up, in grid steps.
 
-    Privacy: for one record on this node, zero-out or add/remove neighbours, the sums move by at
+    Privacy: for one record on this node, zero-out neighbours, the sums move by at
     most the bundle's clipping norms, as long as `RecordsOfNode.clipped_sum` keeps its promise. The
     reply has the same form for no record as for all, and says nothing of how many there are. Where
     a node's time would show its coins, the gradients of those that were not drawn are computed as

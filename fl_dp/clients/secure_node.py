@@ -8,8 +8,10 @@ protected from anybody, they lie under the user's home for as long as the run la
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -18,7 +20,7 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.files import private_folder
+from fl_dp.files import private_file, private_folder
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
@@ -76,6 +78,45 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
             yield node
     finally:
         store.close()
+
+
+@contextmanager
+def at_work(folder: Path, run: int) -> Iterator[None]:
+    """Hold, while the block lasts, that a node works on a message of a Flower run.
+
+    The lock ends with its process, so whoever gets it knows that no work is going on.
+
+    Args:
+        folder: Of the node's keys.
+        run: Flower's run id.
+
+    Raises:
+        Refused: `busy`, if another message is worked on.
+    """
+    file = folder / f"secagg-work-{run}.lock"
+    while True:
+        private_file(file)
+        descriptor = os.open(file, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_open_as(descriptor, file):
+                break
+        except BlockingIOError:
+            os.close(descriptor)
+            raise Refused("busy", "an earlier message of this run is still worked on") from None
+        os.close(descriptor)  # whoever held it has removed the file meanwhile
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _is_open_as(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
 
 
 def keys_folder(context: Context) -> Path:

@@ -50,7 +50,7 @@ from .cut_off import Apart
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation
 from .records import config_of, instruction_of
-from .secure_node import secure_node
+from .secure_node import at_work, keys_folder, secure_node
 from .slots import Slots, working_in
 from .summed import AskedSum, Values, summed_of
 
@@ -77,9 +77,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     Where its owner joins at its own budget, what its units add is made smaller by one factor, so
     that the noise of the sum is as much over it as the owner's budget needs.
 
-    Work of several units or records that fails or is late as a whole, or ends the process, leaves
-    nothing to send, for this sum and the rest of the Flower run: a sum that one of them chose could
-    move by all others. A real node marks that work begins, so it counts as ended with its process.
+    Work of several units or records that fails or is late as a whole leaves nothing to send, for
+    this sum and the rest of the Flower run: a sum that one of them chose could move by all others.
+    So does work that ends the node's process, of one unit, too: else each sum would tell one bit of
+    its data. A real node marks that work begins, whatever is summed, and takes the mark away
+    after it. A message that meets work of the same run is told to come again.
 
     With secret coins the answer leaves at `reply_after`, and all work is done in a process of its
     own, forked before any key is read. A unit that overruns its slot contributes zero, alone. Where
@@ -87,8 +89,9 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 
     Raises:
         Refused: If the terms are not what the node was sent, contradict themselves, are less than
-            its owner asks for, or were answered before. None of that depends on data. `late`, for
-            work that failed or was late, now or before in this Flower run, can.
+            its owner asks for, or were answered before; `busy`, while an earlier message is
+            worked on. None of that depends on data. `late`, for work that failed, was late or ended
+            its process, now or before in this Flower run, can.
         ValueError: If the message is none that a sum can be made of.
     """
     text = terms_in(message.content)
@@ -113,34 +116,39 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         return summed.values(reply)
 
     late, silent = False, f"{_LATE} {context.run_id}"  # the server may name its runs as it likes
+    real = not in_simulation()
     with (
         nullcontext() if slots is None else _forked(work, terms, slots) as apart,
+        # After the fork: a child would hold on to it.
+        at_work(keys_folder(context), context.run_id) if real else nullcontext(),
         secure_node(context) as node,
     ):
         for receipt in receipts:
             node.check_receipt(terms.run, receipt)
         if node.store.get(None, silent):
-            raise Refused("late", "work failed or was late before: this run gets nothing more")
+            raise Refused(
+                "late",
+                "work failed, was late or ended its process before: this run gets nothing more",
+            )
         kind = message.metadata.message_type
         part = node.begin(text, content=content, purpose=kind)
         share = terms.share
         steps: NDArray[np.int64] | None = None
         weight = _paid(terms, share, node, summed.price, message, context)
+        marked = real and weight > 0.0
+        if marked:
+            node.store.put(None, silent, _BEGUN)
         if slots is not None and time.monotonic() > slots.begin:
             # Nothing was read yet, so that depends on no data, and is over with this sum.
             logger.error("marks and ledger took until the work's first slot: nothing is added")
         elif weight:
-            # In a process of its own work can't end this one; here it can, and shows once then.
-            marked = apart is None and not summed.of_one and not in_simulation()
-            if marked:
-                node.store.put(None, silent, _BEGUN)
             with Contained("the client's work failed or was late, and is not sent") as attempt:
                 values = work() if apart is None else _values_of(apart, terms)
                 steps = share.encode([weight * each for each in values], SecureRandom())
             if attempt.failure is not None:
                 late = not summed.of_one
-            if late or marked:
-                node.store.put(None, silent, _FAILED if late else _ENDED)
+        if late or marked:
+            node.store.put(None, silent, _FAILED if late else _ENDED)
         if steps is None:
             nothing = [np.zeros(each.size) for each in terms.segments]
             steps = share.encode(nothing, SecureRandom())

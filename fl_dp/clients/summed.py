@@ -80,7 +80,7 @@ def _of_training(message: Message) -> AskedSum:
         instruction.of_records or instruction.secure_sum.neighboring_relation != "replace-one"
     ):
         raise Refused("terms", "what is charged for is not the unit that is clipped")
-    _require_noise_that_stays(instruction.secure_sum)
+    _require_charged(instruction.secure_sum)
     _, model = only_record(message.content.array_records, "ArrayRecord")
     layout = VectorLayout.of(widen(model))
     bundle, most = instruction.bundle, instruction.max_units
@@ -131,7 +131,7 @@ def _of_statistic(message: Message) -> AskedSum:
     # A record can turn its client's whole answer round: only then is that what is charged.
     if price.unit != "client" and price.neighboring_relation != "replace-one":
         raise Refused("terms", "what is charged for is not the unit that is clipped")
-    _require_noise_that_stays(price)
+    _require_charged(price)
     return AskedSum(
         segments=[(size, norm)],
         sampling_rate=1.0,
@@ -141,18 +141,18 @@ def _of_statistic(message: Message) -> AskedSum:
     )
 
 
-def _require_noise_that_stays(price: SumInstruction) -> None:
-    """Check that no unit takes a share of the noise that is charged along when it is removed.
+def _require_charged(price: SumInstruction) -> None:
+    """Check that what one unit moves the sum by is what the price is for.
 
-    How many units a node hosts at most is the server's word: any may be alone at its node.
+    A node sums its first units, up to a number that is the server's word, and any may be alone.
 
     Raises:
-        Refused: `terms`, if a unit is a client.
+        Refused: `terms`, under add-or-remove-one.
     """
-    removed = price.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE
-    if removed and price.unit == "client":
+    if price.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise Refused(
             "terms",
-            "a unit that is alone at its node takes its share of the noise with it, so that "
-            "add-or-remove-one neighbours are charged too little: ask for zero-out",
+            "add-or-remove-one neighbours are charged too little: a unit that leaves moves the "
+            "next one in beyond max_units, and takes its node's share of the noise along if it is "
+            "alone; ask for zero-out",
         )

@@ -31,9 +31,9 @@ from .shared_bundle import MOST_BITS, SharedBundle, WordSize
 _LARGEST_SLACK = 1e-2
 _ATTEMPTS = 2  # of each sum: what failed ones may repeat, counted beforehand
 _ONCE_LATE = (
-    "that the work of a node with several clients, or of records, failed or was late, once a "
-    "Flower run: it sends nothing from then on, be it for one of them, for a slow machine or for a "
-    "restart of the node"
+    "that the work of a node with several clients, or of records, failed or was late, or that work "
+    "ended the process of any node, once a Flower run: it sends nothing from then on, be it for "
+    "one client or record, for a slow machine or for a restart of the node"
 )
 _MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
 

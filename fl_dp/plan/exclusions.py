@@ -327,6 +327,15 @@ _UNITS: tuple[Exclusion[Asked], ...] = (
 
 _HOSTS: tuple[Exclusion[Asked], ...] = (
     Exclusion(
+        options=("neighboring_relation", "units_per_node", "coins_at_nodes"),
+        when=lambda asked: (
+            asked.hosting.sums_at_nodes and asked.neighboring_relation is _ADD_OR_REMOVE
+        ),
+        why="a node sums its first {units_per_node=?} units at most: leaving one out moves the "
+        "next one in, which is twice what add-or-remove-one is charged for",
+        instead="write {neighboring_relation=zero-out}",
+    ),
+    Exclusion(
         options=("units_per_node", "sampling"),
         when=lambda asked: asked.counted and asked.num_clients % asked.units_per_node > 0,
         why="cohorts of a counted size are drawn from the declared units, and the server can't "
@@ -561,9 +570,7 @@ _SECURE_SUMS: tuple[Exclusion[Asked], ...] = (
     Exclusion(
         options=("neighboring_relation", "secure_sum"),
         when=lambda asked: (
-            asked.shared is not None
-            and asked.neighboring_relation is _ADD_OR_REMOVE
-            and not asked.hosting.of_records
+            asked.shared is not None and asked.neighboring_relation is _ADD_OR_REMOVE
         ),
         why="a unit that is alone at its node takes its share of the noise with it",
         instead="with {secure_sum} write {neighboring_relation=zero-out}",

@@ -12,8 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Self
 
+from fl_dp.accounting import NeighboringRelation
 from fl_dp.documents import document, parsed_object
 from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
+from fl_dp.option_errors import require_count, require_positive, require_probability, require_rate
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression
 
@@ -40,6 +42,14 @@ class NoiseInstruction:
     delta: float | None = None
     neighboring_relation: str = "zero-out"
     levels: int | None = None
+
+    def __post_init__(self) -> None:
+        """Validate what is stored or compared; `mechanism` checks the rest.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        _require_promise(self.epsilon, self.delta, self.neighboring_relation)
 
     def mechanism(self) -> ClientScheme:
         """Return what clips the update and adds the noise.
@@ -73,6 +83,17 @@ class SumInstruction:
     delta: float | None = None
     neighboring_relation: str = "zero-out"
     unit: str = "client"
+
+    def __post_init__(self) -> None:
+        """Validate: a node keeps the first of a run, and compares the others with it.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        require_count(rounds=self.rounds)
+        _require_promise(self.epsilon, self.delta, self.neighboring_relation)
+        if self.unit not in ("client", "record"):
+            raise ValueError(f"unit must be client or record, got {self.unit!r:.50}")
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -125,6 +146,22 @@ class RoundInstruction:
     compression: Compression | None = None
     secure_sum: SumInstruction | None = None
 
+    def __post_init__(self) -> None:
+        """Validate the numbers.
+
+        Raises:
+            ValueError: If one is out of range.
+        """
+        require_count(max_units=self.max_units)
+        if self.sampling_rate is not None:
+            require_rate(sampling_rate=self.sampling_rate)
+        if self.weight_cap is not None:
+            require_positive(weight_cap=self.weight_cap)
+        for scale in self.scales or ():
+            require_positive(scales=scale)
+        if any(type(unit) is not int for unit in self.units or ()):
+            raise ValueError("units must be integers")
+
     @property
     def sums_units(self) -> bool:
         """Whether the node answers with a sum of clipped units instead of a model."""
@@ -154,6 +191,20 @@ class RoundInstruction:
         """Return the instruction in a message's config, or None."""
         text = config.get(INSTRUCTION_KEY)
         return None if text is None else cls.from_json(str(text))
+
+
+def _require_promise(epsilon: float | None, delta: float | None, relation: str) -> None:
+    """Refuse a promise that compares with nothing.
+
+    Raises:
+        ValueError: If epsilon is not positive and finite, delta no probability, or the relation
+            unknown.
+    """
+    if epsilon is not None:
+        require_positive(epsilon=epsilon)
+    if delta is not None:
+        require_probability(delta=delta)
+    _ = NeighboringRelation(relation)
 
 
 # How each field that is more than a number or a text comes out of JSON.

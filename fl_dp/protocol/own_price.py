@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from fl_dp.accounting import NeighboringRelation
 from fl_dp.documents import document, parsed_object
+from fl_dp.option_errors import require_count, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,16 @@ class TrainingPrice:
     event: Mapping[str, Any]
     rounds: int
     neighboring_relation: str
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        require_positive(epsilon=self.epsilon)
+        require_count(rounds=self.rounds)
+        _ = NeighboringRelation(self.neighboring_relation)
 
     def to_json(self) -> str:
         """Return the price as JSON text."""

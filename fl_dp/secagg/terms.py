@@ -34,7 +34,7 @@ from .texts import (
 )
 
 RefusalCode = Literal[
-    "stale", "terms", "directory", "policy", "view", "thin", "quorum", "budget", "late"
+    "stale", "terms", "directory", "policy", "view", "thin", "quorum", "budget", "late", "busy"
 ]
 """Why a node refuses: all that the server is told."""
 

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+from fl_dp.documents import parsed_object
+
 _VERSION = b"fl-dp secagg 1"
 
 
@@ -61,11 +63,7 @@ def object_of(text: str, keys: Sequence[str], what: str) -> dict[str, Any]:
     """
     if len(text) > _LONGEST_TEXT:
         raise ValueError(f"{what} of {len(text)} characters are longer than {_LONGEST_TEXT}")
-    try:
-        document = json.loads(text)
-    except RecursionError as error:
-        raise ValueError(f"{what} are nested too deep") from error
-    return fields_of(document, keys, what)
+    return fields_of(parsed_object(text, what), keys, what)
 
 
 def fields_of(document: Any, keys: Sequence[str], what: str) -> dict[str, Any]:
