@@ -26,7 +26,6 @@ from flwr.client import Client, NumPyClient
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle, SecureRandom
-from fl_dp.option_errors import require_positive
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, RefusedUpdate, VectorLayout
@@ -275,8 +274,6 @@ def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
             "a node that sums its units applies their weights itself: report_weight needs one "
             "unit a node"
         )
-    if instruction.weight_cap is not None:
-        require_positive(weight_cap=instruction.weight_cap)
     if instruction.units is not None:
         if instruction.sampling_rate is not None:
             raise ValueError("either the server names the units or the node draws them, not both")

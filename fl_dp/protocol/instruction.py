@@ -15,7 +15,7 @@ from typing import Any, Self
 from fl_dp.accounting import NeighboringRelation
 from fl_dp.documents import document, parsed_object
 from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
-from fl_dp.option_errors import require_count, require_positive, require_probability, require_rate
+from fl_dp.option_errors import require_count, require_positive, require_probability
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression
 
@@ -153,8 +153,8 @@ class RoundInstruction:
             ValueError: If one is out of range.
         """
         require_count(max_units=self.max_units)
-        if self.sampling_rate is not None:
-            require_rate(sampling_rate=self.sampling_rate)
+        if self.sampling_rate is not None and not 0.0 <= self.sampling_rate <= 1.0:
+            raise ValueError(f"sampling_rate must lie in [0, 1], got {self.sampling_rate}")
         if self.weight_cap is not None:
             require_positive(weight_cap=self.weight_cap)
         for scale in self.scales or ():

@@ -38,6 +38,7 @@ from fl_dp.mechanisms.noise_share import MOST_UNITS, ROUNDED
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
+    INSTRUCTION_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
 )
@@ -150,8 +151,39 @@ def test_a_unit_that_may_be_a_node_is_not_charged_for_being_removed(
     asked = replace(INSTRUCTION, secure_sum=price, max_units=units)
     assert code(federation.train(federation.content(asked))) == "Refused terms"
     assert federation.charges() == 0
-    with pytest.raises(Refused, match="share of the noise with it"):
+    with pytest.raises(Refused, match="add-or-remove-one neighbours are charged too little"):
         summed_of(question(price))
+
+
+def test_a_server_that_lowers_the_cap_gets_no_sum_in_which_the_next_record_moves_in(
+    tmp_path: Path,
+) -> None:
+    """Of 50 records the first 5 are taken: one that leaves moves the sixth in, two norms in all."""
+    relation = "add-or-remove-one"
+    price = SumInstruction(
+        rounds=3, epsilon=100.0, delta=1e-3, neighboring_relation=relation, unit="record"
+    )
+    federation = Federation(tmp_path, **REQUIRED | {"require-privacy": "distributed-records"})
+    asked = replace(INSTRUCTION, secure_sum=price, of_records=True, max_units=5)
+    assert code(federation.train(federation.content(asked))) == "Refused terms"
+    assert federation.charges() == 0
+
+
+def test_an_unbounded_promise_is_refused_and_binds_nobody(tmp_path: Path) -> None:
+    """The first word of a run is what later ones are compared with: NaN would allow them all."""
+    federation = Federation(tmp_path)
+    for word in ("NaN", "Infinity", "1e999", '"a lot"', "0", "-1.0", "[1.0]"):
+        content = federation.content()
+        told = str(content["config"][INSTRUCTION_KEY])
+        assert '"epsilon": 100.0' in told
+        content["config"][INSTRUCTION_KEY] = told.replace('"epsilon": 100.0', f'"epsilon": {word}')
+        assert federation.train(content).has_error()
+    assert federation.charges() == 0
+    # Nothing was kept of it: the first finite word counts, and holds.
+    assert code(federation.train()) == "answered"
+    assert INSTRUCTION.secure_sum is not None
+    more = replace(INSTRUCTION, secure_sum=replace(INSTRUCTION.secure_sum, epsilon=100.5))
+    assert code(federation.train(federation.content(more), number=2)) == "Refused policy"
 
 
 def test_a_statistic_of_a_node_is_the_same_in_any_order_of_its_units() -> None:

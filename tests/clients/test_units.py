@@ -583,11 +583,9 @@ def test_the_utility_records_needs_no_metric(sums: Callable[..., Any], told: Any
     [
         {"bundle": None},
         {"report_weight": True},
-        {"weight_cap": 0.0},
         {"units": (0, 0)},
         {"sampling_rate": 0.5},
         {"units": None, "sampling_rate": 0.5, "utility": "loss"},
-        {"units": None, "sampling_rate": 1.5},
         {"max_units": 10**9},
     ],
     ids=str,
@@ -709,3 +707,19 @@ def test_messages_without_an_instruction_go_to_the_node_s_client(
     np.testing.assert_array_equal(arrays["w"], MODEL["w"] + np.float32(0.25))
     assert metrics == {"num-examples": 9}
     assert node(app).ask("evaluate", content).has_error()  # no model
+
+
+def test_a_unit_that_leaves_more_than_the_cap_moves_the_next_one_in(
+    sums: Callable[..., Any], told: Any
+) -> None:
+    """So add-or-remove-one is refused beside a cap, and for zero-out neighbours it is one norm."""
+    up, down = told(100.0), told(-100.0)
+    one_unit = float(np.linalg.norm(in_steps(100.0)))
+    told_first = {"units": (0,), "max_units": 1}
+
+    def apart(one: list[Any], other: list[Any]) -> float:
+        totals = [np.array(sums(clients, **told_first)[0], dtype=float) for clients in (one, other)]
+        return float(np.linalg.norm(totals[0] - totals[1])) / one_unit
+
+    assert apart([up, down], [down]) == pytest.approx(2.0, rel=1e-3)  # removed
+    assert apart([up, down], [told(0.0), down]) == pytest.approx(1.0, rel=1e-3)  # zeroed

@@ -450,6 +450,42 @@ def test_a_cohort_that_those_who_collude_could_fill_is_refused() -> None:
     assert noise_of(planned(sampling=VisibleSampling(cohort=7))).honest_shares == 2
 
 
+@pytest.mark.parametrize(
+    "hosting",
+    [
+        {"units_per_node": 5, "sampling_rate": 0.5},
+        {"coins_at_nodes": True, "sampling_rate": 0.5},
+        {
+            "units_per_node": 5,
+            "coins_at_nodes": True,
+            "sampling_rate": 1.0,
+            "nodes": 20,
+            "unit": "record",
+            "secure_sum": SecureSum(),
+        },
+    ],
+    ids=["units", "coins", "records"],
+)
+def test_add_or_remove_one_beside_a_cap_is_refused(hosting: dict[str, Any]) -> None:
+    """A node takes its first units: leaving one out moves the next one in, two norms for one."""
+
+    def plan_with(relation: NeighboringRelation) -> PrivacyPlan:
+        return PrivacyPlan.from_noise_multiplier(
+            2.0,
+            delta=1e-5,
+            rounds=10,
+            num_clients=100,
+            clipping_norm=1.0,
+            contribution_check=False,
+            neighboring_relation=relation,
+            **hosting,
+        )
+
+    assert plan_with(NeighboringRelation.ZERO_OUT).rounds == 10
+    with pytest.raises(ValueError, match="leaving one out moves the next one in"):
+        plan_with(NeighboringRelation.ADD_OR_REMOVE_ONE)
+
+
 TURNS = CyclicSampling(groups=10, inside=PoissonSampling(sampling_rate=1.0))
 
 

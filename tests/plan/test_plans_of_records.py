@@ -60,9 +60,6 @@ def test_a_record_is_charged_for_its_own_gradient_and_no_more() -> None:
     plan = planned()
     (event,) = {event for event, _ in plan.history}
     assert event == PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=RATE)
-    neighbours = NeighboringRelation.ADD_OR_REMOVE_ONE
-    added = planned(neighboring_relation=neighbours)
-    assert added.epsilon().best == pytest.approx(plan.epsilon().best)
     one_client = planned(
         nodes=None,
         units_per_node=RECORDS // 10,
@@ -153,4 +150,4 @@ def test_all_records_in_every_round_need_no_clock() -> None:
     with pytest.raises(ValueError, match="reply_after"):
         planned(secure_sum=SecureSum(bits=21))
     for each in (plan, planned()):
-        assert any("failed or was late, once" in told for told in each.noise.not_covered)
+        assert any("failed or was late, or" in told for told in each.noise.not_covered)

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from worked_here import work_here
 
-from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent
+from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.clients import NodeRecords, numpy_client_app, record_sums
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
@@ -280,8 +280,7 @@ def test_a_silo_whose_budget_is_spent_goes_on_answering_with_noise(tmp_path: Pat
 
 def test_the_statement_is_about_records(tmp_path: Path) -> None:
     silos = silos_of(SIZES)
-    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    plan = plan_of(silos, neighboring_relation=relation)
+    plan = plan_of(silos)
     trained(tmp_path, silos, plan)
     with PrivacyLedger.read(tmp_path / "server.db") as ledger:
         page = statement_markdown(privacy_statement(ledger))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 from worked_here import work_here
 
 from fl_dp.accounting import SharedNoise, VisibleSampling
-from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
+from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE, at_work
 from fl_dp.commands.secagg import secagg
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, SecureRandom
@@ -456,6 +456,23 @@ def test_a_late_node_is_asked_no_more_and_not_blamed(
     assert ("secagg_done", 4) in nodes.seen or needed
     assert "left this node out" not in caplog.text
     assert "its work was not done in time" in caplog.text
+
+
+def test_a_node_that_is_still_at_work_is_asked_again(tmp_path: Path) -> None:
+    with ExitStack() as work:
+
+        def loses(kind: str, times: int, node: int) -> bool:
+            if (kind, times, node) == ("train", 0, 4):
+                work.enter_context(at_work(tmp_path / "node-4", nodes.contexts[4].run_id))
+            elif (kind, times, node) == ("train", 1, 4):
+                work.close()
+            return False
+
+        nodes = SecureNodes(tmp_path, updates_of(NODES), loses=loses)
+        trained(tmp_path, nodes, plan_of(secure_sum=SecureSum(least=4)), rounds=3)
+    assert refusals(nodes) == ["Refused busy"]
+    with NodeLedger.read(tmp_path / "node-4" / "ledger.db") as of_node:
+        assert of_node.spendings[0].charges == 2
 
 
 def test_a_bogus_receipt_keeps_no_keys_of_a_run_that_is_done(tmp_path: Path) -> None:
