@@ -32,7 +32,7 @@ POOR = replace(RICH, epsilon=1e-3)
 BEFORE_CHARGE, AFTER_CHARGE, TRAINING, AT_THE_DOOR = "mark", "charge", "training", "door"
 
 
-class Died(BaseException):
+class Died(KeyboardInterrupt):
     """The end of a process."""
 
 
@@ -53,6 +53,7 @@ class Charges(RuleBasedStateMachine):
         self.federation = Federation(self.folder)
         self.dies: str | None = None
         self.fails = False
+        self.ended = False  # whether work has ended the node's process in this run
         self.number = 0
         self.numbers: list[int] = []  # that were asked since the keys were made
         self.due = 0  # charges
@@ -110,8 +111,12 @@ class Charges(RuleBasedStateMachine):
         self.number += apart
         self.numbers.append(self.number)
         self.dies, self.fails = dies, fails
+        if self.ended:
+            assert self.ask(self.number) == "Refused late"
+            return
         assert self.ask(self.number) == ("answered" if dies is None else "died")
         self.due += dies != BEFORE_CHARGE
+        self.ended = dies == TRAINING
 
     # A run that begins poor stays so: a node holds it to its first word.
     @precondition(lambda self: self.numbers)
@@ -119,19 +124,21 @@ class Charges(RuleBasedStateMachine):
     def ask_for_a_sum_that_it_can_not_afford(self) -> None:
         self.number += 1
         self.numbers.append(self.number)
-        assert self.ask(self.number, POOR) == "answered"  # by noise alone
+        # By noise alone.
+        assert self.ask(self.number, POOR) == ("Refused late" if self.ended else "answered")
 
     @precondition(lambda self: self.numbers)
     @rule(data=st.data())
     def ask_again(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(self.numbers))
-        assert self.ask(number) == "Refused stale"  # whatever became of it
+        # Whatever became of it.
+        assert self.ask(number) == ("Refused late" if self.ended else "Refused stale")
 
     @precondition(lambda self: self.number)
     @rule()
     def lose_keys(self) -> None:
         self.federation.lose_keys()  # and the marks with them: the ledger stays
-        self.number, self.numbers = 0, []
+        self.number, self.numbers, self.ended = 0, [], False
 
     @invariant()
     def each_sum_is_charged_once(self) -> None:

@@ -174,9 +174,10 @@ def test_an_unbounded_promise_is_refused_and_binds_nobody(tmp_path: Path) -> Non
     federation = Federation(tmp_path)
     for word in ("NaN", "Infinity", "1e999", '"a lot"', "0", "-1.0", "[1.0]"):
         content = federation.content()
-        told = str(content["config"][INSTRUCTION_KEY])
+        config = content.config_records["config"]
+        told = str(config[INSTRUCTION_KEY])
         assert '"epsilon": 100.0' in told
-        content["config"][INSTRUCTION_KEY] = told.replace('"epsilon": 100.0', f'"epsilon": {word}')
+        config[INSTRUCTION_KEY] = told.replace('"epsilon": 100.0', f'"epsilon": {word}')
         assert federation.train(content).has_error()
     assert federation.charges() == 0
     # Nothing was kept of it: the first finite word counts, and holds.
