@@ -34,7 +34,7 @@ class Progress:
         self._log = log
         self._times_asked: Counter[int] = Counter()
         self._rounds_asked = 0
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = self._excused_in_a_row = 0
 
     def origin(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
         """Return the round that the first one follows, and its model: round 0 is `initial`."""
@@ -45,7 +45,7 @@ class Progress:
     def begin(self, server_round: int, model: ArrayRecord) -> None:
         """Note the model that training continues from, once nodes are rehearsed."""
         self._last = (server_round, model)
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = self._excused_in_a_row = 0
 
     def resume(self, checkpoint: Checkpoint, optimizer: ServerOptimizer) -> None:
         """Go on after a checkpoint's round.
@@ -100,7 +100,7 @@ class Progress:
     def released(self, server_round: int, model: ArrayRecord) -> None:
         """Note that a round has released its model."""
         self._last = (server_round, model)
-        self._failures_in_a_row = 0
+        self._failures_in_a_row = self._excused_in_a_row = 0
 
     def gives_up(self, failed: RoundFailed, *, last: bool) -> bool:
         """Log a failed round, and tell whether it was one too many in a row.
@@ -112,7 +112,10 @@ class Progress:
         Raises:
             RoundFailed: If the training ends here, and no round was ever released.
         """
-        self._failures_in_a_row += 1
+        if self._excused_in_a_row < failed.excused:
+            self._excused_in_a_row += 1
+        else:
+            self._failures_in_a_row += 1
         self._log.warn_once(
             f"a round failed and released nothing ({failed}): the model stays as it was, and what "
             "the round was charged stays spent"
@@ -120,7 +123,7 @@ class Progress:
         ends_untrained = last and not self.trained
         if self._failures_in_a_row < _FAILURES_IN_A_ROW and not ends_untrained:
             return False
-        count = self._failures_in_a_row
+        count = self._failures_in_a_row + self._excused_in_a_row
         ends = f"{count} rounds in a row failed" if count > 1 else "the only round failed"
         if not self.trained:
             raise RoundFailed(f"{ends}, and the model is untrained: {failed}") from failed

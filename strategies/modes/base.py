@@ -43,7 +43,16 @@ class RoundFailed(RuntimeError):
 
     The model stays as it is and the training continues with the next round. What was charged stays
     spent: somebody may have seen a part of it. The text says why, without anything of the updates.
+
+    Attributes:
+        excused: Rounds in a row, this one included, that don't count as failures: each has excluded
+            a node that spoilt it. 0: this one counts.
     """
+
+    def __init__(self, why: str, *, excused: int = 0) -> None:
+        """Say why."""
+        super().__init__(why)
+        self.excused = excused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,7 +84,8 @@ class SecureSumMode(Mode):
             sampling_rate=rate,
             units_in_sum=noise.units_in_sum,
         )
-        self._sums = sums
+        self._sums, self._asked = sums, list[int]()
+        self._least, self._colluding = noise.shares.least, noise.shares.colluding_members
         # Larger than that of any sum before it in this training.
         self._sum = OneSum(sums, noise, summed, number=reservation.sequence)
 
@@ -99,6 +100,7 @@ class SecureSumMode(Mode):
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
         """Make sure that everybody knows everybody's keys. See `Mode.open`."""
+        self._asked = list(cohort)
         try:
             self._sum.open(cohort, ask)
         except SecureSumFailed as failed:
@@ -127,7 +129,9 @@ class SecureSumMode(Mode):
         try:
             updates, *scalars = self._sum.total(ask)
         except SecureSumFailed as failed:
-            raise RoundFailed(str(failed)) from failed
+            progress = self._sums.excludes_liars(self._asked, self._least)
+            excused = self._colluding if progress else 0
+            raise RoundFailed(str(failed), excused=excused) from failed
         mean: NDArray[np.float64] = updates / self._plan.denominator
         released = released_by(
             self._plan, self._shared.bundle, mean, [float(each[0]) for each in scalars]

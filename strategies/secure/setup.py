@@ -133,14 +133,21 @@ class SecureSums:
         """Return the nodes that may be asked for the next sum.
 
         Those that lied, or were late, are left out of all sums of the training. Those that may have
-        lied, or about whom members may have, sit out the next ones, unless fewer than `least` were
-        left without them. What decides are messages of the protocol alone, and everybody may see
-        it; but whether a node is late can depend on its data.
+        lied, or about whom members may have, sit out the next ones, the most doubtful first, as far
+        as `least` are left without them. What decides are messages of the protocol alone, and
+        everybody may see it; but whether a node is late can depend on its data.
         """
         out = {*self._left_out, *self._late}
         allowed = [node for node in nodes if self._identity_of(node) not in out]
-        certain = [node for node in allowed if not self._sits_out[self._identity_of(node)]]
-        return certain if len(certain) >= least else allowed
+        doubtful = [node for node in allowed if self._sits_out[self._identity_of(node)]]
+        doubtful.sort(key=lambda node: -self._doubts[self._identity_of(node)])
+        resting = doubtful[: max(0, len(allowed) - least)]
+        return [node for node in allowed if node not in resting]
+
+    def excludes_liars(self, nodes: Iterable[int], least: int) -> bool:
+        """Tell whether some of the nodes of a sum that failed will sit out the next one for it."""
+        punctual = [node for node in nodes if self._identity_of(node) not in self._late]
+        return len(self.allowed(punctual, least)) < len(punctual)
 
     def require_left(self, nodes: Iterable[int], least: int) -> None:
         """Check, before a sum is charged, that those left out don't keep it from opening.

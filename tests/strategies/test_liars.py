@@ -6,11 +6,19 @@ Places are by identity, and nodes by number: which place a node has is looked up
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fl_dp.strategies.exchange import asking
+from fl_dp.strategies.progress import Progress
+from fl_dp.strategies.run_log import RunLog
+from fl_dp.strategies.secure import SecureSums
+from flwr.app import ArrayRecord
+from local_grid import LocalGrid
 from lying_nodes import (
     Lie,
     LyingNodes,
@@ -21,11 +29,12 @@ from lying_nodes import (
     wrong_commitments,
     wrong_shares_for,
 )
+from secure_nodes import SecureNodes
 from secure_trainings import plan_of, tolerance, trained, updates_of
 
 from fl_dp.accounting import VisibleSampling
 from fl_dp.ledger import NodeLedger, PrivacyLedger
-from fl_dp.plan import SecureSum
+from fl_dp.plan import DistributedNoise, SecureSum
 from fl_dp.strategies import RoundFailed
 
 ROUNDS = 3
@@ -132,6 +141,62 @@ def test_what_can_not_be_decided_sits_out_one_sum(
     # Out of the second sum, then of the fourth and the fifth.
     assert [number for number, node in asked_of(there) if node == 1] == [0, 2, 5]
     assert strategy.rounds_completed == 3
+
+
+def lies_in(rounds: set[int], there: list[LyingNodes]) -> Lie:
+    """Shares garbage in some rounds, counted from 0."""
+
+    @contextmanager
+    def lie() -> Iterator[None]:
+        number = there[0].seen.count(("train", 0))  # node 0 is asked first, and never lies
+        with random_shares() if number - 1 in rounds else nullcontext():
+            yield
+
+    return lie
+
+
+@pytest.mark.slow
+def test_liars_that_come_one_by_one_end_no_training(tmp_path: Path) -> None:
+    """Three of the five that are supposed: each costs a round, which excludes it from the next."""
+    nodes, holder = 21, list[LyingNodes]()
+    lies = {node: lies_in({at}, holder) for at, node in enumerate((3, 8, 13))}
+    there = LyingNodes(tmp_path, updates_of(nodes), liars=lies)
+    holder.append(there)
+    plan = plan_of(nodes, rounds=5, secure_sum=SecureSum(max_parameters=1000))
+    _, strategy = trained(tmp_path, there, plan, rounds=5, timeout=60.0)
+    assert strategy.rounds_completed == 2
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        assert ledger.rounds_spent == 5  # each stays charged
+    sums = {len({n for m, n in asked_of(there) if m == number}) for number in range(5)}
+    assert isinstance(plan.noise, DistributedNoise)
+    assert min(sums) >= plan.noise.shares.least  # what was promised of N holds for fewer nodes
+
+
+def test_only_as_many_rounds_are_excused_as_members_may_collude(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    progress = Progress(cohorts_are_seen=False, log=RunLog(lambda: ""))
+    model = ArrayRecord({})
+    progress.released(1, model)
+    excused = RoundFailed("a liar was excluded", excused=2)
+    assert [progress.gives_up(excused, last=False) for _ in range(5)] == [False] * 4 + [True]
+    assert "5 rounds in a row failed" in caplog.text
+    progress.released(2, model)
+    usual = RoundFailed("nobody was excluded")
+    assert [progress.gives_up(usual, last=False) for _ in range(3)] == [False, False, True]
+
+
+def test_the_most_doubtful_sit_out_as_far_as_enough_are_left(tmp_path: Path) -> None:
+    sums, grid = SecureSums(), LocalGrid(SecureNodes(tmp_path, updates_of(6)), 6)
+    nodes = list(grid.get_node_ids())
+    sums.set_up(nodes, asking(grid, window=None))
+    identity = {node: sums._identity_of(node) for node in nodes}
+    for doubts, node in enumerate(nodes[:3], 1):
+        sums._doubts[identity[node]], sums._sits_out[identity[node]] = doubts, 1
+    assert sums.allowed(nodes, 3) == nodes[3:]
+    assert sums.allowed(nodes, 4) == [nodes[0], *nodes[3:]]
+    assert sums.allowed(nodes, 5) == [*nodes[:2], *nodes[3:]]
+    assert sums.allowed(nodes, 6) == nodes
 
 
 def asked_of(there: LyingNodes) -> list[tuple[int, int]]:
