@@ -21,6 +21,9 @@ MALFORMED = (
 MOST_DEEP = 20
 """Levels of nesting that a document of ours never reaches."""
 
+LONGEST = 16_000_000
+"""Characters that no text of ours reaches."""
+
 
 def real_number(value: object) -> float:
     """Return a number as a float, infinities included; NaN for anything else."""
@@ -50,12 +53,19 @@ def document(what: str) -> Iterator[None]:
         raise ValueError(f"this is no {what} ({type(error).__name__})") from error
 
 
-def parsed_object(text: str, what: str) -> dict[str, Any]:
+def parsed_object(text: str, what: str, *, longest: int = LONGEST) -> dict[str, Any]:
     """Return the JSON object that a text is, of finite numbers alone.
+
+    Args:
+        text: Of more than `longest` characters nothing is parsed.
+        what: It should be, for the error.
+        longest: Characters that it can have if it is one.
 
     Raises:
         ValueError: If it is none, or holds a number that compares with nothing or is endless.
     """
+    if len(text) > longest:
+        raise ValueError(f"this is no {what}: {len(text)} characters are more than {longest}")
     with document(what):
         found = json.loads(text, parse_float=_finite, parse_constant=_finite)
     if not isinstance(found, dict):

@@ -16,10 +16,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 
+from fl_dp.documents import parsed_object
 from fl_dp.files import private_file, private_folder
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
@@ -35,7 +37,8 @@ from fl_dp.protocol.secure_sum import (
     text_to_content,
     told_digest,
 )
-from fl_dp.secagg import Directory, Identity, Refused, Roster, SecureNode, SQLiteStore
+from fl_dp.secagg import Identity, Refused, Roster, SecureNode, SQLiteStore
+from fl_dp.secagg.directory import MOST_ENTRIES
 
 from .node_config import EXACT_PURPOSE, LEDGER_PATH_KEY, NodeConfig
 from .node_privacy import NodePrivacy, in_simulation, simulated_run_folder
@@ -46,6 +49,7 @@ IDENTITY_FILE = "secagg-identity.pem"
 """A node's signing key, beside its ledger."""
 
 STORE_FILE = "secagg.db"
+_LONGEST_IDENTITY, _ROOM = 70, 1000  # characters
 
 
 @contextmanager
@@ -203,15 +207,21 @@ def secure_node_handlers() -> dict[str, ClientAppCallable]:
 
 
 def _key(message: Message, context: Context) -> Message:
-    asked = json.loads(text_of(message.content))
+    asked = _asked(message)
     with secure_node(context) as node:
         entry = node.entry(int(asked["run"]), epoch=int(asked["epoch"]))
     return Message(text_to_content(json.dumps(entry.to_dict())), reply_to=message)
 
 
+def _asked(message: Message) -> dict[str, Any]:
+    """Return what a message about a run says, with identities of nodes at most."""
+    longest = _LONGEST_IDENTITY * MOST_ENTRIES + _ROOM
+    return parsed_object(text_of(message.content), "question about a run", longest=longest)
+
+
 def _directory(message: Message, context: Context) -> Message:
-    directory = Directory.from_json(text_of(message.content))
     with secure_node(context) as node:
+        directory = node.read_directory(text_of(message.content))
         answer = node.accept(directory).hex()
     return Message(text_to_content(answer), reply_to=message)
 
@@ -231,7 +241,7 @@ def _open(message: Message, context: Context) -> Message:
 
 
 def _done(message: Message, context: Context) -> Message:
-    asked = json.loads(text_of(message.content))
+    asked = _asked(message)
     run = int(asked["run"])
     with secure_node(context) as node:
         try:

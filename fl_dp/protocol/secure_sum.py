@@ -20,6 +20,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fl_dp.secagg.client import MaskedMessage
+from fl_dp.secagg.directory import MOST_ENTRIES
 from fl_dp.secagg.member import Opened
 from fl_dp.secagg.texts import digest
 from fl_dp.updates import RefusedUpdate
@@ -32,6 +33,9 @@ SUM_KEY = "fl-dp-sum"
 
 RECEIPT_KEY = "fl-dp-receipt"
 """Name of the ConfigRecord with receipts of earlier sums; no part of a message's content."""
+
+_MOST_VALUES = 100_000  # of one record that is hashed
+_HEADER = 1024  # bytes of a NumPy file before its values, at most
 
 MOST_RECEIPTS = 3
 """That a node is sent at a time: a short text can stand for a million repliers."""
@@ -88,6 +92,8 @@ def _of_arrays(record: ArrayRecord) -> Iterable[bytes]:
 
 
 def _of_values(record: Mapping[str, Any]) -> Iterable[bytes]:
+    if len(record) > _MOST_VALUES:
+        raise ValueError(f"{len(record)} values in a record are more than {_MOST_VALUES}")
     # Sorted: Protocol Buffers keep no order of a map.
     for key in sorted(record):
         value = record[key]
@@ -151,14 +157,21 @@ def masked_to_content(message: MaskedMessage) -> RecordDict:
     return RecordDict({_MASKED: ArrayRecord({_MASKED: masked}), _BUNDLES: ConfigRecord(rest)})
 
 
-def masked_of(content: RecordDict) -> MaskedMessage:
+def masked_of(content: RecordDict, *, longest: int) -> MaskedMessage:
     """Read a client's reply.
+
+    Args:
+        content: Of the reply.
+        longest: Bytes of the masked values, by the terms.
 
     Raises:
         RefusedUpdate: If it is none.
     """
     try:
-        masked = content.array_records[_MASKED][_MASKED].numpy()
+        array = content.array_records[_MASKED][_MASKED]
+        if len(array.data) > longest + _HEADER:
+            raise ValueError
+        masked = array.numpy()
         rest = content.config_records[_BUNDLES]
         bundles, commitments = rest[_BUNDLES], rest[_COMMITMENTS]
     except Exception:
@@ -166,7 +179,7 @@ def masked_of(content: RecordDict) -> MaskedMessage:
     is_list = isinstance(bundles, list) and all(isinstance(each, bytes) for each in bundles)
     if not is_list or not isinstance(commitments, bytes):
         raise RefusedUpdate("it is no masked message")
-    if masked.dtype != np.uint8 or masked.ndim != 1:
+    if not isinstance(masked, np.ndarray) or masked.dtype != np.uint8 or masked.ndim != 1:
         raise RefusedUpdate("its masked values are no bytes")
     return MaskedMessage(
         masked=masked.tobytes(), bundles=cast(list[bytes], bundles), commitments=commitments
@@ -302,6 +315,8 @@ def _blobs(config: Mapping[str, Any], key: str) -> tuple[bytes, ...]:
 
 def _list(config: Mapping[str, Any], key: str, kind: type) -> list[Any]:
     values = config.get(key)
+    if isinstance(values, list) and len(values) > MOST_ENTRIES:
+        raise ValueError(f"'{key}' has {len(values)} values, and no sum more than {MOST_ENTRIES}")
     if not isinstance(values, list) or not all(type(each) is kind for each in values):
         raise ValueError(f"'{key}' is no list of {kind.__name__}")
     return values

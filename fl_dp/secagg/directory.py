@@ -30,6 +30,9 @@ from .texts import (
 ALL_MEMBERS = 20  # up to so many nodes the roster's choice of members does not count
 MOST_RUNS = 2**64 - 1  # Flower's run ids
 MOST_EPOCHS = 2**32 - 1
+MOST_ENTRIES = 10_000
+"""Of a directory: beyond some thousands of nodes, sums of sums are the plan."""
+_LONGEST_ENTRY, _ROOM = 700, 100_000  # characters: of one, and for long names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +116,8 @@ class Entry:
         Raises:
             ValueError: If it is anything else.
         """
-        return cls.from_dict(parsed_object(text, "entry of a directory"))
+        longest = _LONGEST_ENTRY + _ROOM
+        return cls.from_dict(parsed_object(text, "entry of a directory", longest=longest))
 
     @classmethod
     def from_dict(cls, fields: Any) -> Self:
@@ -283,17 +287,24 @@ class Directory:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str, *, most: int = MOST_ENTRIES) -> Self:
         """Read what `to_json` wrote; `check` it before it is used.
+
+        Args:
+            text: Of a peer.
+            most: Entries that it can have.
 
         Raises:
             ValueError: If it is anything else.
         """
-        fields = object_of(text, ("run", "epoch", "roster_hash", "entries"), "directories")
+        keys = ("run", "epoch", "roster_hash", "entries")
+        fields = object_of(text, keys, "directories", longest=_LONGEST_ENTRY * most + _ROOM)
         require_integers(0, MOST_RUNS, run=fields["run"])
         require_integers(0, MOST_EPOCHS, epoch=fields["epoch"])
         if not isinstance(fields["entries"], list) or not isinstance(fields["roster_hash"], str):
             raise ValueError("entries must be a list, and roster_hash a text")
+        if len(fields["entries"]) > most:
+            raise ValueError(f"entries must be at most {most}, got {len(fields['entries'])}")
         return cls(
             run=fields["run"],
             epoch=fields["epoch"],

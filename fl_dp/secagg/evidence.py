@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Self
 
-from fl_dp.documents import document
+from fl_dp.documents import LONGEST, document
 
 from .directory import MOST_RUNS, Directory
 from .key_pairs import KEY_BYTES
@@ -61,7 +61,8 @@ class Evidence:
         Raises:
             ValueError: If it is anything else.
         """
-        given = object_of(text, list(cls.__dataclass_fields__), "evidence of a run")
+        keys = list(cls.__dataclass_fields__)
+        given = object_of(text, keys, "evidence of a run", longest=LONGEST)  # of the owner's own
         require_integers(0, MOST_RUNS, run=given["run"])
         require_integers(0, _MOST, last=given["last"], promised=given["promised"])
         with document("evidence of a run"):
@@ -103,7 +104,8 @@ class Evidence:
             directory = directory.as_of(int(self.receipted["epoch"]))
             place = directory.places[identity]
             terms = SumTerms.from_json(self.receipted["terms"])
-            receipt = Receipt.from_json(self.receipted["receipt"])
+            places = len(directory.entries)
+            receipt = Receipt.from_json(self.receipted["receipt"], places=places)
             label = hex_bytes(self.receipted["label"], None, "label")
         except (KeyError, ValueError) as error:
             return [f"the last receipt can't be read: {error}"]
@@ -142,7 +144,8 @@ def summary_of(evidence: Evidence) -> dict[str, Any]:
     }
     if evidence.receipted:
         terms = SumTerms.from_json(evidence.receipted["terms"])
-        receipt = Receipt.from_json(evidence.receipted["receipt"])
+        places = len(directory.entries)
+        receipt = Receipt.from_json(evidence.receipted["receipt"], places=places)
         document |= {
             "receipted_sum": terms.number,
             "repliers": len(receipt.online),

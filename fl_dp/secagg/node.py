@@ -21,7 +21,7 @@ from typing import NamedTuple
 from fl_dp.accounting.shared_noise import SharedNoise, usual_colluding
 
 from .client import Participation
-from .directory import MOST_EPOCHS, MOST_RUNS, Directory, Entry
+from .directory import MOST_ENTRIES, MOST_EPOCHS, MOST_RUNS, Directory, Entry
 from .evidence import Evidence
 from .key_pairs import Identity, RunKey
 from .member import Opened, open_bundles
@@ -41,6 +41,7 @@ _ENDED = "ended"  # and the run, unless it had no sum
 _PROMISED = "promised"
 _KNOWN, _LARGEST = "identities", "largest"
 _SUM, _VIEW, _OPEN, _RECEIPT = "sum", "view", "open", "receipt"  # roles of marks
+_MOST_KEYS = 8  # of one node in a run: it may lose them
 _REMEMBERED = 3  # sums whose receipt can be checked, where none are demanded
 _LEFT_OUT = b"left out"  # in the mark of a receipt
 
@@ -118,6 +119,20 @@ class SecureNode:
             self.store.put(run, _KEY, RunKey.generate().secret)
         return Entry.make(run, epoch, self.name, self.identity, self._run_key(run))
 
+    def read_directory(self, text: str) -> Directory:
+        """Read a directory of no more entries than a run can have; `accept` checks it.
+
+        Raises:
+            Refused: `directory`, if it is none.
+        """
+        most = MOST_ENTRIES
+        if self.roster is not None:
+            most = min(most, _MOST_KEYS * len(self.roster.members))
+        try:
+            return Directory.from_json(text, most=most)
+        except ValueError as error:
+            raise Refused("directory", f"{error}") from error
+
     def accept(self, directory: Directory) -> bytes:
         """Check a run's directory, keep it, and return its hash.
 
@@ -125,11 +140,11 @@ class SecureNode:
             Refused: `directory`, if it is not signed, holds a stranger, a key twice, or another key
                 than this node's, or is no continuation of the one before.
         """
+        self._check_strangers(directory)  # before the signature of any is looked at
         try:
             directory.check()
         except ValueError as error:
             raise Refused("directory", f"{error}") from error
-        self._check_strangers(directory)
         key = self._run_key(directory.run)
         mine = directory.places.get(self.identity.public)
         if mine is None:
@@ -302,11 +317,11 @@ class SecureNode:
         Raises:
             Refused: `view`, if it is none; `directory`.
         """
+        directory = self._directory(run)
         try:
-            receipt = Receipt.from_json(text)
+            receipt = Receipt.from_json(text, places=len(directory.entries))
         except ValueError as error:
             raise Refused("view", f"{error}") from error
-        directory = self._directory(run)
         if receipt.number <= self.store.last(run, _RECEIPT):
             return
         mine = [each for each in self._due(run) if each["number"] == receipt.number]

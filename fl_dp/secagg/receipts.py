@@ -21,13 +21,12 @@ from .texts import (
     frame,
     hex_bytes,
     object_of,
-    require_ascending,
     require_integers,
 )
 
 _MOST_PLACES = 2**32 - 1
 _MOST_NUMBERS = 2**63 - 1
-_MOST_REPLIERS = 2**20  # that a text may stand for, be it ever so short
+_LONGEST, _LONGEST_SPAN = 50_000, 24  # characters: of signatures and path, and of one span
 
 
 @lru_cache(maxsize=4)  # the same for everybody's receipts of a sum
@@ -38,20 +37,19 @@ def _spans(places: tuple[int, ...]) -> list[list[int]]:
     return [[places[first], places[end - 1]] for first, end in ends if end > first]
 
 
-def _places(spans: list[list[Any]]) -> tuple[int, ...]:
-    """Return the places of spans.
+def _places(spans: list[list[Any]], count: int) -> tuple[int, ...]:
+    """Return the places of spans, all below `count`.
 
     Raises:
         ValueError: If they are not what `_spans` returns.
     """
-    require_ascending(_MOST_PLACES, online=[first for first, _ in spans])
-    count, after = 0, -1
-    for first, last in spans:
-        require_integers(first, _MOST_PLACES, online=last)
-        count += last - first + 1
+    after = -1
+    for first, last in spans:  # before any is walked: a short text can stand for a million
+        require_integers(max(0, after), count - 1, online=first)
+        require_integers(first, count - 1, online=last)
         # One text for one set: spans that touch would be one.
-        if first <= after or count > _MOST_REPLIERS:
-            raise ValueError("online must be spans that do not touch, of a million at most")
+        if first <= after:
+            raise ValueError("online must be spans that do not touch")
         after = last + 1
     return tuple(place for first, last in spans for place in range(first, last + 1))
 
@@ -141,14 +139,18 @@ class Receipt:
         )
 
     @classmethod
-    def from_json(cls, text: str) -> Self:
+    def from_json(cls, text: str, *, places: int) -> Self:
         """Read what `to_json` wrote.
+
+        Args:
+            text: Of a peer.
+            places: Entries of the directory: every replier has one.
 
         Raises:
             ValueError: If it is anything else.
         """
         keys = ("number", "terms_hash", "online", "root", "path", "signatures")
-        fields = object_of(text, keys, "receipts")
+        fields = object_of(text, keys, "receipts", longest=_LONGEST + _LONGEST_SPAN * places)
         require_integers(1, _MOST_NUMBERS, number=fields["number"])
         lists = [fields[name] for name in ("online", "path", "signatures")]
         spans, pairs = fields["online"], fields["signatures"]
@@ -161,7 +163,7 @@ class Receipt:
         return cls(
             number=fields["number"],
             terms_hash=hex_bytes(fields["terms_hash"], KEY_BYTES, "terms_hash"),
-            online=_places(spans),
+            online=_places(spans, places),
             root=hex_bytes(fields["root"], KEY_BYTES, "root"),
             path=tuple(hex_bytes(step, KEY_BYTES, "path") for step in fields["path"]),
             signatures={

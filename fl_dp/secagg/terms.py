@@ -61,6 +61,7 @@ class Refused(Exception):
 MOST_NUMBERS = 2**63 - 1  # a database's integers
 _MOST_PLACES = 2**32 - 1
 _LARGEST_SIZE = 2**40
+_LONGEST = 500_000  # characters: ten thousand places, and a thousand segments
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,8 @@ class SumTerms:
         Raises:
             ValueError: If the text is not, letter by letter, what `to_json` writes of valid terms.
         """
-        document = object_of(text, [each.name for each in fields(cls)], "terms")
+        names = [each.name for each in fields(cls)]
+        document = object_of(text, names, "terms", longest=_LONGEST)
         for name in ("cohort", "committee", "segments"):
             if not isinstance(document[name], list):
                 raise ValueError(f"{name} must be a list")

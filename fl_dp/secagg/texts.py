@@ -45,7 +45,6 @@ def prf(key: bytes, label: str, *parts: bytes | int) -> bytes:
     return hmac.digest(key, frame(label, *parts), "sha256")
 
 
-_LONGEST_TEXT = 16_000_000  # a directory of fifty thousand nodes
 _LONGEST_NAME = 200
 _HEX = re.compile(r"(?:[0-9a-f]{2})*")
 
@@ -55,15 +54,19 @@ def canonical(document: Any) -> str:
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def object_of(text: str, keys: Sequence[str], what: str) -> dict[str, Any]:
+def object_of(text: str, keys: Sequence[str], what: str, *, longest: int) -> dict[str, Any]:
     """Read a JSON object that has exactly these keys.
+
+    Args:
+        text: Of a peer; of more than `longest` characters nothing is parsed.
+        keys: Of the object.
+        what: It should be, for the error.
+        longest: Characters that it can have if it is one.
 
     Raises:
         ValueError: If it is anything else.
     """
-    if len(text) > _LONGEST_TEXT:
-        raise ValueError(f"{what} of {len(text)} characters are longer than {_LONGEST_TEXT}")
-    return fields_of(parsed_object(text, what), keys, what)
+    return fields_of(parsed_object(text, what, longest=longest), keys, what)
 
 
 def fields_of(document: Any, keys: Sequence[str], what: str) -> dict[str, Any]:
@@ -72,7 +75,7 @@ def fields_of(document: Any, keys: Sequence[str], what: str) -> dict[str, Any]:
     Raises:
         ValueError: If it is anything else.
     """
-    if not isinstance(document, dict) or sorted(document) != sorted(keys):
+    if not isinstance(document, dict) or document.keys() != set(keys):
         raise ValueError(f"{what} have the keys {', '.join(sorted(keys))}, and no others")
     return document
 

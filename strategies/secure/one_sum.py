@@ -30,6 +30,7 @@ from fl_dp.protocol.secure_sum import (
     with_terms,
 )
 from fl_dp.secagg import OpenSum, Refused, SecureSumFailed, SumTerms
+from fl_dp.secagg.masks import packed_bytes
 from fl_dp.updates import RefusedUpdate
 
 from ..exchange import Ask
@@ -130,7 +131,8 @@ class OneSum:
         if place is None or self._sum is None:
             raise RefusedUpdate("its node has no keys")
         try:
-            self._sum.fold(place, masked_of(content))
+            longest = packed_bytes(self._sum.terms.bits, self._sum.terms.size)
+            self._sum.fold(place, masked_of(content, longest=longest))
         except Refused as refused:
             raise RefusedUpdate(str(refused)) from None
 

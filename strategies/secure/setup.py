@@ -327,12 +327,12 @@ class SecureSums:
         """Return why every node would refuse a directory with this entry; None: none would."""
         if entry.epoch != epoch:
             return f"the entry of '{entry.name}' is not of epoch {epoch}"
+        if self._roster is not None and not self._roster.allows(entry.name, entry.identity):
+            return f"'{entry.name}' is not in the roster with that key"
         try:
             entry.check(self.run)
         except ValueError as error:
             return str(error)
-        if self._roster is not None and not self._roster.allows(entry.name, entry.identity):
-            return f"'{entry.name}' is not in the roster with that key"
         return None
 
     def _hand_out(self, nodes: Iterable[int], ask: Ask, timeout: float) -> None:

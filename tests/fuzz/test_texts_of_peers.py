@@ -107,7 +107,9 @@ TEXTS = {
         json.dumps(FEDERATION.directory.entries[0].to_dict()),
         lambda text: Entry.from_json(text).check(RUN),
     ),
-    "receipt": Text(RECEIPT.to_json(), lambda text: Receipt.from_json(text).includes(0, b"")),
+    "receipt": Text(
+        RECEIPT.to_json(), lambda text: Receipt.from_json(text, places=10).includes(0, b"")
+    ),
     "evidence": Text(EVIDENCE.to_json(), lambda text: Evidence.from_json(text).findings()),
     "round instruction": Text(INSTRUCTION.to_json(), RoundInstruction.from_json),
     "sum instruction": Text(

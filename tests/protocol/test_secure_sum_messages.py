@@ -97,7 +97,7 @@ def test_terms_that_are_no_text_are_refused() -> None:
 
 def test_every_message_survives_the_wire() -> None:
     masked = MaskedMessage(masked=b"\x00\x01\xff", bundles=[b"a", b"bc"], commitments=b"c" * 32)
-    assert masked_of(wired(masked_to_content(masked))) == masked
+    assert masked_of(wired(masked_to_content(masked)), longest=100) == masked
     opened = Opened(shares={3: b"x", 5: b"yz"}, signature=b"s" * 64, unreadable=(7,))
     assert opened_of(wired(opened_to_content(opened))) == opened
     nothing = Opened(shares={}, signature=b"s" * 64)
@@ -132,4 +132,4 @@ def test_every_message_survives_the_wire() -> None:
 )
 def test_other_replies_are_refused(content: RecordDict) -> None:
     with pytest.raises(RefusedUpdate):
-        masked_of(content)
+        masked_of(content, longest=100)
