@@ -98,6 +98,11 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "privacy.unit=record privacy.neighboring_relation=zero-out",
         "privacy.unit=record privacy.neighboring_relation=add-or-remove-one",
     ),
+    (
+        "privacy.neighboring_relation=add-or-remove-one simulation.units_per_node=5",
+        "privacy.neighboring_relation=add-or-remove-one selection.coins=nodes",
+        f"{_GRADIENTS} privacy.neighboring_relation=add-or-remove-one",
+    ),
     (f"selection=exponential {_RECORDS}",),
     ("selection=exponential selection.records_per_client=9",),
     ("weights.cap=9 weights.capped_denominator=true",),

@@ -285,7 +285,7 @@ def test_the_statement_is_about_records(tmp_path: Path) -> None:
     with PrivacyLedger.read(tmp_path / "server.db") as ledger:
         page = statement_markdown(privacy_statement(ledger))
     assert "one record of one client" in page
-    assert "a client has a record or does not" in page
+    assert "a record contributes, or contributes zero throughout" in page
     assert "secret coin for each record" in page
     assert "with its records and their coins" in page
 
