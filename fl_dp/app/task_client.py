@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -33,6 +32,7 @@ from fl_dp.tasks.training import (
     train_locally,
     train_together,
 )
+from fl_dp.user_code import Contained
 
 from .settings import SETTINGS_KEY, Settings
 from .settings.selections import ExponentialSettings
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
     from .private_training import Records
 
-logger = logging.getLogger("flwr.fl_dp.client")
 
 _MEASURED = ("loss", "accuracy")
 _UNITS_IN_MEMORY = 256  # whose records a node holds at a time
@@ -131,7 +130,7 @@ class TaskClient(NumPyClient):
         from .private_training import private_client, record_plan_of  # with Opacus and SciPy
 
         plan = record_plan_of(config)
-        try:
+        with Contained("no private training; this client contributes nothing") as attempt:
             settings = _settings(config)
             place, node_config = self._part(settings), self.context.node_config
             own = own_data_path(node_config) is not None
@@ -152,8 +151,7 @@ class TaskClient(NumPyClient):
                 unit=self.unit,
                 form=form,
             )
-        except Exception:
-            logger.exception("no private training; this client contributes nothing")
+        if attempt.failure is not None:
             return parameters, 1, {}
         trained, one, nothing = client.fit(whole, config)
         return parts.keep(trained), one, nothing
