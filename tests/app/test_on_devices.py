@@ -26,6 +26,7 @@ from fl_dp.plan import RecordPlan
 from fl_dp.tasks.datasets.shipped import load_digits
 from fl_dp.tasks.models import build_model, get_arrays, set_arrays
 from fl_dp.tasks.training import DeviceData, UnitData, evaluate, train_locally, train_together
+from fl_dp.user_code import own_chance
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Full backward hook is firing", "ignore:In CPU autocast"
@@ -239,3 +240,15 @@ def test_arrays_and_records_come_and_go_unchanged(device: torch.device) -> None:
         assert {features.device.type, labels.device.type} == {device.type}
         np.testing.assert_array_equal(features.cpu().numpy(), dataset.features(rows))
         np.testing.assert_array_equal(labels.cpu().numpy(), dataset.labels(rows))
+
+
+def test_chance_of_its_own_on_each_device(device: torch.device) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(2, device=device)
+    torch.manual_seed(7)
+    with own_chance() as seed_again:
+        first = torch.rand(2, device=device)
+        seed_again()
+        assert len(set((*first.tolist(), *torch.rand(2, device=device).tolist()))) == 4
+    assert not torch.equal(first, expected)
+    assert torch.equal(torch.rand(2, device=device), expected)
