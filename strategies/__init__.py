@@ -9,10 +9,11 @@ from .checkpoint import Checkpoint
 from .compatibility import UnfitModel
 from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
-from .dp_fedbuff import DPFedBuff
+from .dp_fedbuff import BufferedLoop, DPFedBuff
 from .exact_totals import exact_evaluation
 from .federation_statistics import ask_federation, evaluate_federation
 from .modes import Ask, CentralMode, Cohort, Mode, Released, RoundFailed
+from .private_loop import PrivateLoop
 from .rehearsal import RehearsalFailed
 from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
@@ -35,6 +36,7 @@ from .utility_selection import DPUtilitySelection, ExponentialSelection
 __all__ = [
     "AdaptiveClipping",
     "Ask",
+    "BufferedLoop",
     "BufferedSelection",
     "CentralMode",
     "Checkpoint",
@@ -53,6 +55,7 @@ __all__ = [
     "OwnRatesSelection",
     "PerLayerClipping",
     "PoissonSelection",
+    "PrivateLoop",
     "PublicSelection",
     "RehearsalFailed",
     "Released",

@@ -17,11 +17,9 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
-from fl_dp.ledger import PrivacyLedger, Reservation
-from fl_dp.plan import PrivacyPlan
+from fl_dp.ledger import Reservation
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.compression import array_bytes
@@ -30,46 +28,24 @@ from .buffer import Buffer, OpenBuffer
 from .compatibility import require_trainable
 from .dp_fedavg import DPFedAvg
 from .modes import BufferedMode
-from .selection import BufferedSelection, Selection
+from .private_loop import PrivateLoop
+from .round_loop import LoopOptions
+from .selection import BufferedSelection
+from .server_optimizer import ServerOptimizer
 
 
-class DPFedBuff(DPFedAvg):
-    """A Flower strategy whose every released model is private, without waiting for slow clients.
+class BufferedLoop(PrivateLoop):
+    """Releases of the next answers; asks outlast a release."""
 
-    Each release is made of the next answers, as many as the selection's buffer holds. A slow client
-    is in a later release, clipped there, with a public weight for its age.
+    buffers = True
 
-    Privacy: as `DPFedAvg` with visible cohorts. A unit is in each release at most once, in no two
-    that are closer than the plan's separation, and asked at most as often as its cap says. When an
-    answer arrives is taken not to depend on data.
-    """
-
-    _buffers = True
-
-    def __init__(
-        self,
-        strategy: Strategy | None = None,
-        *,
-        plan: PrivacyPlan,
-        ledger: PrivacyLedger,
-        selection: Selection | None = None,
-        **options: Any,
-    ) -> None:
-        """Put a private path in front of `strategy`.
-
-        Args:
-            strategy: As for `DPFedAvg`.
-            plan: What is released and at what price; its sampling is a `BufferedSampling`.
-            ledger: Opened with the same plan.
-            selection: A `BufferedSelection`, who is asked; by default what the plan's sampling
-                says.
-            **options: As for `DPFedAvg`.
+    def __init__(self, optimizer: ServerOptimizer, options: LoopOptions, **private: Any) -> None:
+        """Prepare.
 
         Raises:
-            ValueError: As `DPFedAvg` does, and if the plan is no buffer's.
-            TypeError: As `DPFedAvg` does, and if the selection is no buffer's.
+            TypeError: If the selection is no buffer's.
         """
-        super().__init__(strategy, plan=plan, ledger=ledger, selection=selection, **options)
+        super().__init__(optimizer, options, **private)
         if not isinstance(self.selection, BufferedSelection):
             raise TypeError(
                 "a buffer asks units one by one: pass selection=BufferedSelection(...), got "
@@ -77,10 +53,10 @@ class DPFedBuff(DPFedAvg):
             )
         self._asks = self.selection
         self._buffer = Buffer(
-            self._asks, ledger, self._participations, progress=self._progress, log=self._log
+            self._asks, self.ledger, self._participations, progress=self._progress, log=self._log
         )
 
-    def configure_train(
+    def open(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Charge a release and open its buffer; asks are sent as there is room, and none here.
@@ -120,7 +96,7 @@ class DPFedBuff(DPFedAvg):
         origin: NDArray[np.float64],
         instruction: RoundInstruction,
     ) -> BufferedMode:
-        """Return the sum of a release. See `DPFedAvg.make_mode`."""
+        """Return the sum of a release. See `PrivateLoop.make_mode`."""
         # What the ledger has on disk decides, not what was planned.
         assert reservation.noise_multiplier is not None and reservation.index is not None
         return BufferedMode(
@@ -139,3 +115,20 @@ class DPFedBuff(DPFedAvg):
         """Yield the answers that fill the open buffer."""
         assert isinstance(self._open, OpenBuffer)  # configured just before
         return self._buffer.fill(grid, self._open, timeout=self._timeout)
+
+
+class DPFedBuff(DPFedAvg):
+    """A Flower strategy whose every released model is private, without waiting for slow clients.
+
+    Each release is made of the next answers, as many as the selection's buffer holds. A slow client
+    is in a later release, clipped there, with a public weight for its age.
+
+    The plan's sampling is a `BufferedSampling`, and a selection a `BufferedSelection`; the other
+    arguments are those of `DPFedAvg`.
+
+    Privacy: as `DPFedAvg` with visible cohorts. A unit is in each release at most once, in no two
+    that are closer than the plan's separation, and asked at most as often as its cap says. When an
+    answer arrives is taken not to depend on data.
+    """
+
+    loop_class = BufferedLoop

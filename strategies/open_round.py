@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from numpy.typing import NDArray
 
 from fl_dp.protocol.instruction import RoundInstruction
@@ -17,7 +24,7 @@ from fl_dp.updates import RefusedUpdate, VectorLayout
 from fl_dp.updates.batch_norm import with_sound_variances
 
 from .exchange import one_of_each
-from .modes import Ask, Cohort, Mode
+from .modes import Ask, Cohort, Mode, Released
 from .rehearsal import meaning_of
 from .roster import Unit
 from .run_log import RunLog
@@ -148,13 +155,19 @@ class OpenRound:
         units = self.cohort[reply.metadata.src_node_id]
         return self.mode.fold(reply.content, units, server_round=self.draft.draw.server_round)
 
-    def next_model(self, mean: NDArray[np.float64], optimizer: ServerOptimizer) -> ArrayRecord:
-        """Return the model that the server optimizer makes of the released mean."""
+    def next_model(
+        self, released: Released, optimizer: ServerOptimizer
+    ) -> tuple[ArrayRecord, MetricRecord | None]:
+        """Return the model that the server optimizer makes of the released mean, and metrics."""
         draft = self.draft
         # The mean is added to the exact model, even if clients were sent a narrower one.
-        private = draft.layout.unflatten(draft.flat_model, mean)
-        updated = optimizer.step(draft.draw.server_round, private, draft.content)
-        return with_sound_variances(draft.layout.merge(updated, draft.draw.model))
+        private = draft.layout.unflatten(draft.flat_model, released.mean)
+        updated, metrics = optimizer.step(
+            draft.draw.server_round, private, draft.content, released.metrics
+        )
+        if updated is None:
+            return draft.draw.model, metrics
+        return with_sound_variances(draft.layout.merge(updated, draft.draw.model)), metrics
 
 
 def _with_config(content: RecordDict, told: Mapping[str, str]) -> RecordDict:

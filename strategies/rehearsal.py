@@ -11,7 +11,7 @@ import builtins
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 
 from fl_dp.accounting.budget import Limit
 from fl_dp.protocol.flower_compat import ErrorCode, is_simulation
-from fl_dp.protocol.identity import NodeIdentity
+from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.keys import IDENTITY_ACTION
 from fl_dp.updates import VectorLayout
 
@@ -39,6 +39,30 @@ _MOD_ADVICE = (
 _SAME_MODEL = "start from the arrays of the model that the clients train (initial_arrays)"
 LEFTOVER_MODS = ("secaggplus_mod", "secagg_mod", "fixedclipping_mod", "adaptiveclipping_mod")
 """Flower's mods that need a counterpart at the server which fl-dp replaces."""
+
+# By what a training needs of an app, in the order in which it is said.
+_LACKING = {
+    Ability.NOISE: (
+        "each client adds the noise of this training itself, and its app adds none: write "
+        "numpy_client_app(client_fn), or noised_client_app() in place of ClientApp()"
+    ),
+    Ability.RECORDS: (
+        "the units of the training are records, and its app adds up none: give "
+        "numpy_client_app(records=NodeRecords(...))"
+    ),
+    Ability.UNITS: (
+        "a node hosts several units in this training, and its app hosts one: give "
+        "numpy_client_app(client_fn, units=NodeUnits(...)), or plan units_per_node=1"
+    ),
+    Ability.WEIGHTS: (
+        "clients apply the weights of weight_cap themselves, and its app applies none: write "
+        "numpy_client_app(client_fn), or leave weight_cap out"
+    ),
+    Ability.UTILITY: (
+        "the selection asks clients for a utility, and its app tells none: write "
+        "numpy_client_app(client_fn), or another selection"
+    ),
+}
 
 _OLD_API = (
     "its client app is made the old way, ClientApp(client_fn=...), which answers no message of "
@@ -253,13 +277,13 @@ def _ask(
             return
 
 
-def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = False) -> None:
+def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Ability] = ()) -> None:
     """Check what nodes said against the model, and log what may go wrong.
 
     Args:
         answers: Theirs.
         layout: Of the model.
-        of_records: Whether nodes are to add up gradients of their records.
+        needs: What the training needs of every app. One that knows no question has none of it.
 
     Raises:
         RehearsalFailed: If a node can't contribute whatever its data are, or no node answers.
@@ -287,12 +311,8 @@ def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = Fa
             f"{answers.timeout:.0f} s, which touches no data: nothing was charged. Look at their "
             "logs, or give them more time (roster_timeout)"
         )
+    _require_abilities(answers, needs)
     for node, identity in sorted(answers.identities.items()):
-        if of_records and not identity.sums_records:
-            raise RehearsalFailed(
-                f"{answers.called(node)} can't take part: the units of the training are records, "
-                "and its app adds up none: give numpy_client_app(records=NodeRecords(...))"
-            )
         _require_fit(answers.called(node), identity, layout)
     if unable:
         logger.warning(
@@ -314,6 +334,19 @@ def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = Fa
             logger.warning("%s: %s", _listed(answers, refused), words)
     _propose_groups(answers)
     _compare_versions(answers)
+
+
+def _require_abilities(answers: Answers, needs: Collection[Ability]) -> None:
+    """Compare what each app can do with what the training needs.
+
+    Raises:
+        RehearsalFailed: If one lacks something; nothing was charged.
+    """
+    stated = dict.fromkeys(answers.unable, NodeIdentity()) | answers.identities
+    for node, identity in sorted(stated.items()):
+        for ability, lacking in _LACKING.items():
+            if ability in needs and ability not in identity.abilities:
+                raise RehearsalFailed(f"{answers.called(node)} can't take part: {lacking}")
 
 
 def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> None:

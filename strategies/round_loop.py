@@ -1,8 +1,10 @@
 """Rounds of a training, from the roster to the last model: what all strategies here have in common.
 
-    wait for the roster -> rehearse -> [configure_train -> exchange -> aggregate_train -> evaluate]*
+    wait for the roster -> rehearse -> [open -> exchange -> release -> evaluate]*
 
-What a round is, a subclass says: `DPFedAvg` with privacy, `UnprotectedFedAvg` without.
+What a round is, a subclass says: `PrivateLoop` with privacy, `UnprotectedLoop` without. A strategy
+holds one of these and hands it nothing that it could replace: replies stay in here until the noise
+is in their sum.
 """
 
 from __future__ import annotations
@@ -10,19 +12,20 @@ from __future__ import annotations
 import json
 import logging
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
-from fl_dp.protocol.identity import forms_of, forms_to_json
+from fl_dp.protocol.identity import Ability, forms_of, forms_to_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
 from fl_dp.updates import Compression, VectorLayout
@@ -41,7 +44,6 @@ from .roster import Roster, Unit, by_node, nodes_of
 from .run_log import RunLog
 from .selection import Draw, Selection
 from .server_optimizer import ServerOptimizer
-from .unused import uncalled_of, unused_of
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -49,7 +51,38 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 """Measures the model of a round on public data, or returns None: not this one."""
 
 
-class RoundLoop(Strategy):
+@dataclass(frozen=True, kw_only=True)
+class LoopOptions:
+    """Options of a loop, with or without privacy; users see them as those of a strategy.
+
+    Attributes:
+        selection: Who draws the cohorts.
+        roster: Who may be drawn.
+        participations: Which of them may take part once more.
+        contribution_check: What ends a training to which nobody contributes.
+        cohorts_are_seen: Whether who takes part is public.
+        weight_cap: Records that earn a client the full weight.
+        window: How many nodes are under way at once.
+        rng: Where noise and coins come from.
+        after_round: Given a checkpoint after the start and after every round.
+        record_plan: Sent to clients with every round.
+        compression: How updates and models travel.
+    """
+
+    selection: Selection
+    roster: Roster
+    participations: Participations
+    contribution_check: ContributionCheck | None
+    cohorts_are_seen: bool
+    weight_cap: float | None
+    window: int | None
+    rng: SecureRandom
+    after_round: Callable[[Checkpoint], None] | None
+    record_plan: RecordPlan | None
+    compression: Compression
+
+
+class RoundLoop(ABC):
     """Rounds over a grid, with a roster, a rehearsal, checkpoints and a log.
 
     Attributes:
@@ -64,94 +97,60 @@ class RoundLoop(Strategy):
             depend on the model's shapes and on settings alone.
     """
 
-    _weights_are_used = False  # whether replies are weighted by the strategy's weighted_by_key
-    _of_records = False  # whether nodes are to add up gradients of their records
-
-    def __init__(
-        self,
-        strategy: Strategy | None,
-        *,
-        selection: Selection,
-        roster: Roster,
-        participations: Participations,
-        contribution_check: ContributionCheck | None,
-        cohorts_are_seen: bool,
-        weight_cap: float | None,
-        window: int | None,
-        rng: SecureRandom | None,
-        after_round: Callable[[Checkpoint], None] | None,
-        record_plan: RecordPlan | None,
-        compression: Compression | None,
-    ) -> None:
-        """Prepare; options that users see are told in the subclasses.
-
-        Args:
-            strategy: The server optimizer; `FedAvg()` by default.
-            selection: Who draws the cohorts.
-            roster: Who may be drawn.
-            participations: Which of them may take part once more.
-            contribution_check: What ends a training to which nobody contributes.
-            cohorts_are_seen: Whether who takes part is public.
-            weight_cap: Records that earn a client the full weight.
-            window: How many nodes are under way at once.
-            rng: Where noise and coins come from.
-            after_round: Given a checkpoint after the start and after every round.
-            record_plan: Sent to clients with every round.
-            compression: How updates and models travel.
-        """
-        self.optimizer = ServerOptimizer(strategy if strategy is not None else FedAvg())
-        self.selection = selection
-        self.record_plan = record_plan
+    def __init__(self, optimizer: ServerOptimizer, options: LoopOptions) -> None:
+        """Prepare."""
+        self.optimizer = optimizer
+        self.selection = options.selection
+        self.record_plan = options.record_plan
         self.rounds_completed = 0
         self.budget_exhausted = False
         self.released_metrics: dict[str, float] = {}
         self.bytes_down = self.bytes_up = 0
-        self._rng = rng if rng is not None else SecureRandom()
-        self._roster = roster
-        self._participations = participations
+        self._rng = options.rng
+        self._roster = options.roster
+        self._participations = options.participations
         self._log = RunLog(self._spent)
-        self._progress = Progress(cohorts_are_seen=cohorts_are_seen, log=self._log)
-        self._contribution_check = contribution_check
-        self._weight_cap = weight_cap
-        self._window = window
+        self._progress = Progress(cohorts_are_seen=options.cohorts_are_seen, log=self._log)
+        self._contribution_check = options.contribution_check
+        self._weight_cap = options.weight_cap
+        self._window = options.window
         self._timeout = 3600.0
-        self._after_round = after_round
-        self._compression = compression if compression is not None else Compression()
+        self._after_round = options.after_round
+        self._compression = options.compression
         self._open: OpenRound | None = None
         self._untried = False  # whether the next round is the first rehearsal of the nodes' app
-        for line in unused_of(self.optimizer.strategy, weights_are_used=self._weights_are_used):
-            logger.warning(line)
-        for line in uncalled_of(self, RoundLoop):
-            logger.warning(line)
 
-    def start(
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself: a copy of a strategy, for a trial, has no rounds of its own."""
+        return self
+
+    def run(
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: EvaluateFn | None = None,
+        num_rounds: int,
+        timeout: float,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
     ) -> Result:
-        """Train for `num_rounds` rounds, or as long as the budget lasts.
-
-        Arguments and result are those of Flower's `Strategy.start`. Rounds before a resumption
-        count, and `evaluate_config` is not used: clients are not asked to evaluate.
-
-        Raises:
-            RosterIncomplete: If fewer clients connect than are declared.
-            PrivacyBudgetExhausted: If there was nothing to train with from the beginning.
-            RoundFailed: If three rounds in a row, or all, failed and none was released before.
-        """
+        """Train. See `RoundStrategy.start`."""
         if evaluate_config:
             self._log.warn_once("evaluate_config is not used: clients are not asked to evaluate")
         self._timeout = timeout
-        self.summary()
         nodes = self._roster.wait(grid)
         done, model = self._progress.origin(initial_arrays)
         result = Result(arrays=model)
-        self._rehearse(grid, nodes, result.arrays, train_config or ConfigRecord())
+        if done < num_rounds:
+            self.optimizer.rehearse(
+                done + 1,
+                VectorLayout.of(model).only_released(model),
+                _with_record_plan(train_config, self.record_plan),
+                nodes,
+                metrics=self._metrics,
+                saved=self._after_round is not None,
+            )
+        self._rehearse(grid, nodes, result.arrays, train_config)
         self._progress.begin(done, result.arrays)
         if done == 0 and num_rounds > 0:
             self._require_a_round_left(grid)
@@ -159,10 +158,10 @@ class RoundLoop(Strategy):
         if not self._progress.resumed:  # else this model was evaluated and saved before
             self._finish_round(evaluate_fn, 0, result)
         for server_round in range(done + 1, num_rounds + 1):
-            config = ConfigRecord(dict(train_config or {}))
+            config = ConfigRecord(dict(train_config))
             try:
                 try:
-                    messages = self.configure_train(server_round, result.arrays, config, grid)
+                    messages = self.open(server_round, result.arrays, config, grid)
                 except PrivacyBudgetExhausted as exhausted:
                     self.budget_exhausted = True
                     if not self._progress.trained:
@@ -170,13 +169,11 @@ class RoundLoop(Strategy):
                     logger.info("Training ends with the last private model: %s", exhausted)
                     break
                 replies = self._replies(grid, messages)
-                released, metrics = self.aggregate_train(server_round, replies)
+                result.arrays, metrics = self.release(server_round, replies)
             except RoundFailed as failed:
                 if self._progress.gives_up(failed, last=server_round == num_rounds):
                     break
                 continue  # there is no new model to evaluate or to save
-            assert released is not None  # a round that did not fail releases a model
-            result.arrays = released
             self._log.released(server_round, num_rounds, metrics)
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
@@ -184,29 +181,41 @@ class RoundLoop(Strategy):
         self._log.finished(result, time.monotonic() - began)
         return result
 
-    def aggregate_train(
+    @abstractmethod
+    def open(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Charge a round, draw its cohort and write its messages.
+
+        Raises:
+            PrivacyBudgetExhausted: If the round does not fit the budget; nobody was asked.
+            ValueError: If the model can't be trained.
+            RoundFailed: If the round can't be done with its cohort; it stays charged.
+        """
+
+    def release(
         self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    ) -> tuple[ArrayRecord, MetricRecord | None]:
         """Fold the replies into one sum as they arrive, and release the model made of it.
 
         A reply that is missing, an error, malformed or not finite contributes zero.
 
         Returns:
-            The next model, and the clients' metrics that are released, if any.
+            The next model, and the metrics of the round, if any.
 
         Raises:
-            RuntimeError: If the round was not configured before: it would not be charged.
+            RuntimeError: If the round was not opened before: it would not be charged.
             RoundFailed: If there is nothing to release; the round stays charged.
             NobodyContributes: If the counts so far say so; the round is released and committed.
         """
         current = self._open
         if current is None or current.draft.draw.server_round != server_round:
-            raise RuntimeError(f"round {server_round} was not reserved: call configure_train first")
+            raise RuntimeError(f"round {server_round} was not reserved: open it first")
         self._open = None
         current.collect(replies, self.selection, self._log)
         released = current.mode.release(self._rng, current.draft.ask)
         # From here on everything is made of what was released.
-        model = current.next_model(released.mean, self.optimizer)
+        model, metrics = current.next_model(released, self.optimizer)
         self._settle(released)
         untried, self._untried = self._untried, False
         self.released_metrics = dict(released.metrics)
@@ -219,19 +228,7 @@ class RoundLoop(Strategy):
                 asked=current.expected,
                 untried=untried,
             )
-        return model, MetricRecord(dict(released.metrics)) if released.metrics else None
-
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Ask nobody: what clients measure on their data is not covered by the budget."""
-        return []
-
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Return nothing, for the same reason."""
-        return None
+        return model, metrics
 
     @property
     def most_participations(self) -> int | None:
@@ -254,6 +251,11 @@ class RoundLoop(Strategy):
             ValueError: If the checkpoint is of another kind of training.
         """
         self._progress.resume(checkpoint, self.optimizer)
+
+    @property
+    def _metrics(self) -> Sequence[str]:
+        """Names of the clients' metrics that each round releases; none by default."""
+        return ()
 
     @abstractmethod
     def _spent(self) -> str:
@@ -292,9 +294,16 @@ class RoundLoop(Strategy):
             window=self._window,
             timeout=min(self._timeout, self._roster.timeout),
         )
-        require_fit(answers, VectorLayout.of(model), of_records=self._of_records)
+        require_fit(answers, VectorLayout.of(model), needs=self._needs())
         self._untried = answers.untried
         self._participations.recognise(answers, nodes)
+
+    def _needs(self) -> set[Ability]:
+        """Return what every client's app has to be able to do."""
+        needs = set(self.selection.needs)
+        if self._weight_cap is not None:
+            needs.add(Ability.WEIGHTS)
+        return needs
 
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return what a node has to know to say whether it will take part, besides the model."""

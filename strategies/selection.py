@@ -32,6 +32,7 @@ from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError, require_count
+from fl_dp.protocol.identity import Ability
 
 from .roster import Unit
 
@@ -131,6 +132,11 @@ class Selection(ABC):
     @abstractmethod
     def select(self, draw: Draw) -> Sequence[Unit]:
         """Return the units of one cohort, out of `draw.roster`."""
+
+    @property
+    def needs(self) -> frozenset[Ability]:
+        """What every client's app has to be able to do for it."""
+        return frozenset() if self.utility is None else frozenset({Ability.UTILITY})
 
     def observe(self, observation: Observation) -> None:
         """Take in what came of a unit that took part; nothing by default."""

@@ -7,7 +7,7 @@ a saved state leaks nothing beyond them.
 
     >>> optimizer = ServerOptimizer(FedAdam(eta=0.03))
     >>> instruction = optimizer.instruct(1, model, ConfigRecord(), roster)
-    >>> model = optimizer.step(1, private_model, instruction)
+    >>> model, metrics = optimizer.step(1, private_model, instruction)
     >>> save_file(optimizer.state(), "optimizer.safetensors")
     >>> ServerOptimizer(FedAdam(eta=0.03)).restore(load_file("optimizer.safetensors"))
 """
@@ -17,21 +17,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import flwr.serverapp.strategy as message_api
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvgM, Strategy
 from numpy.typing import NDArray
 
 from fl_dp.protocol.flower_compat import give_id
+from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import values_of
 
 from .optimizer_state import NotPlain, fingerprint, is_function, pack, unpack
+from .rehearsal import RehearsalFailed
 
+logger = logging.getLogger("flwr.fl_dp")
 _FLOWER_LOG = logging.getLogger("flwr")
+_TRIAL_MOVE = 2.0**-10  # of each coordinate: noise moves all of them, too
 
 _ROBUST = (
     "it chooses among the clients' updates and would see only one, their private mean; robustness "
@@ -71,8 +85,13 @@ class ServerOptimizer:
             after the release, which costs and saves no budget.
     """
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, front: Strategy | None = None) -> None:
         """Wrap a Flower strategy, which must be used for nothing else.
+
+        Args:
+            strategy: Makes the next model.
+            front: Is asked in its place, and hands on to `configure_train` and `aggregate_train`;
+                None: nobody.
 
         Raises:
             TypeError: If this is no strategy of Flower's Message API, or one that can't work on a
@@ -81,6 +100,7 @@ class ServerOptimizer:
         """
         refuse_unfit(strategy)
         self.strategy = strategy
+        self._front = front if front is not None else self
         self.last_round: int | None = None
         self.rests: Callable[[int, str], bool] | None = None
         self._restored_round: int | None = None
@@ -103,8 +123,9 @@ class ServerOptimizer:
             roster: The nodes that the strategy is shown.
 
         Raises:
-            ValueError: If it would send nothing, or different things to different nodes, or the
-                round was done before the state was saved.
+            ValueError: If it would send nothing, no message of training, another model, or
+                different things to different nodes, or the round was done before the state was
+                saved.
         """
         if self._restored_round is not None and server_round <= self._restored_round:
             raise ValueError(
@@ -115,8 +136,7 @@ class ServerOptimizer:
         before = dict(config)
         model = _computable(arrays)
         grid = _StandInGrid(roster, self._least_nodes())
-        with _quiet_flower():
-            messages = list(self.strategy.configure_train(server_round, model, config, grid))
+        messages = list(self._front.configure_train(server_round, model, config, grid))
         if not messages:
             raise ValueError(
                 f"{self._name} trains nobody: give it fraction_train=1.0; who takes part is "
@@ -128,6 +148,17 @@ class ServerOptimizer:
                 f"{self._name} sends different things to different nodes; in a private round all "
                 "get the same"
             )
+        kind = messages[0].metadata.message_type
+        if kind != MessageType.TRAIN:
+            raise ValueError(
+                f"{self._name} sends messages of type '{kind}', which no client is asked in a "
+                f"private round: write '{MessageType.TRAIN}'"
+            )
+        if next(iter(content.array_records.values()), None) != model:
+            raise ValueError(
+                f"{self._name} sends another model than the last released one, which clients get: "
+                "change the model in aggregate_train"
+            )
         self._config |= {
             key: value for key, value in config.items() if key not in before or before[key] != value
         }
@@ -137,7 +168,13 @@ class ServerOptimizer:
             self.strategy.current_arrays = model
         return content
 
-    def step(self, server_round: int, arrays: ArrayRecord, instruction: RecordDict) -> ArrayRecord:
+    def step(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        instruction: RecordDict,
+        metrics: Mapping[str, float] = MappingProxyType({}),
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Hand over one private model and return the next one.
 
         Args:
@@ -145,35 +182,116 @@ class ServerOptimizer:
             arrays: The model with the private mean update applied; half precision is computed
                 with as float32, and is better handed over as float32, unrounded.
             instruction: What `instruct` returned for this round.
+            metrics: What the round released of the clients' metrics, by name.
 
         Returns:
-            Arrays of the same names and shapes. Their dtypes are the strategy's: FedAdam, for one,
-            turns float32 into float64.
+            Arrays of the same names and shapes, or None where the strategy returned none: the
+            model stays as it is. Their dtypes are the strategy's: FedAdam, for one, turns float32
+            into float64. And the released metrics with those that the strategy returned, if any.
 
         Raises:
-            ValueError: If the inner strategy returns no model or arrays of another form.
+            ValueError: If the inner strategy returns arrays of another form.
         """
         weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
         key = next(iter(instruction.array_records))
         resting = self._resting(server_round, instruction.array_records[key])
         moved = ArrayRecord(dict(_computable(arrays)) | resting)
-        content = RecordDict({key: moved, "metrics": MetricRecord({weight: 1})})
-        origin = Message(RecordDict(), dst_node_id=1, message_type="train")
+        reported = MetricRecord({**metrics, weight: 1})
+        origin = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
         # Flower fills the id of a message when it is sent; this one never is.
-        give_id(origin, f"fl-dp-round-{server_round}")
-        with _quiet_flower(), _without_metrics(self.strategy):
-            updated, _ = self.strategy.aggregate_train(
-                server_round, [Message(content, reply_to=origin)]
-            )
-        if updated is None:
-            raise ValueError(f"{self._name} returned no model")
-        if {name: array.shape for name, array in updated.items()} != {
-            name: array.shape for name, array in arrays.items()
-        }:
-            raise ValueError(f"{self._name} returned arrays of other names or shapes")
+        give_id(origin, _id_of(server_round))
+        reply = Message(RecordDict({key: moved, "metrics": reported}), reply_to=origin)
+        updated, measured = self._front.aggregate_train(server_round, [reply])
         self.last_round = server_round
-        # Once more: a momentum of earlier rounds moves it, too.
-        return ArrayRecord(dict(updated) | resting)
+        told = {**metrics, **(measured or {})}
+        if updated is not None:
+            if _shapes(updated) != _shapes(arrays):
+                raise ValueError(f"{self._name} returned arrays of other names or shapes")
+            # Once more: a momentum of earlier rounds moves it, too.
+            updated = ArrayRecord(dict(updated) | resting)
+        return updated, MetricRecord(told) if told else None
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Return the inner strategy's messages of a round, which go nowhere.
+
+        Raises:
+            RuntimeError: If the grid could send them: nothing would be charged.
+        """
+        if not isinstance(grid, _StandInGrid):
+            raise RuntimeError(
+                "configure_train charges nobody and is not for a grid that sends: start() runs the "
+                "rounds"
+            )
+        with _quiet_flower():
+            return list(self.strategy.configure_train(server_round, arrays, config, grid))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return what the inner strategy makes of the one reply of a round.
+
+        Raises:
+            RuntimeError: If these are other replies: they may be raw.
+        """
+        released = list(replies)
+        if [each.metadata.reply_to_message_id for each in released] != [_id_of(server_round)]:
+            raise RuntimeError(
+                f"round {server_round} was not reserved: aggregate_train takes the one reply that "
+                "a round released, and start() runs the rounds"
+            )
+        with _quiet_flower(), _without_metrics(self.strategy):
+            return self.strategy.aggregate_train(server_round, released)
+
+    def rehearse(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: Mapping[str, Any],
+        roster: Sequence[int],
+        *,
+        metrics: Sequence[str],
+        saved: bool,
+    ) -> None:
+        """Go through a round on a copy, of which nothing is kept, before anything is charged.
+
+        Args:
+            server_round: The first round's number.
+            arrays: The model that it begins with, floating-point.
+            config: The train config.
+            roster: The nodes that are there.
+            metrics: Names of the clients' metrics that the round will release.
+            saved: Whether the state will be saved after each round.
+
+        Raises:
+            RehearsalFailed: If the round would fail.
+        """
+        try:
+            trial = deepcopy(self)
+        except Exception as uncopied:  # whatever a foreign object raises
+            logger.warning(
+                "%s can't be tried before the first charge: it can't be copied (%s)",
+                self._name,
+                uncopied,
+            )
+            return
+        layout = VectorLayout.of(arrays)
+        mean = np.full(layout.size, _TRIAL_MOVE)
+        moved = layout.unflatten(layout.flatten(arrays), mean)
+        trial._constructed = _fingerprints(trial.strategy)  # an object's own may be its identity
+        try:
+            with _quiet_flower():
+                asked = trial.instruct(server_round, arrays, ConfigRecord(dict(config)), roster)
+                trial.step(server_round, moved, asked, dict.fromkeys(metrics, 0.0))
+            if saved:
+                trial.state()
+        except Exception as failed:
+            raise RehearsalFailed(
+                f"{self._name} failed with {type(failed).__name__} ({failed}) on a trial reply, "
+                "and nothing was charged. It gets one reply a round, whose arrays are the model "
+                f"and whose metrics are {[*metrics, 'num-examples']}"
+            ) from failed
 
     def state(self) -> dict[str, NDArray[Any]]:
         """Return what the rounds so far left in the strategy, to go on in another process.
@@ -261,6 +379,15 @@ class ServerOptimizer:
         """Return how many nodes Flower's sampling waits for, forever if need be."""
         wanted = [vars(self.strategy).get(f"min_{kind}_nodes") for kind in ("available", "train")]
         return max([1, *(number for number in wanted if isinstance(number, int))])
+
+
+def _id_of(server_round: int) -> str:
+    """Return the id of the message that the one reply of a round answers."""
+    return f"fl-dp-round-{server_round}"
+
+
+def _shapes(arrays: ArrayRecord) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
 def refuse_unfit(strategy: object) -> None:

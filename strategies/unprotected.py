@@ -25,7 +25,8 @@ from .contributions import ContributionCheck
 from .modes import UnprotectedMode
 from .participations import Participations
 from .roster import Roster
-from .round_loop import RoundLoop
+from .round_loop import LoopOptions, RoundLoop
+from .round_strategy import RoundStrategy
 from .run_log import log_record_promise
 from .selection import Selection
 from .together import check_together
@@ -33,7 +34,32 @@ from .together import check_together
 logger = logging.getLogger("flwr.fl_dp")
 
 
-class UnprotectedFedAvg(RoundLoop):
+class UnprotectedLoop(RoundLoop):
+    """Rounds that promise nothing to clients: updates are averaged unclipped."""
+
+    def open(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the cohort and write the messages. See `RoundLoop.open`."""
+        draft = self._draft(server_round, arrays, config, grid)
+        mode = UnprotectedMode(
+            draft.layout,
+            draft.origin,
+            draft.instruction,
+            weighted_by=str(getattr(self.optimizer.strategy, "weighted_by_key", "num-examples")),
+        )
+        return self._ask_cohort(draft, mode, self.selection.select(draft.draw))
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue after the checkpoint's round. See `RoundLoop.resume`."""
+        checkpoint.require_kind(plateau=False, ledger=False, clipping_norms=None)
+        super().resume(checkpoint)
+
+    def _spent(self) -> str:
+        return " without privacy" if self.record_plan is None else ""
+
+
+class UnprotectedFedAvg(RoundStrategy):
     """A Flower strategy that promises nothing to clients: updates are averaged unclipped.
 
     Privacy: none for clients. With a `record_plan`, each record has what its own client's DP-SGD
@@ -80,15 +106,16 @@ class UnprotectedFedAvg(RoundLoop):
                 "a buffer is filled by answers that are clipped one by one: use DPFedBuff, or "
                 "selection=PublicSelection(...)"
             )
+        compression = compression if compression is not None else Compression()
         check_together(
             None,
             selection,
             weight_cap=weight_cap,
             dp_sgd=record_plan is not None,
-            compression=compression if compression is not None else Compression(),
+            compression=compression,
         )
-        super().__init__(
-            strategy,
+        super().__init__(strategy)
+        options = LoopOptions(
             selection=selection,
             roster=Roster(timeout=roster_timeout),
             participations=Participations(),
@@ -96,33 +123,12 @@ class UnprotectedFedAvg(RoundLoop):
             cohorts_are_seen=True,
             weight_cap=weight_cap,
             window=window,
-            rng=rng,
+            rng=rng if rng is not None else SecureRandom(),
             after_round=after_round,
             record_plan=record_plan,
             compression=compression,
         )
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Draw the cohort and write the messages."""
-        draft = self._draft(server_round, arrays, config, grid)
-        mode = UnprotectedMode(
-            draft.layout,
-            draft.origin,
-            draft.instruction,
-            weighted_by=str(getattr(self.optimizer.strategy, "weighted_by_key", "num-examples")),
-        )
-        return self._ask_cohort(draft, mode, self.selection.select(draft.draw))
-
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Continue after the checkpoint's round when `start` is called.
-
-        Raises:
-            ValueError: If the checkpoint is of another kind of training.
-        """
-        checkpoint.require_kind(plateau=False, ledger=False, clipping_norms=None)
-        super().resume(checkpoint)
+        self.loop = UnprotectedLoop(self.optimizer, options)
 
     def summary(self) -> None:
         """Log that nothing is promised to clients, and what is promised to records."""
@@ -131,6 +137,3 @@ class UnprotectedFedAvg(RoundLoop):
             logger.warning("\t└── NO PRIVACY: updates are averaged unclipped")
         else:
             log_record_promise(self.record_plan, last=True)
-
-    def _spent(self) -> str:
-        return " without privacy" if self.record_plan is None else ""

@@ -25,6 +25,7 @@ from fl_dp.accounting import (
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import OptionError
+from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 
@@ -216,6 +217,11 @@ class DPUtilitySelection(Selection):
         self._smallest_rate = smallest_rate
         self._sharpness = sharpness
         self._noisy: dict[Unit, float] = {}
+
+    @property
+    def needs(self) -> frozenset[Ability]:
+        """Answers to its questions. See `Selection.needs`."""
+        return frozenset({Ability.UTILITY})
 
     @property
     def noisy_utilities(self) -> dict[Unit, float]:

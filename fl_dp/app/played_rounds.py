@@ -21,6 +21,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, ZcdpEvent
 from fl_dp.plan import PrivacyPlan
 from fl_dp.protocol.flower_compat import be_in_a_run, give_id
+from fl_dp.strategies import DPFedAvg
 
 FIRST_NODE = 100
 
@@ -190,10 +191,13 @@ def play(
     model = ArrayRecord({name: Array(part) for name, part in parts.items()})
     released = np.empty((rounds, size))
     asked = np.zeros((rounds, nodes), dtype=np.bool_)
+    configure, aggregate = strategy.configure_train, strategy.aggregate_train
+    if isinstance(strategy, DPFedAvg):  # whose own methods meet no reply
+        configure, aggregate = strategy.loop.open, strategy.loop.release
     for row in range(rounds):
-        messages = list(strategy.configure_train(1, model, ConfigRecord(), grid))
+        messages = list(configure(1, model, ConfigRecord(), grid))
         places = [message.metadata.dst_node_id - FIRST_NODE for message in messages]
-        mean, _ = strategy.aggregate_train(1, [replies[n] for n in places if n in replies])
+        mean, _ = aggregate(1, [replies[n] for n in places if n in replies])
         if mean is None:
             raise NoModel("a round released no model")
         released[row] = np.concatenate([mean[name].numpy() for name in parts])

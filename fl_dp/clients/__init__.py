@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 from .any_framework import RecordsInBatches
-from .client_noise import client_noise_mod
+from .client_noise import noised_client_app
 from .compression import compression_mod
 from .deadline import deadline_mod
 from .node_config import NodeConfig, NodeConfigError
@@ -62,10 +62,10 @@ __all__ = [
     "UnitReport",
     "WithFullMask",
     "check_training",
-    "client_noise_mod",
     "compression_mod",
     "deadline_mod",
     "exchanged_arrays",
+    "noised_client_app",
     "numpy_client_app",
     "private_module",
 ]

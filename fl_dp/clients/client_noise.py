@@ -7,15 +7,20 @@ from copy import copy
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
 from fl_dp.mechanisms import ClientScheme, SecureRandom
-from fl_dp.protocol.instruction import NoiseInstruction
-from fl_dp.protocol.keys import METRICS_KEY
+from fl_dp.protocol.flower_compat import Mod
+from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, applied_noise
+from fl_dp.protocol.keys import IDENTITY_ACTION, METRICS_KEY, NOISED_KEY
 from fl_dp.updates import VectorLayout, only_array_record
 from fl_dp.user_code import Contained
 
+from .compression import compression_mod
+from .identity import identity_handler
 from .node_privacy import NodePrivacy
 from .records import instruction_of, only_record
 
@@ -26,19 +31,18 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     """Clip and noise the update in a train reply, as the round's instruction says.
 
     Works in front of any handler that replies with one ArrayRecord, the trained model under the
-    names of the message:
-
-        >>> app = ClientApp(mods=[client_noise_mod])
-
-    Put it first, so that no other mod touches the reply after it. `numpy_client_app` has it built
-    in. Messages that are not of kind train, or whose instruction asks for no client noise, pass.
+    names of the message. `noised_client_app` and `numpy_client_app` put it where no other mod
+    touches the reply after it but `compression_mod`, and tell the server before the first round
+    that it is there. Messages that are not of kind train, or whose instruction asks for no client
+    noise, pass.
 
     Privacy: one reply is as private as the scheme's own statement says (`client_scheme`) for the
     unit that this node is, zero-out neighbours (its update becomes zero), against anyone who sees
     the reply, the server included. The noise parameters come from the server; with a ledger of the
     node's own (`NodePrivacy`) each reply is charged before training, and what would exceed the
     budget, the smaller of the server's and the owner's, becomes noise around a zero update, which
-    nobody can tell from any other. Nothing else leaves: integer and boolean arrays go back as they
+    nobody can tell from any other. The reply says which noise is in it, and the server uses none
+    that does not. Nothing else leaves: integer and boolean arrays go back as they
     came, metrics are dropped, `num-examples` is 1, and a handler that raises, replies with an error
     or returns anything malformed or not finite sends the same noise around a zero update. That the
     node replied, and when, is not hidden.
@@ -48,8 +52,9 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
             noise that is out of range, or the message has not exactly one model. It never depends
             on the node's data.
     """
-    noise = _noise_of(message)
-    if noise is None:
+    instruction = instruction_of(message)
+    noise = None if instruction is None else _noise_of(instruction)
+    if instruction is None or noise is None:
         return call_next(message, context)
     scheme = noise.mechanism()
     key, received = only_record(message.content.array_records, "ArrayRecord")
@@ -72,17 +77,50 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     private = layout.unflatten(origin, scheme.privatize(update, SecureRandom()))
     # The weight is 1 for everybody: the number of records would be a release of its own.
     sent, metrics = layout.merge(private, model), MetricRecord({"num-examples": 1})
-    return Message(RecordDict({key: sent, METRICS_KEY: metrics}), reply_to=message)
+    noised = applied_noise(instruction)
+    content = RecordDict({key: sent, METRICS_KEY: metrics, NOISED_KEY: noised})
+    return Message(content, reply_to=message)
 
 
-def _noise_of(message: Message) -> NoiseInstruction | None:
-    """Return the noise that a message asks for.
+def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:
+    """Return Flower's `ClientApp`, whose train replies leave clipped and noised as a round asks.
+
+        >>> app = noised_client_app()
+        >>> @app.train()
+        ... def train(message, context): ...
+
+    Privacy: that of `client_noise_mod`, which is around every train function. The app tells the
+    server so before the first round: under a training with noise at the clients, an app that can't
+    is refused there, and is asked for nothing.
+
+    Args:
+        mods: Mods around the app's functions, outermost first; they run inside the noise.
 
     Raises:
-        ValueError: If two configs have an instruction, or it asks for more than the private update.
+        ValueError: If `mods` has a mod that this app has already.
     """
-    instruction = instruction_of(message)
-    if instruction is None or instruction.client_noise is None:
+    for mod in NOISE_MODS:
+        if mod in (mods or []):
+            raise ValueError(f"noised_client_app adds {mod.__name__} itself: leave it out of mods")
+    app = ClientApp(mods=[*NOISE_MODS, *(mods or [])])
+    identity = identity_handler(
+        app="noised_client_app of fl-dp", mods=mods or (), abilities=(Ability.NOISE,)
+    )
+    app.query(IDENTITY_ACTION)(identity)
+    return app
+
+
+NOISE_MODS: tuple[Mod, ...] = (compression_mod, client_noise_mod)
+"""Around training: the noise first, then what makes the update short."""
+
+
+def _noise_of(instruction: RoundInstruction) -> NoiseInstruction | None:
+    """Return the noise that an instruction asks for.
+
+    Raises:
+        ValueError: If it asks for more than the private update.
+    """
+    if instruction.client_noise is None:
         return None
     if instruction.sums_units:
         raise ValueError("noise at the client is for nodes of one unit: send no units")

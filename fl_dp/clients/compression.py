@@ -19,10 +19,10 @@ def compression_mod(message: Message, context: Context, call_next: ClientAppCall
     Works in front of any handler that replies with one ArrayRecord, the trained model under the
     names of the message:
 
-        >>> app = ClientApp(mods=[compression_mod, client_noise_mod])
+        >>> app = ClientApp(mods=[compression_mod])
 
-    Put it first, outside `client_noise_mod`: an update is encoded when it is as private as it will
-    be. `numpy_client_app` has it built in. Integer and boolean arrays do not travel back; the
+    Put it first: an update is encoded when it is as private as it will be. `numpy_client_app` and
+    `noised_client_app` have it built in. Integer and boolean arrays do not travel back; the
     other records of a reply do. Messages that ask for no encoding pass.
 
     Raises:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import NeighboringRelation
 from fl_dp.accounting.budget import Limit
-from fl_dp.protocol.identity import Form, NodeIdentity, forms_from_json
+from fl_dp.protocol.identity import Ability, Form, NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
 from fl_dp.user_code import Contained
@@ -48,7 +48,7 @@ def identity_handler(
     app: str,
     arrays_fn: ArraysFn | None = None,
     mods: Sequence[Mod] = (),
-    sums_records: bool = False,
+    abilities: Collection[Ability] = (),
 ) -> ClientAppCallable:
     """Return a handler that says who the node is and what it will answer with.
 
@@ -60,7 +60,7 @@ def identity_handler(
         app: Which app this is.
         arrays_fn: See `ArraysFn`; None: the node can't say.
         mods: Flower mods around the training.
-        sums_records: Whether the app can add up gradients of its records.
+        abilities: What the app can do.
     """
 
     def answer(message: Message, context: Context) -> Message:
@@ -80,7 +80,7 @@ def identity_handler(
             arrays=arrays,
             failed=failed,
             exhausted=_exhausted_limit(context, config) if owner.tell_exhausted else None,
-            sums_records=sums_records,
+            abilities=frozenset(abilities),
             joins_at=joins_at(context, config),
             budget=owner.max_epsilon if owner.tell_budget else None,
         )

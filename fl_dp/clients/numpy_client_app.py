@@ -19,6 +19,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.protocol.flower_compat import ErrorCode, Mod
+from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
     IDENTITY_ACTION,
@@ -32,8 +33,7 @@ from fl_dp.protocol.keys import (
 from fl_dp.secagg import Refused
 from fl_dp.user_code import Contained, own_chance
 
-from .client_noise import client_noise_mod
-from .compression import compression_mod
+from .client_noise import NOISE_MODS
 from .deadline import deadline_mod
 from .identity import ArraysFn, identity_handler
 from .node_policy import node_policy_mod
@@ -47,8 +47,6 @@ from .trained_unit import TrainedUnit, numpy_client_of, train_unit
 from .units import NodeUnits, sum_of_units
 
 ClientFn = Callable[[Context], NumPyClient | Client]
-
-_OUTERMOST = (compression_mod, client_noise_mod)  # the noise first, then what makes it short
 
 
 def numpy_client_app(
@@ -106,7 +104,7 @@ def numpy_client_app(
     """
     if client_fn is None and units is None and records is None:
         raise ValueError("numpy_client_app needs a client_fn, units or records to answer with")
-    for mod in _OUTERMOST:
+    for mod in NOISE_MODS:
         if mod in (mods or []):
             raise ValueError(f"numpy_client_app adds {mod.__name__} itself: leave it out of mods")
 
@@ -155,16 +153,23 @@ def numpy_client_app(
         records = metric_record({"num-examples": num_examples, "loss": loss}, metrics)
         return Message(RecordDict({METRICS_KEY: records}), reply_to=message)
 
+    abilities: set[Ability] = set()
+    if client_fn is not None:
+        abilities |= {Ability.NOISE, Ability.UTILITY, Ability.WEIGHTS}
+    if units is not None:
+        abilities |= {Ability.UNITS, Ability.UTILITY, Ability.WEIGHTS}
+    if records is not None:
+        abilities.add(Ability.RECORDS)
     identity = identity_handler(
         app="numpy_client_app of fl-dp",
         arrays_fn=arrays_fn or getattr(records, "arrays_fn", None),  # `NodeRecords` has one
         mods=mods or (),
-        sums_records=records is not None,
+        abilities=abilities,
     )
     owners: list[Mod] = [deadline_mod, node_policy_mod]
     # Around whatever reads data: what has terms leaves masked, or not at all.
     summed: list[Mod] = [*owners, secure_sum_mod]
-    app.train()(guarded(train, [*summed, own_price_mod, *_OUTERMOST, *(mods or [])]))
+    app.train()(guarded(train, [*summed, own_price_mod, *NOISE_MODS, *(mods or [])]))
     app.evaluate()(guarded(evaluate, [*summed, *(mods or [])]))
     app.query(IDENTITY_ACTION)(guarded(identity, owners))
     app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), summed))

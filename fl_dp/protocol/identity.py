@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -23,6 +24,21 @@ _LONGEST_TEXT, _LONGEST_NAME = 4_000_000, 200
 
 Form = tuple[tuple[int, ...], str]
 """Shape and dtype of an array."""
+
+
+class Ability(StrEnum):
+    """Something that a training may need of a client's app, besides an answer of arrays."""
+
+    NOISE = "noise"
+    """It adds a round's noise itself."""
+    RECORDS = "records"
+    """It adds up gradients of its records."""
+    UNITS = "units"
+    """It hosts several units, and adds up their updates."""
+    UTILITY = "utility"
+    """It tells a utility to the selection."""
+    WEIGHTS = "weights"
+    """It applies a weight to its update."""
 
 
 def forms_of(arrays: ArrayRecord) -> dict[str, Form]:
@@ -58,7 +74,7 @@ class NodeIdentity:
         failed: The kind of error with which it found that out, if that failed.
         exhausted: The limit by which its own ledger pays for no further round; None: it does, or
             its owner does not let it tell.
-        sums_records: Whether its app can add up gradients of its records.
+        abilities: What its app can do.
         joins_at: Epsilon of the offered price at which it joins, 0 if at none; None: its owner asks
             for no price.
         budget: Epsilon that its owner allows over all runs; only where the owner lets it tell.
@@ -71,13 +87,13 @@ class NodeIdentity:
     arrays: Mapping[str, Form] | None = None
     failed: str = ""
     exhausted: Limit | None = None
-    sums_records: bool = False
+    abilities: frozenset[Ability] = frozenset()
     joins_at: float | None = None
     budget: float | None = None
 
     def to_config(self) -> ConfigRecord:
         """Return the answer as the one ConfigRecord of a reply."""
-        about = asdict(self)
+        about = asdict(self) | {"abilities": sorted(self.abilities)}
         return ConfigRecord({_NAME_KEY: about.pop("name"), _ABOUT_KEY: json.dumps(about)})
 
     @classmethod
@@ -98,7 +114,7 @@ class NodeIdentity:
                 arrays=None if arrays is None else _forms(arrays),
                 failed=_text(about.get("failed")),
                 exhausted=_limit(about.get("exhausted")),
-                sums_records=about.get("sums_records") is True,
+                abilities=frozenset(map(Ability, about["abilities"])),
                 joins_at=_epsilon(about.get("joins_at")),
                 budget=_epsilon(about.get("budget")),
             )

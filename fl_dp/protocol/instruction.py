@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any, Self
 
+from flwr.app import ConfigRecord
+
 from fl_dp.accounting import NeighboringRelation
 from fl_dp.documents import document, parsed_object
 from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
@@ -205,6 +207,24 @@ def _require_promise(epsilon: float | None, delta: float | None, relation: str) 
     if delta is not None:
         require_probability(delta=delta)
     _ = NeighboringRelation(relation)
+
+
+def applied_noise(instruction: RoundInstruction) -> ConfigRecord:
+    """Return what a reply says of the noise in it: the client writes it, and the server compares.
+
+    Args:
+        instruction: With the noise that the round asked for.
+    """
+    noise = instruction.client_noise
+    assert noise is not None  # nobody asks for less
+    return ConfigRecord(
+        {
+            "round": instruction.server_round,
+            "scheme": noise.scheme,
+            "noise-multiplier": noise.noise_multiplier,
+            "clipping-norm": noise.clipping_norm,
+        }
+    )
 
 
 # How each field that is more than a number or a text comes out of JSON.

@@ -29,6 +29,9 @@ STATISTIC_QUERY_KEY = "fl-dp-query"
 STATISTIC_VALUES_KEY = "fl-dp-values"
 """Config key: the name of the values that a statistic is about."""
 
+NOISED_KEY = "fl-dp-noised"
+"""Under which name a reply says of the noise in it what `applied_noise` returns."""
+
 METRICS_KEY = "metrics"
 """Under which name replies carry their one MetricRecord."""
 

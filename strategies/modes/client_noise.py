@@ -15,8 +15,9 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.plan import PrivacyPlan
 from fl_dp.plan.noise import ClientNoise
-from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
-from fl_dp.updates import Compression, VectorLayout
+from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, applied_noise
+from fl_dp.protocol.keys import NOISED_KEY
+from fl_dp.updates import Compression, RefusedUpdate, VectorLayout
 from fl_dp.updates.clipped_sum import PlainSum
 from fl_dp.updates.compression import update_in
 
@@ -77,7 +78,13 @@ class ClientNoiseMode(Mode):
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
-        """Add one reply. See `Mode.fold`."""
+        """Add one reply, if it says that this round's noise is in it. See `Mode.fold`."""
+        asked = applied_noise(self._instructions[self._group(units[0])])
+        if content.config_records.get(NOISED_KEY) != asked:
+            raise RefusedUpdate(
+                "it does not say that it has the noise of this round: a client app is "
+                "numpy_client_app(...) or noised_client_app()"
+            )
         update = update_in(content, self.instruction.compression, self.layout.size)
         weight = 1.0 if self._law is None else self._law.weight_of(self._group(units[0]))
         norm = self._total.add(update, weight=weight)

@@ -15,7 +15,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
 from fl_dp.commands.terminal.progress import progress_line
-from fl_dp.strategies import DPFedAvg
+from fl_dp.strategies import PrivateLoop
 from fl_dp.tasks.metrics import Score
 
 
@@ -55,14 +55,14 @@ def test_every_third_round_and_the_last_are_evaluated_and_the_model_is_the_same(
 def test_a_training_that_ends_early_has_its_last_model_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configure = DPFedAvg.configure_train
+    opened = PrivateLoop.open
 
-    def until_five(self: DPFedAvg, server_round: int, *args: Any) -> Any:
+    def until_five(self: PrivateLoop, server_round: int, *args: Any) -> Any:
         if server_round > 5:
             raise PrivacyBudgetExhausted("the next round does not fit")
-        return configure(self, server_round, *args)
+        return opened(self, server_round, *args)
 
-    monkeypatch.setattr(DPFedAvg, "configure_train", until_five)
+    monkeypatch.setattr(PrivateLoop, "open", until_five)
     lines = run(tmp_path, "rounds=9", "metrics.evaluate_every=4").read_metrics()
     assert [line["round"] for line in lines] == list(range(6))
     assert evaluated(lines) == [0, 4, 5]

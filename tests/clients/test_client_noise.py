@@ -31,7 +31,8 @@ from scipy import stats
 from fl_dp import PrivacyBudget
 from fl_dp.accounting import PrivacyEvent, tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds
-from fl_dp.clients import client_noise_mod, numpy_client_app
+from fl_dp.clients import noised_client_app, numpy_client_app
+from fl_dp.clients.client_noise import client_noise_mod
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
@@ -273,7 +274,7 @@ def test_an_app_that_has_the_mod_built_in_does_not_take_it_twice(told: Any) -> N
 
 
 def foreign_app(answer: Callable[[Message], Message]) -> ClientApp:
-    app = ClientApp(mods=[client_noise_mod])
+    app = noised_client_app()
 
     @app.train()
     def train(message: Message, context: Context) -> Any:
@@ -371,7 +372,7 @@ def test_evaluate_messages_pass(node: Any, read: Any) -> None:
 
 
 def test_train_messages_with_an_action_do_not_pass(node: Any, read: Any) -> None:
-    app = ClientApp(mods=[client_noise_mod])
+    app = noised_client_app()
     app.train("fast")(lambda message, context: plus_one(message))
     config = ConfigRecord({"fl-dp-round": instruction(noise()).to_json()})
     model = ArrayRecord({n: Array(a) for n, a in MODEL.items()})

@@ -11,7 +11,8 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fl_dp.clients import client_noise_mod, compression_mod, numpy_client_app
+from fl_dp.clients import compression_mod, numpy_client_app
+from fl_dp.clients.client_noise import client_noise_mod
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction

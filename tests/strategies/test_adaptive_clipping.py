@@ -18,7 +18,7 @@ from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.app.played_rounds import HandOver, PaperLedger, play, reply_from
 from fl_dp.mechanisms import AdaptiveClipping, PerLayerClipping
-from fl_dp.strategies import DPFedAvg
+from fl_dp.strategies import DPFedAvg, PrivateLoop
 
 ALARM = 1e-6
 N = 40
@@ -154,7 +154,7 @@ PAIR = plan_of(
 )
 
 
-class BitsForFree(DPFedAvg):
+class BitsForFree(PrivateLoop):
     """Gives the updates the noise that is charged, and the bits theirs on top of it."""
 
     def make_mode(self, reservation: Any, *rest: Any) -> Any:
@@ -163,15 +163,15 @@ class BitsForFree(DPFedAvg):
         return super().make_mode(replace(reservation, noise_multiplier=joint), *rest)
 
 
-class NormPutBack(DPFedAvg):
+class NormPutBack(PrivateLoop):
     """Plays each round at the first norm, and remembers what the bits' release made of it."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.next_norms: list[float] = []
 
-    def aggregate_train(self, *given: Any) -> Any:
-        released = super().aggregate_train(*given)
+    def release(self, *given: Any) -> Any:
+        released = super().release(*given)
         assert self._clipping_norms is not None
         self.next_norms.append(self._clipping_norms[0])
         self._clipping_norms = (1.0,)
@@ -188,16 +188,21 @@ def least_joint_mu(kind: type[NormPutBack], rounds: int) -> float:
     One of two units is silent, or sends what is clipped: C e1 and the bit -1/2. A hundred rounds
     more show how much weight each of the two deserves.
     """
+
+    class Played(DPFedAvg):
+        loop_class = kind
+        loop: NormPutBack
+
     zero, long = (np.array([length, 0.0]) for length in (0.0, 1e6))
     worlds = []
     for replies in (
         {1: reply_from(1, {"w": zero})},
         {0: reply_from(0, {"w": long}), 1: reply_from(1, {"w": zero})},
     ):
-        strategy = kind(HandOver(), plan=PAIR, ledger=PaperLedger(PAIR))
+        strategy = Played(HandOver(), plan=PAIR, ledger=PaperLedger(PAIR))  # type: ignore[arg-type]  # plays one
         released, _ = play(strategy, replies, nodes=4, rounds=100 + rounds, size=2)
         # The logarithm of the next norm is the noisy share of unclipped, but for constants.
-        worlds.append(np.stack([released[:, 0], np.log(strategy.next_norms)], axis=1))
+        worlds.append(np.stack([released[:, 0], np.log(strategy.loop.next_norms)], axis=1))
     without, with_unit = (world[:100] for world in worlds)
     spread = without.var(axis=0) + with_unit.var(axis=0)
     weights = (with_unit.mean(axis=0) - without.mean(axis=0)) / spread

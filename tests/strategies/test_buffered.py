@@ -28,7 +28,14 @@ from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan import Banded, SecureSum
 from fl_dp.statement import privacy_statement
-from fl_dp.strategies import BufferedSelection, Checkpoint, DPFedAvg, DPFedBuff, PublicSelection
+from fl_dp.strategies import (
+    BufferedLoop,
+    BufferedSelection,
+    Checkpoint,
+    DPFedAvg,
+    DPFedBuff,
+    PublicSelection,
+)
 
 ALARM = 1e-6
 N = 8
@@ -236,7 +243,9 @@ def test_models_that_nobody_needs_any_more_are_let_go(tmp_path: Path) -> None:
         max_staleness=2,
         concurrency=4,
     )
-    asked = done.strategy._buffer._under_way.values()
+    loop = done.strategy.loop
+    assert isinstance(loop, BufferedLoop)
+    asked = loop._buffer._under_way.values()
     late = [each for each in asked if each.unit.node < FIRST_NODE + 2]
     assert len(late) == 2 and all(each.origin is None for each in late)
 
@@ -517,7 +526,7 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
         with PrivacyLedger.open(tmp_path / "ledger.db", promised) as ledger:
             assert all(ledger.participations[name] >= count for name, count in asks.items())
             strategy = DPFedBuff(plan=promised, ledger=ledger, after_round=saved.append)
-            strategy.noise_stream = Watched(BANDS, drawn, dies)
+            strategy.loop.noise_stream = Watched(BANDS, drawn, dies)
             if saved:
                 strategy.resume(saved[-1])
             try:

@@ -11,13 +11,24 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
-from local_grid import Answer, answer_with_app, arrays_of, reply
-from trainings import SIX_SIGMA, FixedClient, Training, client_fn, plan_of, record, train
+from local_grid import Answer, answer_with_app, arrays_of, introducing, reply
+from trainings import (
+    SIX_SIGMA,
+    FixedClient,
+    Training,
+    able,
+    client_fn,
+    noised,
+    plan_of,
+    record,
+    train,
+)
 
 from fl_dp import PrivacyLedger
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping, client_scheme
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY
 from fl_dp.strategies import DPFedAvg, PoissonSelection
 from fl_dp.updates import Compression
 from fl_dp.updates.arrays import narrowed, widened
@@ -113,9 +124,10 @@ def test_in_local_mode_the_mean_has_the_noise_of_the_clients(tmp_path: Path, sch
 def test_in_local_mode_the_server_gets_the_noised_vector_and_nothing_else(tmp_path: Path) -> None:
     replies: list[Message] = []
 
+    @introducing
     def watched(message: Message, node: int) -> Message | None:
         answered = clients_of(N, 1e-3)(message, node)
-        if answered is not None:
+        if answered is not None and message.metadata.message_type == "train":
             replies.append(answered)
         return answered
 
@@ -123,7 +135,7 @@ def test_in_local_mode_the_server_gets_the_noised_vector_and_nothing_else(tmp_pa
     quietly(tmp_path, watched, UPS["quantize"], **noise)
     assert len(replies) == N
     for answered in replies:
-        assert set(answered.content) == {ENCODED_UPDATE, "metrics"}
+        assert set(answered.content) == {ENCODED_UPDATE, "metrics", NOISED_KEY}
         assert dict(answered.content["metrics"]) == {"num-examples": 1}
         update = UPS["quantize"].decode(answered.content.array_records[ENCODED_UPDATE], SIZE)
         assert np.std(update) == pytest.approx(2.0 * CLIP, rel=0.05)
@@ -162,9 +174,13 @@ def test_without_privacy_updates_are_encoded_too(compression: Compression) -> No
 def test_a_client_that_knows_nothing_of_encodings_is_read_as_ever(
     tmp_path: Path, scheme: str | None
 ) -> None:
-    plain = lambda message, node: reply(message, {"w": arrays_of(message)["w"] + 1e-3})  # noqa: E731
+    def plain(message: Message, node: int) -> Message:
+        trained = arrays_of(message)["w"] + 1e-3
+        return reply(message, {"w": trained}) if scheme is None else noised(message, w=trained)
+
+    answer = plain if scheme is None else able(Ability.NOISE)(plain)
     plan = quiet_plan(client_scheme=scheme)
-    trained = train(tmp_path, plan, plain, record(w=np.zeros(64)), compression=UPS["quantize"])
+    trained = train(tmp_path, plan, answer, record(w=np.zeros(64)), compression=UPS["quantize"])
     np.testing.assert_allclose(trained.move, 1e-3, atol=SIX_SIGMA * QUIET * CLIP)
 
 

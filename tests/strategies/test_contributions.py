@@ -28,13 +28,14 @@ from flwr.client import NumPyClient
 from laws import ALARM
 from local_grid import answer_with_app, answer_with_update
 from scipy import integrate, stats
-from trainings import plan_of, record, train
+from trainings import able, plan_of, record, train
 
 from fl_dp import PrivacyBudget, PrivacyPlan
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, ScalarMetric, SecureRandom
+from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.strategies import FixedSelection, NobodyContributes, Unit
 from fl_dp.updates import VectorLayout
@@ -357,7 +358,7 @@ def test_every_mode_with_noise_at_the_server_counts(tmp_path: Path, options: Any
     plan = counting(40, **options)
     weights: dict[str, Any] = {"weight_cap": 1.0} if plan.release.capped_denominator else {}
     with pytest.raises(NobodyContributes):
-        train(tmp_path, plan, fails, model(), **weights)
+        train(tmp_path, plan, able(Ability.WEIGHTS)(fails), model(), **weights)
 
 
 class Trains(NumPyClient):
@@ -398,7 +399,7 @@ def test_where_clients_add_the_noise_the_count_is_exact(tmp_path: Path) -> None:
     plan = counting(5, client_scheme="gaussian", noise_multiplier=5.0)
     assert plan.bundle(5.0).count_noise_std is None
     with pytest.raises(NobodyContributes):
-        train(tmp_path, plan, fails, model())
+        train(tmp_path, plan, able(Ability.NOISE)(fails), model())
 
 
 def test_the_check_can_be_switched_off(tmp_path: Path) -> None:

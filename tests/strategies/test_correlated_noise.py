@@ -271,7 +271,7 @@ def test_random_kills_release_no_index_twice_and_ask_nobody_before_its_turn(
 
             grid = Deadly(answer, N, dies)
             strategy = DPFedAvg(plan=plan, ledger=ledger, after_round=saved.append)
-            strategy.noise_stream = Watched(BANDS, drawn, dies)
+            strategy.loop.noise_stream = Watched(BANDS, drawn, dies)
             if saved:
                 strategy.resume(saved[-1])
             try:
@@ -297,8 +297,8 @@ def test_a_strategy_with_the_plans_own_stream_can_not_be_pickled(tmp_path: Path)
     plan = cyclic()
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         strategy = DPFedAvg(plan=plan, ledger=ledger)
-        assert isinstance(strategy.noise_stream, BandedStream)
-        assert strategy.noise_stream.coefficients == BANDS
+        assert isinstance(strategy.loop.noise_stream, BandedStream)
+        assert strategy.loop.noise_stream.coefficients == BANDS
         with pytest.raises(TypeError, match="can't be pickled or copied"):
             pickle.dumps(strategy)
 
@@ -307,7 +307,7 @@ def test_a_strategy_with_the_plans_own_stream_can_not_be_pickled(tmp_path: Path)
 def test_nothing_is_remembered_when_a_training_has_ended(tmp_path: Path, plan_of_mode: Any) -> None:
     done = train(tmp_path, plan_of_mode(), named(np.zeros(2)), model())
     assert isinstance(done.strategy, DPFedAvg)
-    assert isinstance(stream := done.strategy.noise_stream, BandedStream)
+    assert isinstance(stream := done.strategy.loop.noise_stream, BandedStream)
     assert stream.index == 5 and stream.remembered == 0
 
 

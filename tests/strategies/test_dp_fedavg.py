@@ -24,6 +24,7 @@ from fl_dp.strategies import (
     DPFedAvg,
     Draw,
     PoissonSelection,
+    RehearsalFailed,
     RosterIncomplete,
     UnfitModel,
     Unit,
@@ -303,9 +304,14 @@ def test_a_crash_in_a_round_leaves_it_spent_and_uncommitted(open_ledger: Any, st
     ledger = open_ledger(plan := plan_of(N))
     grid = LocalGrid(answer_with_update(updates(N)), N)
 
+    written: list[int] = []  # by the trial of a copy, before anything is charged
+
     class Broken(FedAvg):
-        def aggregate_train(self, *args: Any) -> Any:
-            raise RuntimeError("disk full")
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            if written:
+                raise RuntimeError("disk full")
+            written.append(server_round)
+            return super().aggregate_train(server_round, replies)
 
     with pytest.raises(RuntimeError, match="disk full"):
         start(plan, grid, record(w=np.zeros(4)), Broken(), ledger=ledger)
@@ -360,7 +366,7 @@ def test_flower_strategies_serve_as_the_server_optimizer(start: Any, inner: Any)
 def test_an_inner_strategy_that_trains_nobody_is_refused(open_ledger: Any, start: Any) -> None:
     ledger = open_ledger(plan := plan_of(N))
     grid, inner = LocalGrid(answer_with_update(updates(N)), N), FedAvg(fraction_train=0.0)
-    with pytest.raises(ValueError, match="fraction_train"):
+    with pytest.raises(RehearsalFailed, match="fraction_train"):
         start(plan, grid, record(w=np.zeros(4)), inner, ledger=ledger)
     assert ledger.rounds_spent == 0
 

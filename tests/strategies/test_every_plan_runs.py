@@ -223,11 +223,16 @@ def run(plan: PrivacyPlan, of_strategy: Options, folder: Path) -> tuple[Ran, Pri
     """Train; None if the strategy is refused."""
     ran = Ran(plan)
 
-    class Watched(DPFedBuff if plan.sampling.buffered else DPFedAvg):  # type: ignore[misc]  # either
+    kind = DPFedBuff if plan.sampling.buffered else DPFedAvg
+
+    class WatchedLoop(kind.loop_class):  # type: ignore[misc,name-defined]  # either
         def make_mode(self, *arguments: Any) -> Any:
             mode = super().make_mode(*arguments)
             ran.modes.append(mode)
             return mode
+
+    class Watched(kind):  # type: ignore[misc,valid-type]  # either
+        loop_class = WatchedLoop
 
     with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
         try:

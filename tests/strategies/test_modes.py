@@ -20,21 +20,35 @@ from local_grid import (
     introducing,
     reply,
 )
-from trainings import SIX_SIGMA, FixedClient, Training, client_fn, plan_of, record, train
+from trainings import (
+    SIX_SIGMA,
+    FixedClient,
+    Training,
+    able,
+    client_fn,
+    noised,
+    plan_of,
+    record,
+    train,
+)
 
-from fl_dp import PrivacyLedger
-from fl_dp.accounting import PoissonSampling, VisibleSampling
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import OwnRatesSampling, PoissonSampling, VisibleSampling
 from fl_dp.accounting.budget import DECLARED_SHARE
-from fl_dp.clients import client_noise_mod, numpy_client_app
+from fl_dp.clients import compression_mod, noised_client_app, numpy_client_app
+from fl_dp.clients.client_noise import NOISE_MODS
 from fl_dp.mechanisms import FixedClipping, client_scheme
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY
 from fl_dp.strategies import (
     DPFedAvg,
     PoissonSelection,
     PublicSelection,
+    RehearsalFailed,
     RosterIncomplete,
     Unit,
 )
+from fl_dp.updates import Compression
 
 N, CLIP, SIZE = 10, 0.5, 20_000
 SCHEMES = ("gaussian", "laplace", "exponential")
@@ -49,7 +63,7 @@ def clients_of(num_clients: int, update: Any = 0.0) -> Answer:
 
 def foreign_clients(num_clients: int, update: float = 0.0) -> Answer:
     """A ClientApp over Flower's own API that knows nothing of us but the mod in front."""
-    app = ClientApp(mods=[client_noise_mod])
+    app = noised_client_app()
 
     @app.train()
     def train_it(message: Message, context: Context) -> Message:
@@ -85,10 +99,11 @@ def test_in_local_mode_the_mean_has_the_noise_of_the_clients_and_no_other(
 def test_in_local_mode_the_server_adds_nothing_to_what_it_gets(
     tmp_path: Path, participants: int
 ) -> None:
-    plain = lambda message, node: (  # noqa: E731
-        reply(message, {"w": np.full(SIZE, 0.25)}) if node < participants else None
-    )
-    trained = train(tmp_path, local_plan("gaussian"), plain, MODEL, timeout=1.5)
+    @able(Ability.NOISE)
+    def answer(message: Message, node: int) -> Message | None:
+        return noised(message, w=np.full(SIZE, 0.25)) if node < participants else None
+
+    trained = train(tmp_path, local_plan("gaussian"), answer, MODEL, timeout=1.5)
     np.testing.assert_array_equal(trained.move, np.full(SIZE, 0.25 * participants / N))
 
 
@@ -131,7 +146,7 @@ def test_a_training_in_local_mode_moves_the_model(tmp_path: Path) -> None:
 
 
 def test_in_local_mode_a_client_that_fails_still_sends_its_noise(tmp_path: Path) -> None:
-    app = ClientApp(mods=[client_noise_mod])
+    app = noised_client_app()
 
     @app.train()
     def fails(message: Message, context: Context) -> Message:
@@ -143,11 +158,137 @@ def test_in_local_mode_a_client_that_fails_still_sends_its_noise(tmp_path: Path)
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
 def test_in_local_mode_a_message_that_is_not_finite_is_left_out(tmp_path: Path, bad: float) -> None:
+    @able(Ability.NOISE)
     def answer(message: Message, node: int) -> Message:
-        return reply(message, {"w": np.full(SIZE, bad if node == 0 else 0.25)})
+        return noised(message, w=np.full(SIZE, bad if node == 0 else 0.25))
 
     trained = train(tmp_path, local_plan("gaussian"), answer, MODEL)
     np.testing.assert_allclose(trained.move, 0.25 * 0.9, rtol=1e-12)
+
+
+# --- What a reply says of its noise ---------------------------------------------------------------
+
+
+def forgetful(num_clients: int, *, mods: Any = ()) -> Answer:
+    """A ClientApp as there are many, without the noise that it was asked for."""
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train_it(message: Message, context: Context) -> Message:
+        return reply(message, {"w": arrays_of(message)["w"] + 3.0})
+
+    return answer_with_app(app, num_clients)
+
+
+@pytest.mark.parametrize("mods", [(), (compression_mod,)], ids=["plain", "compressing"])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_app_that_forgot_the_noise_is_refused_before_anything_is_asked(
+    tmp_path: Path, scheme: str, mods: Any
+) -> None:
+    plan, compression = local_plan(scheme), Compression(up="float16") if mods else None
+    grid = LocalGrid(forgetful(N, mods=mods), N)
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger, compression=compression)
+        with pytest.raises(RehearsalFailed, match=r"adds none: write .*noised_client_app\(\)"):
+            strategy.start(grid, MODEL, num_rounds=1)
+        assert (ledger.rounds_spent, grid.sent) == (0, [])
+
+
+def test_an_app_that_forgot_the_noise_and_is_silent_beforehand_contributes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plainly, mine = forgetful(N), foreign_clients(N)
+
+    @introducing
+    def answer(message: Message, node: int) -> Message | None:
+        if node != 0:
+            return mine(message, node)
+        if message.metadata.message_type != "train":
+            return Message(Error(code=2, reason="KeyError"), reply_to=message)
+        return plainly(message, node)
+
+    quiet = local_plan("gaussian", noise_multiplier=1e-4)
+    trained = train(tmp_path, quiet, answer, record(w=np.zeros(4)))
+    np.testing.assert_allclose(trained.move, 0.0, atol=1e-3)  # 0.3 with the reply
+    assert caplog.text.count("it does not say that it has the noise of this round") == 1
+
+
+SAID: dict[str, dict[str, Any]] = {
+    "as asked": {},
+    "another scheme": {"scheme": "laplace"},
+    "less noise": {"noise-multiplier": 1.0},
+    "a longer norm": {"clipping-norm": 2 * CLIP},
+    "another round": {"round": 2},
+    "nothing": {"round": None, "scheme": None, "noise-multiplier": None, "clipping-norm": None},
+    "a list": {"scheme": ["gaussian"]},
+    "more": {"and": "so on"},
+}
+
+
+@pytest.mark.parametrize("said", SAID)
+def test_a_reply_that_says_anything_but_what_was_asked_contributes_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, said: str
+) -> None:
+    @able(Ability.NOISE)
+    def answer(message: Message, node: int) -> Message:
+        answered = noised(message, w=np.full(SIZE, 0.25))
+        kept: Any = {**answered.content[NOISED_KEY], **SAID[said]}
+        fields = {key: value for key, value in kept.items() if value is not None}
+        answered.content[NOISED_KEY] = ConfigRecord(fields)
+        return answered
+
+    move = train(tmp_path, local_plan("gaussian"), answer, MODEL).move
+    np.testing.assert_array_equal(move, np.full(SIZE, 0.25 if said == "as asked" else 0.0))
+    refused = caplog.text.count("it does not say that it has the noise of this round")
+    assert refused == (said != "as asked")
+
+
+def test_a_reply_of_an_earlier_round_is_not_used_again(tmp_path: Path) -> None:
+    first: dict[int, Message] = {}
+
+    @able(Ability.NOISE)
+    def answer(message: Message, node: int) -> Message:
+        old = first.setdefault(node, noised(message, w=np.full(SIZE, 0.25)))
+        return Message(old.content, reply_to=message)
+
+    moves = train(tmp_path, local_plan("gaussian", rounds=2), answer, MODEL).moves()
+    assert moves[0].any()
+    assert not moves[1].any()
+
+
+def test_a_client_of_one_group_can_t_send_the_noise_of_another(tmp_path: Path) -> None:
+    law = OwnRatesSampling.at(1.0, budgets=(1.0, 8.0), shares=(0.5, 0.5), method="noise")
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=8.0, delta=1e-3),
+        rounds=1,
+        num_clients=N,
+        sampling=law,
+        clipping=FixedClipping(norm=CLIP),
+        client_scheme="gaussian",
+        contribution_check=False,
+    )
+    told: dict[int, float] = {}
+
+    @able(Ability.NOISE)
+    def answer(message: Message, node: int) -> Message:
+        answered = noised(message, w=np.full(4, 1.0))
+        own = float(answered.content[NOISED_KEY]["noise-multiplier"])  # type: ignore[arg-type]  # one number
+        told[node] = own
+        answered.content[NOISED_KEY]["noise-multiplier"] = LEAST
+        return answered
+
+    LEAST = plan.noise_multipliers[0] / law.scale_of(1)  # of those who allow most
+    moved = train(tmp_path, plan, answer, record(w=np.zeros(4))).move
+    assert len(set(told.values())) == 2
+    weights = sum(law.weight_of(1) for own in told.values() if own == LEAST)
+    assert 0 < weights < N
+    np.testing.assert_allclose(moved, weights / plan.denominator, rtol=1e-12)
+
+
+def test_an_app_with_the_noise_takes_no_second_one() -> None:
+    for mod in NOISE_MODS:
+        with pytest.raises(ValueError, match=f"adds {mod.__name__} itself"):
+            noised_client_app([mod])
 
 
 def test_a_selection_by_reported_utility_is_refused_in_local_mode(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def trained(
     models = [] if checkpoint is None else [checkpoint.model["w"].numpy()]
     strategy = DPFedAvg(plan=ledger.plan, ledger=ledger, rng=rng)
     if stream is not None:
-        strategy.noise_stream = stream
+        strategy.loop.noise_stream = stream
     if checkpoint is not None:
         strategy.resume(checkpoint)
     strategy.start(
@@ -94,8 +94,8 @@ def trained(
 
 def a_round(strategy: DPFedAvg, number: int, arrays: ArrayRecord) -> ArrayRecord:
     """Play one round by hand in which nobody answers."""
-    list(strategy.configure_train(number, arrays, ConfigRecord(), nobody_moves()))
-    released, _ = strategy.aggregate_train(number, [])
+    list(strategy.loop.open(number, arrays, ConfigRecord(), nobody_moves()))
+    released, _ = strategy.loop.release(number, [])
     assert released is not None
     return released
 
@@ -105,8 +105,8 @@ def a_round(strategy: DPFedAvg, number: int, arrays: ArrayRecord) -> ArrayRecord
 
 def test_a_training_has_white_noise_unless_it_is_given_another_stream(open_ledger: Any) -> None:
     strategy, models = trained(open_ledger(PLAN), None)
-    assert type(strategy.noise_stream) is WhiteStream
-    assert strategy.noise_stream.index == PLAN.rounds - 1
+    assert type(strategy.loop.noise_stream) is WhiteStream
+    assert strategy.loop.noise_stream.index == PLAN.rounds - 1
     assert covariance_p(noise_of(models), np.eye(PLAN.rounds)) > ALARM
     assert covariance_p(noise_of(models), covariance(BANDED, range(PLAN.rounds))) < ALARM
 
@@ -173,7 +173,7 @@ def test_a_restart_begins_a_new_stream(open_ledger: Any, same_stream: bool) -> N
 def test_a_start_does_not_go_on_with_rounds_that_were_played_by_hand(open_ledger: Any) -> None:
     # It begins with another model, which holds none of the noise that would be taken away.
     strategy, models = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN)), [np.zeros(SIZE)]
-    strategy.noise_stream = BandedStream(BANDED)
+    strategy.loop.noise_stream = BandedStream(BANDED)
     models.append(a_round(strategy, 1, model())["w"].numpy())
     strategy.start(
         nobody_moves(),
@@ -187,7 +187,7 @@ def test_a_start_does_not_go_on_with_rounds_that_were_played_by_hand(open_ledger
 
 
 def fails(strategy: DPFedAvg, arrays: ArrayRecord) -> None:
-    list(strategy.configure_train(3, arrays, ConfigRecord(), nobody_moves()))
+    list(strategy.loop.open(3, arrays, ConfigRecord(), nobody_moves()))
 
 
 def belongs_to_another(strategy: DPFedAvg, arrays: ArrayRecord) -> None:
@@ -201,7 +201,7 @@ def test_noise_is_not_carried_over_an_index_that_was_not_released_here(
     open_ledger: Any, third: Callable[[DPFedAvg, ArrayRecord], None]
 ) -> None:
     strategy = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN))
-    strategy.noise_stream = BandedStream(BANDED)
+    strategy.loop.noise_stream = BandedStream(BANDED)
     arrays = [model()]
     for number in (1, 2):
         arrays.append(a_round(strategy, number, arrays[-1]))
@@ -209,7 +209,7 @@ def test_noise_is_not_carried_over_an_index_that_was_not_released_here(
     for number in (3, 4):
         arrays.append(a_round(strategy, number, arrays[-1]))
     noise = noise_of([each["w"].numpy() for each in arrays])
-    assert strategy.noise_stream.index == 4
+    assert strategy.loop.noise_stream.index == 4
     assert covariance_p(noise, covariance(BANDED, [0, 1, 3, 4])) > ALARM
     assert covariance_p(noise, covariance(BANDED, range(4))) < ALARM
 
@@ -230,11 +230,11 @@ def test_noise_is_drawn_once_the_round_is_charged_and_before_anybody_is_asked(
             return super()._draw(law, size, rng)
 
     strategy = DPFedAvg(plan=PLAN, ledger=ledger)
-    strategy.noise_stream = Watched()
-    messages = strategy.configure_train(1, model(), ConfigRecord(), nobody_moves())
-    assert strategy.noise_stream.index == 0
+    strategy.loop.noise_stream = Watched()
+    messages = strategy.loop.open(1, model(), ConfigRecord(), nobody_moves())
+    assert strategy.loop.noise_stream.index == 0
     list(messages)
-    strategy.aggregate_train(1, [])
+    strategy.loop.release(1, [])
     assert charged == [1]
 
 
@@ -253,7 +253,7 @@ def test_a_round_whose_draw_fails_releases_nothing_and_stays_charged(open_ledger
 
 def test_a_training_that_breaks_while_replies_are_awaited_keeps_no_noise(open_ledger: Any) -> None:
     strategy = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN))
-    stream = strategy.noise_stream = BandedStream(BANDED)
+    stream = strategy.loop.noise_stream = BandedStream(BANDED)
 
     class Breaks(LocalGrid):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -275,7 +275,7 @@ def test_a_strategy_can_not_be_pickled(
     open_ledger: Any, stream_of: Callable[[], NoiseStream]
 ) -> None:
     strategy = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN))
-    strategy.noise_stream = stream_of()
+    strategy.loop.noise_stream = stream_of()
     a_round(strategy, 1, model())
     with pytest.raises(TypeError, match="Stream can't be pickled or copied"):
         pickle.dumps(strategy)
@@ -284,7 +284,7 @@ def test_a_strategy_can_not_be_pickled(
 def test_memory_is_forgotten_when_a_training_breaks(open_ledger: Any) -> None:
     stream = BandedStream(BANDED)
     strategy = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN))
-    strategy.noise_stream = stream
+    strategy.loop.noise_stream = stream
     held: list[np.ndarray] = []
 
     def breaks(server_round: int, arrays: ArrayRecord) -> None:
@@ -334,7 +334,7 @@ def test_no_file_of_a_run_holds_the_noise(tmp_path: Path) -> None:
 
     with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
         strategy = DPFedAvg(plan=PLAN, ledger=ledger, after_round=after_round)
-        strategy.noise_stream = stream
+        strategy.loop.noise_stream = stream
         strategy.start(grid, model(size), num_rounds=3)
         assert len(secrets) == 4 * (0 + 1 + 2 + 2)
         assert files_with(tmp_path, secrets) == set()

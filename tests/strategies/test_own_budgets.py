@@ -46,7 +46,7 @@ from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.statement import PrivacyStatement
 from fl_dp.statement.markdown import statement_markdown
 from fl_dp.statement.of_clients import privacy_statement
-from fl_dp.strategies import DPFedAvg, OwnRatesSelection
+from fl_dp.strategies import DPFedAvg, OwnRatesSelection, PrivateLoop
 
 BUDGETS, SHARES, RATE, ROUNDS, DELTA = (1.0, 3.0, 8.0), (0.5, 0.3, 0.2), 0.2, 30, 1e-3
 
@@ -267,13 +267,18 @@ def test_owners_say_their_own_epsilon_by_name_and_strangers_take_no_part(
     assert "ward-9" in caplog.text
 
 
-class Watched(DPFedAvg):
+class WatchedLoop(PrivateLoop):
     """Keeps the exact sums of each round, before noise."""
 
     def make_mode(self, *given: Any) -> Any:
         mode = super().make_mode(*given)
         self.modes = [*getattr(self, "modes", []), mode]
         return mode
+
+
+class Watched(DPFedAvg):
+    loop_class = WatchedLoop
+    loop: WatchedLoop
 
 
 @pytest.mark.parametrize("units_per_node", [1, 5])
@@ -309,7 +314,7 @@ def test_who_allows_less_moves_the_sum_by_its_own_norm_and_no_more(
     norms = np.array([law.scale_of(groups[name]) for name in names])
     assert len(set(norms)) == 3
     seen = np.zeros(10, dtype=bool)
-    for mode in strategy.modes:
+    for mode in strategy.loop.modes:
         moved = mode.sums.updates.total * mode.sums.updates.grid
         assert (moved <= norms).all()
         assert np.isclose(moved[moved > 0.0], norms[moved > 0.0], rtol=1e-6).all()

@@ -23,16 +23,29 @@ from flwr.client.mod import fixedclipping_mod as old_fixedclipping_mod
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
-from local_grid import FIRST_NODE, LocalGrid, answer_with_app, answer_with_update, reply
+from local_grid import (
+    FIRST_NODE,
+    LocalGrid,
+    answer_with_app,
+    answer_with_update,
+    arrays_of,
+    reply,
+)
 from scipy.stats import norm
 from trainings import plan_of, record
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import VisibleSampling
-from fl_dp.clients import numpy_client_app
+from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle
-from fl_dp.protocol.identity import NodeIdentity
-from fl_dp.strategies import DPFedAvg, RosterIncomplete
+from fl_dp.protocol.identity import Ability, NodeIdentity
+from fl_dp.strategies import (
+    DPFedAvg,
+    DPUtilitySelection,
+    PoissonSelection,
+    RosterIncomplete,
+    UnprotectedFedAvg,
+)
 
 N = 6
 
@@ -216,6 +229,70 @@ def test_a_hostile_answer_is_no_more_than_a_name(about: str) -> None:
     assert identity.arrays is None
     assert identity.app == ""
     assert "\n" not in "".join([*identity.versions.values(), *identity.mods])
+
+
+# --- What a training needs of an app -------------------------------------------------------------
+
+UTILITIES = DPUtilitySelection(N / 2, largest_rate=1.0, noise_multiplier=2.0)
+NEEDS: dict[Ability, tuple[dict[str, Any], dict[str, Any]]] = {
+    Ability.WEIGHTS: ({}, {"weight_cap": 10.0}),
+    Ability.UNITS: ({"units_per_node": 2, "num_clients": 2 * N}, {}),
+    Ability.NOISE: ({"client_scheme": "gaussian"}, {}),
+    Ability.UTILITY: (
+        {"sampling": UTILITIES.sampling, "other_releases": UTILITIES.releases(1)},
+        {"selection": UTILITIES},
+    ),
+}
+CAN: dict[str, tuple[ClientApp, set[Ability]]] = {
+    "plain": (ClientApp(), set()),
+    "noised": (noised_client_app(), {Ability.NOISE}),
+    "client": (app_of(), {Ability.NOISE, Ability.UTILITY, Ability.WEIGHTS}),
+    "units": (
+        app_of(units=NodeUnits(client_fn=lambda *_: Client(), count=lambda *_: 2)),
+        {Ability.NOISE, Ability.UNITS, Ability.UTILITY, Ability.WEIGHTS},
+    ),
+}
+
+
+@pytest.mark.parametrize("app", CAN)
+@pytest.mark.parametrize("need", NEEDS)
+def test_an_app_that_lacks_what_a_training_needs_is_refused_before_anything_is_spent(
+    start: Any, need: Ability, app: str
+) -> None:
+    (of_plan, options), (made, abilities) = NEEDS[need], CAN[app]
+    if app in ("plain", "noised"):  # with a training that works
+        made = ClientApp() if app == "plain" else noised_client_app()
+        made.train()(lambda message, context: reply(message, arrays_of(message)))
+    grid, plan = grid_of(made), plan_of(**{"num_clients": N, "noise_multiplier": 0.1} | of_plan)
+    if need in abilities:
+        assert start(grid, plan, **options).rounds_completed == 1
+        return
+    with pytest.raises(RehearsalFailed, match=r"can't take part: .*(write|give) numpy_client_app"):
+        start(grid, plan, **options)
+    assert_untouched(grid)
+
+
+def test_an_app_is_asked_for_nothing_that_the_training_does_not_need(start: Any) -> None:
+    plain = ClientApp()
+    plain.train()(lambda message, context: reply(message, arrays_of(message)))
+    assert start(grid_of(plain)).rounds_completed == 1
+
+
+@pytest.mark.parametrize("abilities", [None, 3, ["noise", "flight"], [["noise"]], "noise"])
+def test_abilities_that_can_t_be_read_are_none(abilities: Any) -> None:
+    about = json.loads(str(NodeIdentity(name="ward 7").to_config()["fl-dp-about"]))
+    told = NodeIdentity.of(
+        {"name": "ward 7", "fl-dp-about": json.dumps(about | {"abilities": abilities})}
+    )
+    assert (told.name, told.abilities) == ("ward 7", frozenset())
+
+
+def test_without_a_plan_weights_need_an_app_that_applies_them() -> None:
+    grid = LocalGrid(answer_with_update([{}] * N), N)
+    strategy = UnprotectedFedAvg(selection=PoissonSelection(1.0), weight_cap=10.0)
+    with pytest.raises(RehearsalFailed, match="its app applies none"):
+        strategy.start(grid, model(), num_rounds=1)
+    assert not grid.sent
 
 
 # --- What strangers bring -------------------------------------------------------------------------

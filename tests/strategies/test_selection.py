@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from laws import ALARM, counts_p
 from local_grid import FIRST_NODE, LocalGrid, answer_with_update
 from scipy import stats
-from trainings import plan_of
+from trainings import able, plan_of
 
 from fl_dp import PrivacyPlan
 from fl_dp.accounting import (
@@ -34,6 +34,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent, freeze
 from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.protocol.identity import Ability
 from fl_dp.strategies import (
     DPFedAvg,
     DPUtilitySelection,
@@ -236,7 +237,8 @@ def model() -> ArrayRecord:
 
 
 def nobody_moves(num_nodes: int = N) -> LocalGrid:
-    return LocalGrid(answer_with_update([{}] * (num_nodes + 2)), num_nodes)
+    answer = able(Ability.UTILITY)(answer_with_update([{}] * (num_nodes + 2)))
+    return LocalGrid(answer, num_nodes)
 
 
 SELECTIONS: dict[str, Callable[[], Selection]] = {

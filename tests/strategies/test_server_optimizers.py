@@ -72,7 +72,9 @@ def step(
 ) -> dict[str, np.ndarray]:
     """Do a round as DPFedAvg does: the next model has the dtypes of the last."""
     instruction = optimizer.instruct(number, record(**model), ConfigRecord(), ROSTER)
-    updated = numbers(optimizer.step(number, record(**private), instruction))
+    stepped, _ = optimizer.step(number, record(**private), instruction)
+    assert stepped is not None
+    updated = numbers(stepped)
     return {name: updated[name].astype(model[name].dtype) for name in model}
 
 
@@ -169,7 +171,9 @@ def test_half_precision_is_computed_with_as_float32(name: str) -> None:
     for model in (half, single):
         optimizer = ServerOptimizer(MAKE[name]())
         instruction = optimizer.instruct(1, record(**model), ConfigRecord(), ROSTER)
-        results.append(numbers(optimizer.step(1, record(**private), instruction)))
+        stepped, _ = optimizer.step(1, record(**private), instruction)
+        assert stepped is not None
+        results.append(numbers(stepped))
     assert_same(*results)
     rounded = {k: v.astype(np.float16) for k, v in private.items()}
     updated = step(ServerOptimizer(MAKE[name]()), 1, half, rounded)
@@ -188,7 +192,9 @@ def test_bfloat16_which_numpy_does_not_know_is_computed_with_as_float32(
     for arrays in (ArrayRecord({"w": array_of(model, form)}), record(w=model)):
         optimizer = ServerOptimizer(MAKE[name]())
         instruction = optimizer.instruct(1, arrays, ConfigRecord(), ROSTER)
-        results.append(numbers(optimizer.step(1, record(w=model + change), instruction)))
+        stepped, _ = optimizer.step(1, record(w=model + change), instruction)
+        assert stepped is not None
+        results.append(numbers(stepped))
         optimizer.state()
     assert_same(*results)
 
@@ -253,7 +259,8 @@ def test_keys_of_records_and_weights_are_the_strategy_s() -> None:
     instruction = optimizer.instruct(1, record(w=np.zeros(2)), ConfigRecord({"a": 1}), ROSTER)
     assert set(instruction) == {"model", "fit"}
     assert dict(instruction["fit"]) == {"a": 1, "server-round": 1}
-    assert "w" in optimizer.step(1, record(w=np.ones(2)), instruction)
+    stepped, _ = optimizer.step(1, record(w=np.ones(2)), instruction)
+    assert stepped is not None and "w" in stepped
 
 
 def test_a_function_that_averages_metrics_is_not_called() -> None:
@@ -691,7 +698,9 @@ def test_a_falling_rate_reaches_zero_after_the_last_round_and_survives_a_resume(
             optimizer, state = ServerOptimizer(settings.make_for(4)), optimizer.state()
             optimizer.restore(state)
         asked = optimizer.instruct(number, model, ConfigRecord(), [1])
-        model = optimizer.step(number, ArrayRecord({"w": Array(np.ones(2))}), asked)
+        stepped, _ = optimizer.step(number, ArrayRecord({"w": Array(np.ones(2))}), asked)
+        assert stepped is not None
+        model = stepped
         rates.append(vars(optimizer.strategy)[rate])
     assert rates == pytest.approx([0.8, 0.6, 0.4, 0.2])
 

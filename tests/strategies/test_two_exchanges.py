@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import Result
 from local_grid import Answer, LocalGrid, reply
-from masked_mode import Masked, MaskedMode, MaskedNodes, repeated
+from masked_mode import Masked, MaskedLoop, MaskedMode, MaskedNodes, repeated
 from trainings import numbers, plan_of, record
 
 from fl_dp import PrivacyLedger
@@ -38,7 +38,7 @@ class Run:
         folder: Path,
         answer: Answer,
         rounds: int,
-        kind: type[Masked] = Masked,
+        loop: type[MaskedLoop] = MaskedLoop,
         grid: Callable[[Answer, int], LocalGrid] = LocalGrid,
     ) -> None:
         self.models: dict[int, Any] = {}
@@ -46,7 +46,11 @@ class Run:
         plan = plan_of(N, rounds=rounds)
         self.grid = grid(answer, N)
         with PrivacyLedger.open(folder / "ledger.db", plan) as self.ledger:
-            self.strategy = kind(
+
+            class Made(Masked):
+                loop_class = loop
+
+            self.strategy = Made(
                 HandOver(), plan=plan, ledger=self.ledger, after_round=self.kept.append
             )
             self.result: Result | None = None
@@ -100,7 +104,7 @@ def test_a_sum_that_keeps_who_never_opened_is_seen(tmp_path: Path) -> None:
         def total(self, opened: Any) -> Any:
             return super().total({node: opened.get(node, 0) for node in self.masked})
 
-    class Broken(Masked):
+    class Broken(MaskedLoop):
         kind = KeepsMasked
 
     nodes = MaskedNodes(UPDATES, closed={1: {4}})
@@ -203,7 +207,7 @@ def test_a_failed_round_is_done_again_after_a_resumption_and_charged_again(tmp_p
 
 
 def test_a_round_that_fails_when_it_is_opened_asks_nobody_to_train(tmp_path: Path) -> None:
-    class Crowded(Masked):
+    class Crowded(MaskedLoop):
         least = N + 1
 
     nodes = MaskedNodes(UPDATES)
@@ -232,7 +236,7 @@ def test_a_mode_may_ask_the_cohort_before_it_writes_the_messages(tmp_path: Path)
             content.config_records["config"]["word"] = self.words[node]
             return content
 
-    class Greeted(Masked):
+    class Greeted(MaskedLoop):
         kind = Greeting
 
     nodes = MaskedNodes(UPDATES)

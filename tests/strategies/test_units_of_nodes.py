@@ -243,10 +243,9 @@ def released_sums(
     grid = LocalGrid(answer, nodes)
     sums = []
     for server_round in range(1, plan.rounds + 1):
-        messages = strategy.configure_train(server_round, MODEL, ConfigRecord(), grid)
+        messages = strategy.loop.open(server_round, MODEL, ConfigRecord(), grid)
         replies = grid.send_and_receive(messages)
-        arrays, _ = strategy.aggregate_train(server_round, replies)
-        assert arrays is not None
+        arrays, _ = strategy.loop.release(server_round, replies)
         sums.append(float(arrays["w"].numpy()[0]) * plan.denominator)
     return sums
 

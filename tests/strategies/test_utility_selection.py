@@ -24,6 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import ALARM, counts_p, normal_p
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app, answer_with_update
+from trainings import able
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
@@ -42,6 +43,7 @@ from fl_dp.accounting.renyi import renyi_epsilon
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent
+from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.keys import UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statement import privacy_statement
@@ -335,7 +337,7 @@ def calibrated(selection: Selection, rounds: int, **changes: Any) -> PrivacyPlan
 
 def still() -> LocalGrid:
     """Nodes that move nothing and report nothing."""
-    return LocalGrid(answer_with_update([{}] * N), N)
+    return LocalGrid(able(Ability.UTILITY)(answer_with_update([{}] * N)), N)
 
 
 def reporting(metrics: Callable[[int], dict[str, float]]) -> LocalGrid:
@@ -780,6 +782,7 @@ def test_a_refresh_is_on_disk_before_anyone_is_asked(open_ledger: Any, start: An
     on_disk: list[int] = []
     inner = reporting(lambda node: {"loss": 1.0}).answer
 
+    @able(Ability.UTILITY)
     def answer(message: Message, partition: int) -> Message | None:
         if message.metadata.message_type.startswith("query"):
             with PrivacyLedger.read(ledger.location) as there:
@@ -793,7 +796,8 @@ def test_a_refresh_is_on_disk_before_anyone_is_asked(open_ledger: Any, start: An
 def test_silent_nodes_hold_up_a_refresh_no_longer_than_the_timeout(start: Any) -> None:
     selection = noisy_selection()
     inner = reporting(lambda node: {"loss": 1.0}).answer
-    grid = LocalGrid(lambda m, p: None if p < 4 else inner(m, p), N)
+    silent = able(Ability.UTILITY)(lambda m, p: None if p < 4 else inner(m, p))
+    grid = LocalGrid(silent, N)
     done = start(plan_of(selection), grid, model(), rounds=2, timeout=0.2, selection=selection)
     assert done.strategy.rounds_completed == 2
     assert set(nodes(selection.noisy_utilities)) == {FIRST_NODE + node for node in range(N)}

@@ -11,12 +11,13 @@ import pytest
 from fl_dp.strategies.modes import CentralMode
 from flwr.app import Message
 from local_grid import Answer, answer_with_app, arrays_of, reply
-from trainings import SIX_SIGMA, FixedClient, Training, client_fn, plan_of, record, train
+from trainings import SIX_SIGMA, FixedClient, Training, able, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyPlan
 from fl_dp.app.played_rounds import HandOver, PaperLedger, reply_from
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
+from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import WEIGHT_METRIC
 from fl_dp.strategies import DPFedAvg, Unit
@@ -77,6 +78,7 @@ def test_no_number_of_records_leaves_a_weighted_client(tmp_path: Path) -> None:
     answer = clients_of(SIZES, 0.4)
     seen: list[Message] = []
 
+    @able(Ability.WEIGHTS)
     def watched(message: Message, node: int) -> Message | None:
         made = answer(message, node)
         assert made is not None
@@ -100,6 +102,7 @@ def test_a_claim_of_records_moves_the_mean_by_no_more_than_the_clipping_norm(
     # Any Flower client that claims what it likes, with an update beyond all bounds.
     plan = quiet_plan(total_weight=total_weight)
 
+    @able(Ability.WEIGHTS)
     def answer(message: Message, node: int) -> Message:
         update = 1e12 if node == 3 else 0.0
         model = arrays_of(message)
@@ -170,6 +173,7 @@ def test_a_reported_weight_counts_as_what_is_allowed(
 ) -> None:
     plan = capped(4.0)
 
+    @able(Ability.WEIGHTS)
     def answer(message: Message, node: int) -> Message:
         weight = {WEIGHT_METRIC: told} if told is not None and node == 0 else {}
         return reply(message, {"w": np.array([CLIP, 0.0, 0.0])}, **weight)
@@ -238,6 +242,7 @@ def test_a_capped_mean_has_the_noise_of_twice_the_sensitivity_whatever_it_weighs
     size, z = 300_000, 0.7
     plan = capped(4.0, noise_multiplier=z)
 
+    @able(Ability.WEIGHTS)
     def answer(message: Message, node: int) -> Message:
         return reply(message, arrays_of(message), **{WEIGHT_METRIC: weight})
 

@@ -96,7 +96,7 @@ def answer_with_app(app: ClientApp, num_nodes: int) -> Answer:
         except Exception as error:
             return Message(Error(code=2, reason=repr(error)), reply_to=message)
 
-    return answer
+    return introducing(answer)
 
 
 def introducing(answer: Answer) -> Answer:

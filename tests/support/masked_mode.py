@@ -23,6 +23,7 @@ from fl_dp.strategies import (
     DPFedAvg,
     Mode,
     Observation,
+    PrivateLoop,
     Released,
     RoundFailed,
     Unit,
@@ -103,8 +104,8 @@ class MaskedMode(Mode):
         return np.asarray(words, np.uint32)
 
 
-class Masked(DPFedAvg):
-    """`DPFedAvg` with that mode: one hook."""
+class MaskedLoop(PrivateLoop):
+    """The loop with that mode: one hook."""
 
     least = 3
     kind = MaskedMode
@@ -117,6 +118,12 @@ class Masked(DPFedAvg):
             least=self.least,
             timeout=self._timeout,
         )
+
+
+class Masked(DPFedAvg):
+    """`DPFedAvg` with that loop."""
+
+    loop_class = MaskedLoop
 
 
 class MaskedNodes:

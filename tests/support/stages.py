@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.app.checkpoints import load_checkpoint, save_checkpoint
-from fl_dp.strategies import Checkpoint, DPFedAvg, DPFedBuff
+from fl_dp.strategies import BufferedLoop, Checkpoint, DPFedAvg, DPFedBuff, PrivateLoop
 
 STAGES = (
     "before the charge",
@@ -77,22 +77,22 @@ class Place:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Staged(DPFedAvg):
+class Staged(PrivateLoop):
     """Comes to each stage of a round in turn."""
 
     place: Place
 
-    def configure_train(self, server_round: int, *arguments: Any) -> Iterable[Message]:
+    def open(self, server_round: int, *arguments: Any) -> Iterable[Message]:
         """Charge and ask."""
         self._round = server_round
         self.place.come_to(STAGES[0], server_round)
-        messages = super().configure_train(server_round, *arguments)
+        messages = super().open(server_round, *arguments)
         self.place.come_to(STAGES[1], server_round)
         return messages
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+    def release(self, server_round: int, replies: Iterable[Message]) -> Any:
         """Sum up and release."""
-        released = super().aggregate_train(server_round, self._coming(replies))
+        released = super().release(server_round, self._coming(replies))
         self.place.come_to(STAGES[5], server_round)
         return released
 
@@ -108,8 +108,20 @@ class Staged(DPFedAvg):
         super()._settle(released)
 
 
-class StagedBuffers(Staged, DPFedBuff):
+class StagedFedAvg(DPFedAvg):
+    """Rounds in stages."""
+
+    loop_class = Staged
+
+
+class StagedBuffers(Staged, BufferedLoop):
     """The same with releases of whoever answers next: the stages are those of a release."""
+
+
+class StagedFedBuff(DPFedBuff):
+    """Releases in stages."""
+
+    loop_class = StagedBuffers
 
 
 def train(grid: Grid, place: Place, *, rounds: int, timeout: float = 60.0) -> None:
@@ -126,9 +138,10 @@ def train(grid: Grid, place: Place, *, rounds: int, timeout: float = 60.0) -> No
 
     plan = place.plan()
     with PrivacyLedger.open(place.ledger, plan) as ledger:
-        staged = StagedBuffers if plan.sampling.buffered else Staged
+        staged = StagedFedBuff if plan.sampling.buffered else StagedFedAvg
         strategy = staged(plan=plan, ledger=ledger, after_round=save, roster_timeout=90.0)
-        strategy.place = place
+        assert isinstance(strategy.loop, Staged)
+        strategy.loop.place = place
         if place.checkpoint.exists():
             strategy.resume(load_checkpoint(place.checkpoint))
         model = ArrayRecord({"w": Array(np.zeros(8, np.float32))})

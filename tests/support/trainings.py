@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Result
-from local_grid import Answer, LocalGrid
+from local_grid import INTRODUCTION, Answer, LocalGrid, introducing, reply
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.plan.hosting import Hosting
+from fl_dp.protocol.identity import Ability, NodeIdentity
+from fl_dp.protocol.instruction import RoundInstruction, applied_noise
+from fl_dp.protocol.keys import NOISED_KEY
 from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg
 
 SIX_SIGMA = 6.0  # two in a billion draws lie further out
@@ -57,6 +60,30 @@ def record(**arrays: Any) -> ArrayRecord:
 
 def numbers(arrays: ArrayRecord) -> dict[str, Any]:
     return {str(name): array.numpy() for name, array in arrays.items()}
+
+
+def able(*abilities: Ability) -> Callable[[Answer], Answer]:
+    """Let a function that answers train messages say beforehand what its app can do."""
+
+    def introduced(answer: Answer) -> Answer:
+        def answered(message: Message, node: int) -> Message | None:
+            if message.metadata.message_type != INTRODUCTION:
+                return answer(message, node)
+            identity = NodeIdentity(abilities=frozenset(abilities)).to_config()
+            return Message(RecordDict({"identity": identity}), reply_to=message)
+
+        return introducing(answered)
+
+    return introduced
+
+
+def noised(message: Message, **arrays: Any) -> Message:
+    """Reply as an app that has added a round's noise to these arrays."""
+    answer = reply(message, arrays)
+    instruction = RoundInstruction.of(dict(message.content["config"]))
+    assert instruction is not None
+    answer.content[NOISED_KEY] = applied_noise(instruction)
+    return answer
 
 
 @dataclass

@@ -93,7 +93,8 @@ def test_a_server_optimizer_steps_a_model_with_bfloat16(strategy: Any) -> None:
     LocalGrid(lambda message, partition: None, 2)  # messages need the identity of a task
     optimizer = ServerOptimizer(strategy())
     instruction = optimizer.instruct(1, released, ConfigRecord(), [1, 2])
-    stepped = optimizer.step(1, layout.unflatten(vector + 0.25), instruction)
+    stepped, _ = optimizer.step(1, layout.unflatten(vector + 0.25), instruction)
+    assert stepped is not None
     new = layout.merge(stepped, arrays)
     assert (new["w"].dtype, new["w"].numpy().dtype) == ("bfloat16", np.dtype("V2"))
     assert (layout.flatten(new) > vector).all()

@@ -1,4 +1,4 @@
-"""One hook of DPFedAvg overridden, where everything is private already."""
+"""One method of DPFedAvg overridden: what reaches a subclass is private already."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +13,7 @@ from fl_dp.strategies import DPFedAvg
 class LoggingDPFedAvg(DPFedAvg):
     """Remembers how long each released model is.
 
-    Privacy: that of `DPFedAvg`. Only what it released is looked at, never the replies.
+    Privacy: that of `DPFedAvg`, whose subclasses are given released models alone.
 
     Attributes:
         norms: L2 norm of each released model.
@@ -27,7 +27,7 @@ class LoggingDPFedAvg(DPFedAvg):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Release the next model and remember its norm."""
+        """Make the next model of what the round released, and remember its norm."""
         model, metrics = super().aggregate_train(server_round, replies)
         if model is not None:
             arrays = model.to_numpy_ndarrays()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from fl_dp.option_errors import OptionError
@@ -199,13 +200,14 @@ class ClientSettings:
 def _let_fall(strategy: Strategy, rounds: int) -> None:
     """Set a strategy's learning rate before each step; a resumed training counts on."""
     key = "server_learning_rate" if hasattr(strategy, "server_learning_rate") else "eta"
-    first, step = getattr(strategy, key), strategy.aggregate_train
+    first = getattr(strategy, key)
 
-    def lowered(server_round: int, replies: Iterable[Message]) -> Any:
-        setattr(strategy, key, first * (1.0 - (server_round - 1) / rounds))
-        return step(server_round, replies)
+    def lowered(self: Strategy, server_round: int, replies: Iterable[Message]) -> Any:
+        setattr(self, key, first * (1.0 - (server_round - 1) / rounds))
+        return type(self).aggregate_train(self, server_round, replies)
 
-    vars(strategy)["aggregate_train"] = lowered
+    # Bound, so that a copy of the strategy has a copy of it.
+    vars(strategy)["aggregate_train"] = MethodType(lowered, strategy)
 
 
 def _decay(key: str, value: float, *, usual: float) -> None:

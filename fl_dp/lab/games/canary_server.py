@@ -1,6 +1,6 @@
 """The `ServerApp` of an audited training: the main job with canaries, and who watches it.
 
-`WatchedFedAvg` is `DPFedAvg` that records what an adversary sees of each round; it trains and
+`WatchedLoop` is `PrivateLoop` that records what an adversary sees of each round; it trains and
 charges the same.
 """
 
@@ -31,6 +31,7 @@ from fl_dp.strategies import (
     DPFedAvg,
     Mode,
     Observation,
+    PrivateLoop,
     Released,
     Unit,
 )
@@ -58,38 +59,39 @@ def main(grid: Grid, context: Context) -> None:
     layout = VectorLayout.of(first)
     folder = output_dir(settings) / (settings.run_name or f"flwr-{context.run_id}")
     moved = layout.flatten(result.arrays) - layout.flatten(first)
-    write_seen(folder / CANARIES_FILE, seen_by(made[-1], moved))
+    write_seen(folder / CANARIES_FILE, seen_by(made[-1].loop, moved))
 
 
-def seen_by(strategy: WatchedFedAvg, moved: NDArray[np.float64]) -> SeenRun:
-    """Return what was seen of a strategy's run, and the change of its model."""
+def seen_by(loop: WatchedLoop, moved: NDArray[np.float64]) -> SeenRun:
+    """Return what was seen of a run, and the change of its model."""
     return SeenRun(
-        rounds=strategy.seen,
+        rounds=loop.seen,
         moved=moved,
-        indices=strategy.indices,
-        turn=strategy.whose_turn(),
-        coefficients=strategy.plan.noise.coefficients or (COEFFICIENT_ONE,),
-        drawn=np.array(strategy.asked, dtype=np.bool_),
-        cohorts=np.array(strategy.cohorts, dtype=np.int64),
-        own=strategy.groups() if isinstance(strategy.plan.sampling, OwnRatesSampling) else None,
+        indices=loop.indices,
+        turn=loop.whose_turn(),
+        coefficients=loop.plan.noise.coefficients or (COEFFICIENT_ONE,),
+        drawn=np.array(loop.asked, dtype=np.bool_),
+        cohorts=np.array(loop.cohorts, dtype=np.int64),
+        own=loop.groups() if isinstance(loop.plan.sampling, OwnRatesSampling) else None,
     )
 
 
-class WatchedFedAvg(DPFedAvg):
-    """The strategy, and an adversary that sees each release and knows what all others sent.
+class WatchedLoop(PrivateLoop):
+    """The rounds, and an adversary that sees each release and knows what all others sent.
 
     Attributes:
-        run: Which canaries there are.
+        canary_run: Which canaries there are.
         seen: What the adversary saw, a round each.
         indices: Of these rounds, as the ledger counts them.
         asked: Which canaries took part in each of them, as the auditor counts them.
         cohorts: How many units were drawn for each of them.
     """
 
-    def __init__(self, *args: Any, run: CanaryRun, **options: Any) -> None:
-        """Take the arguments of `DPFedAvg`, and the canaries."""
+    canary_run: CanaryRun
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Take the arguments of `PrivateLoop`."""
         super().__init__(*args, **options)
-        self.run = run
         self.seen: list[SeenRound] = []
         self.indices: list[int] = []
         self.asked: list[NDArray[np.bool_]] = []
@@ -98,7 +100,7 @@ class WatchedFedAvg(DPFedAvg):
         self._watched: WatchedMode
 
     def make_mode(self, *given: Any) -> Mode:
-        """Return the mode that `DPFedAvg` makes, watched.
+        """Return the mode that `PrivateLoop` makes, watched.
 
         Raises:
             ValueError: If the server does not add the noise.
@@ -106,7 +108,9 @@ class WatchedFedAvg(DPFedAvg):
         made = super().make_mode(*given)
         if not isinstance(made, CentralMode):
             raise ValueError("canary clients are for the server's noise: write privacy=central")
-        self._watched = WatchedMode(made, self.run.canaries(made.layout.size), self._first_of)
+        self._watched = WatchedMode(
+            made, self.canary_run.canaries(made.layout.size), self._first_of
+        )
         return self._watched
 
     def _settle(self, released: Released) -> None:
@@ -132,13 +136,25 @@ class WatchedFedAvg(DPFedAvg):
     def groups(self) -> NDArray[np.int64]:
         """Return the public group of each canary, -1 where it is not known."""
         # A node that was never drawn is not known as a canaries' one: no group.
-        groups = np.full(self.run.count, -1, dtype=np.int64)
+        groups = np.full(self.canary_run.count, -1, dtype=np.int64)
         for node, first in self._first_of.items():
             for number in range(self.plan.hosting.told_apart):
                 group = self._participations.group_of(Unit(node, number))
-                if group is not None and first + number < self.run.count:
+                if group is not None and first + number < self.canary_run.count:
                     groups[first + number] = group
         return groups
+
+
+class WatchedFedAvg(DPFedAvg):
+    """The strategy of a watched run."""
+
+    loop_class = WatchedLoop
+    loop: WatchedLoop
+
+    def __init__(self, *args: Any, run: CanaryRun, **options: Any) -> None:
+        """Take the arguments of `DPFedAvg`, and the canaries."""
+        super().__init__(*args, **options)
+        self.loop.canary_run = run
 
 
 class WatchedMode(Mode):

@@ -29,7 +29,7 @@ from fl_dp.app.in_process import flower_in_silence
 from fl_dp.app.played_rounds import HandOver, PaperLedger, as_arrays, play, reply_from
 from fl_dp.mechanisms import AdaptiveClipping, Clipping, FixedClipping, PerLayerClipping
 from fl_dp.plan import PrivacyPlan
-from fl_dp.strategies import DPFedAvg, Selection
+from fl_dp.strategies import DPFedAvg, PrivateLoop, Selection
 
 SIZE = 64
 """Length of the model: one direction for the game, those across it show the noise."""
@@ -102,14 +102,14 @@ class FlDp(Subject):
     """`DPFedAvg`, or a copy of it that is to be caught.
 
     Attributes:
-        kind: Its class.
+        loop_class: Class of its loop.
         adaptive: Whether the clipping norm follows a quantile.
         arrays: In how many arrays the model is; with several, each has a norm of its own.
         selection: Makes who draws cohorts from the sampling rate; None: what a plan would.
     """
 
     name: str = "fl-dp, DPFedAvg"
-    kind: type[DPFedAvg] = DPFedAvg
+    loop_class: type[PrivateLoop] = PrivateLoop
     adaptive: bool = False
     arrays: int = 1
     selection: Any = field(default=None)
@@ -135,7 +135,11 @@ class FlDp(Subject):
         """Return the strategy, charged on paper alone."""
         plan = self.plan(nodes, rate)
         selection: Selection | None = None if self.selection is None else self.selection(rate)
-        return self.kind(HandOver(), plan=plan, ledger=PaperLedger(plan), selection=selection)  # type: ignore[arg-type]  # plays one
+
+        class Played(DPFedAvg):
+            loop_class = self.loop_class
+
+        return Played(HandOver(), plan=plan, ledger=PaperLedger(plan), selection=selection)  # type: ignore[arg-type]  # plays one
 
     def _play(
         self, replies: Replies, *, nodes: int, rounds: int, rate: float

@@ -29,7 +29,7 @@ from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
 from fl_dp.lab.games.canary_client import canary_update
 from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun, require_auditable
-from fl_dp.lab.games.canary_server import WatchedFedAvg
+from fl_dp.lab.games.canary_server import WatchedLoop
 from fl_dp.lab.games.seen_run import SeenRun, read_seen, write_seen
 from fl_dp.mechanisms import BandedStream
 from fl_dp.plan import Banded
@@ -47,7 +47,7 @@ def settings() -> Settings:
 
 
 def with_canaries_beyond(
-    kind: type[WatchedFedAvg],
+    kind: type[WatchedLoop],
     folder: Path,
     rounds: int = ROUNDS,
     rate: float = RATE,
@@ -60,7 +60,7 @@ def with_canaries_beyond(
     )
 
 
-class AnEighthOfTheNoise(WatchedFedAvg):
+class AnEighthOfTheNoise(WatchedLoop):
     """Adds an eighth of what is charged; its auditor goes by the charge."""
 
     def make_mode(self, reservation: Any, *rest: Any) -> Any:
@@ -88,7 +88,7 @@ CORRELATED: dict[str, dict[str, Any]] = {
 
 
 def audited_in_place(
-    kind: type[WatchedFedAvg], folder: Path, *, num_clients: int = 400, rounds: int = 8, **of: Any
+    kind: type[WatchedLoop], folder: Path, *, num_clients: int = 400, rounds: int = 8, **of: Any
 ) -> tuple[WhoseTurn, tuple[Finding, ...]]:
     """Train with canaries on the last nodes of fifty, and judge what the releases tell."""
     nodes = num_clients // 50
@@ -98,10 +98,10 @@ def audited_in_place(
     return seen.turn, found
 
 
-@pytest.mark.parametrize("kind", [WatchedFedAvg, AnEighthOfTheNoise])
+@pytest.mark.parametrize("kind", [WatchedLoop, AnEighthOfTheNoise])
 @pytest.mark.parametrize("noise", CORRELATED)
 def test_canaries_in_the_places_of_clients_are_seen_as_often_as_they_were_asked(
-    noise: str, kind: type[WatchedFedAvg], tmp_path: Path
+    noise: str, kind: type[WatchedLoop], tmp_path: Path
 ) -> None:
     turn, found = audited_in_place(kind, tmp_path, **CORRELATED[noise])
     if noise == "cyclic":
@@ -110,15 +110,15 @@ def test_canaries_in_the_places_of_clients_are_seen_as_often_as_they_were_asked(
     else:
         assert turn.asked is not None
         assert (turn.asked.sum(axis=0) == 2).all()
-    assert found[0].stands is (kind is WatchedFedAvg)
-    if kind is WatchedFedAvg:
+    assert found[0].stands is (kind is WatchedLoop)
+    if kind is WatchedLoop:
         assert all(each.stands for each in found)
 
 
 FALLING = tuple(4096 - 256 * band for band in range(16))
 
 
-class BandsBeyondTheSeparation(WatchedFedAvg):
+class BandsBeyondTheSeparation(WatchedLoop):
     """Gets round the check on bands: noise for units that rest for 16 rounds, and they rest for 2.
 
     The ledger is charged as ever, one Gaussian a participation.
@@ -131,9 +131,9 @@ class BandsBeyondTheSeparation(WatchedFedAvg):
         self.noise_stream = BandedStream(FALLING)
 
 
-@pytest.mark.parametrize("kind", [WatchedFedAvg, BandsBeyondTheSeparation])
+@pytest.mark.parametrize("kind", [WatchedLoop, BandsBeyondTheSeparation])
 def test_a_strategy_whose_bands_reach_beyond_the_separation_is_convicted(
-    kind: type[WatchedFedAvg], tmp_path: Path
+    kind: type[WatchedLoop], tmp_path: Path
 ) -> None:
     _, found = audited_in_place(
         kind,
@@ -144,11 +144,11 @@ def test_a_strategy_whose_bands_reach_beyond_the_separation_is_convicted(
         participation_cap=12,
         correlation=Banded(coefficients=FALLING[:2]),
     )
-    assert found[0].stands is (kind is WatchedFedAvg)
+    assert found[0].stands is (kind is WatchedLoop)
 
 
 def found_in(run: Trained) -> Finding:
-    seen = run.strategy.seen
+    seen = run.loop.seen
     return finding_of_run(
         RUN.canaries(seen[0].along.size),
         seen,
@@ -162,8 +162,8 @@ def found_in(run: Trained) -> Finding:
 def test_a_whole_run_shows_its_canaries_under_the_noise_alone_and_no_more_than_it_claims(
     tmp_path: Path,
 ) -> None:
-    run = with_canaries_beyond(WatchedFedAvg, tmp_path)
-    seen = np.stack([each.along for each in run.strategy.seen])
+    run = with_canaries_beyond(WatchedLoop, tmp_path)
+    seen = np.stack([each.along for each in run.loop.seen])
     there = RUN.canaries(seen.shape[1]).there
     # What others sent is known exactly: the directions without a canary show the noise alone.
     # 1,800 draws and about 400: five deviations each.
@@ -181,7 +181,7 @@ def test_a_run_with_an_eighth_of_the_noise_is_caught(tmp_path: Path) -> None:
     assert not found_in(with_canaries_beyond(AnEighthOfTheNoise, tmp_path)).stands
 
 
-class HalfTheNoiseTwice(WatchedFedAvg):
+class HalfTheNoiseTwice(WatchedLoop):
     """Uses one draw for both halves of the model."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
@@ -189,7 +189,7 @@ class HalfTheNoiseTwice(WatchedFedAvg):
         self.noise_stream = stream_by(one_draw_for_both_halves)
 
 
-class NoiseOfTheCohort(WatchedFedAvg):
+class NoiseOfTheCohort(WatchedLoop):
     """Scales the noise with the number of those that were drawn."""
 
     def make_mode(self, reservation: Any, *rest: Any) -> Any:
@@ -214,15 +214,15 @@ DENOMINATOR = DECK_RATE * 6
 @pytest.mark.parametrize(
     ("kind", "selection", "rows"),
     [
-        (WatchedFedAvg, None, set()),
+        (WatchedLoop, None, set()),
         (HalfTheNoiseTwice, None, {NEW_COORDINATES}),
         (NoiseOfTheCohort, None, {ONE_SIZE}),
-        (WatchedFedAvg, lambda law: ShuffledDeck(law.sampling_rate), {COHORTS}),
+        (WatchedLoop, lambda law: ShuffledDeck(law.sampling_rate), {COHORTS}),
     ],
     ids=["right", "one draw for both halves", "noise by the cohort", "shuffled deck"],
 )
 def test_what_one_round_does_not_show_is_seen_in_the_rounds_of_a_training(
-    kind: type[WatchedFedAvg], selection: Any, rows: set[str], tmp_path: Path
+    kind: type[WatchedLoop], selection: Any, rows: set[str], tmp_path: Path
 ) -> None:
     run = with_canaries_beyond(kind, tmp_path, SECOND_ROUNDS, DECK_RATE, selection)
     _, found = judged(run, RUN)

@@ -21,7 +21,7 @@ from fl_dp.lab.audit.cohorts import cohorts_are_poisson
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound
 from fl_dp.lab.games.canary_run import CanaryRun, require_auditable
-from fl_dp.lab.games.canary_server import WatchedFedAvg
+from fl_dp.lab.games.canary_server import WatchedLoop
 from fl_dp.lab.games.seen_run import Audited, SeenRun, claims_of
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.strategies import Draw, OwnRatesSelection
@@ -35,7 +35,7 @@ def law_of(method: str) -> OwnRatesSampling:
     return OwnRatesSampling.at(0.5, budgets=BUDGETS, shares=(0.5, 0.5), method=method)
 
 
-class ForgetsNorms(WatchedFedAvg):
+class ForgetsNorms(WatchedLoop):
     """Clips everybody to the norm of the last group."""
 
     def _scale_of(self) -> Any:
@@ -54,7 +54,7 @@ class TwiceAsOften(OwnRatesSelection):
 
 
 def audited(
-    folder: Path, method: str, *, kind: type[WatchedFedAvg] = WatchedFedAvg, wrong: bool = False
+    folder: Path, method: str, *, kind: type[WatchedLoop] = WatchedLoop, wrong: bool = False
 ) -> tuple[Finding, ...]:
     """Train with canaries in the places of half of the clients."""
     run = trained(

@@ -27,7 +27,7 @@ from fl_dp.lab.audit.verdict import AuditReport, Finding
 from fl_dp.lab.games.game import GAMES, SILENCE, audit_strategy, names_of
 from fl_dp.lab.games.subjects import FlDp, FlowersOwn, Sent, Subject
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Released, Selection, Unit
+from fl_dp.strategies import Draw, PoissonSelection, PrivateLoop, Released, Selection, Unit
 from fl_dp.updates.clipped_sum import ClippedSum
 
 ALARM = 1e-6  # how often an audit may accuse a strategy that is right
@@ -41,8 +41,8 @@ ONE_MOVES, ONE_IS_ZERO, ONE_IS_LONG, ONE_IS_SILENT, ONE_CLAIMS_MUCH, NOT_FINITE 
 # --- copies that are broken ---------------------------------------------------------------------
 
 
-def noise_of(share: float) -> type[DPFedAvg]:
-    class TooQuiet(DPFedAvg):
+def noise_of(share: float) -> type[PrivateLoop]:
+    class TooQuiet(PrivateLoop):
         """Adds a share of the noise that is charged."""
 
         def make_mode(self, reservation: Any, *rest: Any) -> Any:
@@ -52,7 +52,7 @@ def noise_of(share: float) -> type[DPFedAvg]:
     return TooQuiet
 
 
-class NothingClipped(DPFedAvg):
+class NothingClipped(PrivateLoop):
     """Adds updates as long as they come."""
 
     def make_mode(self, *given: Any) -> Any:
@@ -61,7 +61,7 @@ class NothingClipped(DPFedAvg):
         return opened
 
 
-class MeanOfReplies(DPFedAvg):
+class MeanOfReplies(PrivateLoop):
     """Divides sum and noise by the number of replies."""
 
     def make_mode(self, *given: Any) -> Any:
@@ -82,15 +82,15 @@ class MeanOfReplies(DPFedAvg):
         return opened
 
 
-class NoiseUsedAgain(DPFedAvg):
+class NoiseUsedAgain(PrivateLoop):
     """Draws the same noise in every round, as a seed that is set in each would."""
 
-    def aggregate_train(self, *given: Any) -> Any:
+    def release(self, *given: Any) -> Any:
         self._rng = SecureRandom(insecure_seed=1)
-        return super().aggregate_train(*given)
+        return super().release(*given)
 
 
-class WeightedByClaim(DPFedAvg):
+class WeightedByClaim(PrivateLoop):
     """Weights clipped updates by the number of records that clients claim."""
 
     def make_mode(self, *given: Any) -> Any:
@@ -122,6 +122,10 @@ class ExactlySoMany(Selection):
         return [draw.roster[place] for place in order[:count]]
 
 
+def ours(loop: type[PrivateLoop]) -> FlDp:
+    return FlDp(noise_multiplier=Z, loop_class=loop)
+
+
 # --- the audits -----------------------------------------------------------------------------------
 
 
@@ -140,15 +144,30 @@ def of_the_strategy() -> dict[str, Finding]:
 
 
 CAUGHT = [  # with the rounds that each needs
-    (ONE_MOVES, "half the noise", FlDp(noise_multiplier=Z, kind=noise_of(0.5)), 200),
-    (ONE_MOVES, "nine tenths of the noise", FlDp(noise_multiplier=Z, kind=noise_of(0.9)), 1000),
-    (SIZE_OF_NOISE, "half the noise", FlDp(noise_multiplier=Z, kind=noise_of(0.5)), 50),
-    (SIZE_OF_NOISE, "nine tenths of the noise", FlDp(noise_multiplier=Z, kind=noise_of(0.9)), 400),
-    (ONE_IS_LONG, "nothing clipped", FlDp(noise_multiplier=Z, kind=NothingClipped), 500),
-    (ONE_IS_SILENT, "mean of replies", FlDp(noise_multiplier=Z, kind=MeanOfReplies), 1000),
-    (SILENCE, "mean of replies", FlDp(noise_multiplier=Z, kind=MeanOfReplies), 500),
-    (NEW_NOISE, "noise used again", FlDp(noise_multiplier=Z, kind=NoiseUsedAgain), 50),
-    (ONE_CLAIMS_MUCH, "weighted by claim", FlDp(noise_multiplier=Z, kind=WeightedByClaim), 500),
+    (ONE_MOVES, "half the noise", ours(noise_of(0.5)), 200),
+    (
+        ONE_MOVES,
+        "nine tenths of the noise",
+        ours(noise_of(0.9)),
+        1000,
+    ),
+    (SIZE_OF_NOISE, "half the noise", ours(noise_of(0.5)), 50),
+    (
+        SIZE_OF_NOISE,
+        "nine tenths of the noise",
+        ours(noise_of(0.9)),
+        400,
+    ),
+    (ONE_IS_LONG, "nothing clipped", ours(NothingClipped), 500),
+    (ONE_IS_SILENT, "mean of replies", ours(MeanOfReplies), 1000),
+    (SILENCE, "mean of replies", ours(MeanOfReplies), 500),
+    (NEW_NOISE, "noise used again", ours(NoiseUsedAgain), 50),
+    (
+        ONE_CLAIMS_MUCH,
+        "weighted by claim",
+        ours(WeightedByClaim),
+        500,
+    ),
     (COHORTS, "k of N", FlDp(noise_multiplier=Z, selection=ExactlySoMany), 100),
 ]
 
@@ -180,7 +199,7 @@ def test_the_game_finds_the_epsilon_that_is_charged_and_no_more() -> None:
 
 
 def test_a_finding_says_how_much_too_little_noise_it_sees() -> None:
-    found = finding(FlDp(noise_multiplier=Z, kind=noise_of(0.5)), SIZE_OF_NOISE, rounds=50)
+    found = finding(ours(noise_of(0.5)), SIZE_OF_NOISE, rounds=50)
     assert found.bound is not None
     assert found.claim is not None
     assert found.bound > 2.0 * found.claim

@@ -26,7 +26,7 @@ from fl_dp.lab.games.game import COHORT_SIZE, GAMES, SENT, audit_strategy
 from fl_dp.lab.games.subjects import FlDp, Subject
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid import IntegerLaw
-from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Released, Selection, Unit
+from fl_dp.strategies import Draw, PoissonSelection, PrivateLoop, Released, Selection, Unit
 
 ALARM, Z, ROUNDS = 1e-6, 0.25, 200
 ALL_ARE_LONG, REPLACED = (game.name for game in GAMES[6:])
@@ -35,8 +35,8 @@ ALL_ARE_LONG, REPLACED = (game.name for game in GAMES[6:])
 # --- noise --------------------------------------------------------------------------------------
 
 
-def noise_by(draw: Draws) -> type[DPFedAvg]:
-    class Wrong(DPFedAvg):
+def noise_by(draw: Draws) -> type[PrivateLoop]:
+    class Wrong(PrivateLoop):
         """Draws its noise that way."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
@@ -57,8 +57,10 @@ def none_at_all(law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int
 # --- denominators and scales -------------------------------------------------------------------
 
 
-def mean_over(count: Callable[[DPFedAvg, list[Any]], float], *, noise: bool) -> type[DPFedAvg]:
-    class Wrong(DPFedAvg):
+def mean_over(
+    count: Callable[[PrivateLoop, list[Any]], float], *, noise: bool
+) -> type[PrivateLoop]:
+    class Wrong(PrivateLoop):
         """Scales the mean, and the noise with it or the noise alone, by what it counted."""
 
         def make_mode(self, *given: Any) -> Any:
@@ -92,7 +94,7 @@ def not_zero(strategy: Any, replies: list[Any]) -> float:
     return max(1.0, float(strategy.plan.denominator) - sum(still))
 
 
-class Remembers(DPFedAvg):
+class Remembers(PrivateLoop):
     """Knows its last cohort."""
 
     def _ask_cohort(self, draft: Any, mode: Any, cohort: Iterable[Unit]) -> Any:
@@ -108,7 +110,7 @@ class MeanOfDrawn(mean_over(drawn, noise=False), Remembers):  # type: ignore[mis
     """Divides by the number of those that were drawn."""
 
 
-class EachCoordinateClipped(DPFedAvg):
+class EachCoordinateClipped(PrivateLoop):
     """Clips every coordinate to the clipping norm."""
 
     def make_mode(self, *given: Any) -> Any:
@@ -120,7 +122,7 @@ class EachCoordinateClipped(DPFedAvg):
         return opened
 
 
-class EachArrayClippedToTheWhole(DPFedAvg):
+class EachArrayClippedToTheWhole(PrivateLoop):
     """Clips every array to the norm of the whole update."""
 
     def make_mode(self, *given: Any) -> Any:
@@ -149,8 +151,8 @@ class OneCoinForTwo(Selection):
 # --- the audit ----------------------------------------------------------------------------------
 
 
-def ours(kind: type[DPFedAvg] = DPFedAvg, **options: Any) -> FlDp:
-    return FlDp(noise_multiplier=Z, kind=kind, **options)
+def ours(loop: type[PrivateLoop] = PrivateLoop, **options: Any) -> FlDp:
+    return FlDp(noise_multiplier=Z, loop_class=loop, **options)
 
 
 WRONG: dict[str, tuple[Subject, set[str]]] = {

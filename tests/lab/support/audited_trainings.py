@@ -19,7 +19,7 @@ from fl_dp.app.workload import initial_arrays_of
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.games.canary_client import app
 from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun
-from fl_dp.lab.games.canary_server import WatchedFedAvg, seen_by
+from fl_dp.lab.games.canary_server import WatchedFedAvg, WatchedLoop, seen_by
 from fl_dp.lab.games.seen_run import Audited, Claim, SeenRun, claims_of
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import Selection
@@ -30,14 +30,14 @@ Z, DELTA = 2.0, 1e-3
 
 @dataclass(frozen=True)
 class Trained:
-    """A strategy after its rounds, and what its ledger claims."""
+    """A loop after its rounds, and what its ledger claims."""
 
-    strategy: WatchedFedAvg
+    loop: WatchedLoop
     claims: list[Claim]
 
 
 def trained(
-    kind: type[WatchedFedAvg],
+    kind: type[WatchedLoop],
     folder: Path,
     run: CanaryRun,
     nodes: int,
@@ -73,8 +73,12 @@ def trained(
     else:
         budget = PrivacyBudget(epsilon=1e6, delta=DELTA)
         plan = PrivacyPlan.of(budget=budget, noise_multiplier=Z, **given)
+
+    class Watched(WatchedFedAvg):
+        loop_class = kind
+
     with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
-        strategy = kind(
+        strategy = Watched(
             plan=plan,
             ledger=ledger,
             run=run,
@@ -87,17 +91,17 @@ def trained(
             num_rounds=rounds,
             train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
         )
-        return Trained(strategy, claims_of(plan, ledger.history, ledger.epsilon().best))
+        return Trained(strategy.loop, claims_of(plan, ledger.history, ledger.epsilon().best))
 
 
 def judged(run: Trained, canaries: CanaryRun) -> tuple[SeenRun, tuple[Finding, ...]]:
     """What was seen of a training, and what is found in it."""
-    size = run.strategy.seen[0].along.size
-    seen = seen_by(run.strategy, np.zeros(size))
+    size = run.loop.seen[0].along.size
+    seen = seen_by(run.loop, np.zeros(size))
     audited = Audited(
         seen=seen,
         canaries=canaries.canaries(size),
-        sampling=run.strategy.plan.sampling,
+        sampling=run.loop.plan.sampling,
         claims=run.claims,
         delta=DELTA,
     )

@@ -409,7 +409,8 @@ def test_a_trial_steps_as_the_run_s_server_optimizer_does(name: str, falls: bool
         update = rng.normal(size=5)
         arrays = ArrayRecord({"w": Array(model)})
         asked = theirs.instruct(number, arrays, ConfigRecord(), [1])
-        stepped = theirs.step(number, ArrayRecord({"w": Array(model + update)}), asked)
+        stepped, _ = theirs.step(number, ArrayRecord({"w": Array(model + update)}), asked)
+        assert stepped is not None
         model = model + ours.of(update)
         np.testing.assert_allclose(model, stepped["w"].numpy(), rtol=1e-9, atol=1e-12)
 

@@ -1,0 +1,445 @@
+"""Private rounds: charge, draw, ask, check, clip, sum, add the noise, and only then the strategy.
+
+    reserve -> sample -> push(window) -> [reply -> check -> clip -> add]* -> noise -> step -> commit
+
+`DPFedAvg` holds one of these. Whatever is overridden here is the mechanism that the plan charges
+for; a subclass of a strategy comes to none of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+from numpy.typing import NDArray
+
+from fl_dp.accounting import OwnRatesSampling, PrivacyBudgetExhausted
+from fl_dp.accounting.events import event_to_dict
+from fl_dp.accounting.schedules import PlateauController
+from fl_dp.ledger import PrivacyLedger, Reservation
+from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
+from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.plan.noise import ClientNoise
+from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY, OFFERS_KEY, PRICE_KEY
+from fl_dp.protocol.own_price import TrainingPrice, offers_to_json
+from fl_dp.secagg import Roster as SecureRoster
+from fl_dp.secagg import SecureSumFailed
+from fl_dp.updates import VectorLayout
+
+from .checkpoint import Checkpoint
+from .compatibility import (
+    float64_error_of,
+    require_memory,
+    require_no_running_statistics,
+    require_trainable,
+)
+from .exchange import asking, patience
+from .modes import (
+    CentralMode,
+    ClientNoiseMode,
+    Cohort,
+    Mode,
+    Released,
+    RoundFailed,
+    SecureSumMode,
+    client_noise_of,
+)
+from .rehearsal import RehearsalFailed
+from .roster import Unit, nodes_of
+from .round_loop import EvaluateFn, LoopOptions, RoundLoop
+from .secure import secure_sums_of
+from .server_optimizer import ServerOptimizer
+
+logger = logging.getLogger("flwr.fl_dp")
+
+_OPENED = 2  # entries of a ledger after which its training has a name of its own
+
+
+class PrivateLoop(RoundLoop):
+    """Rounds of which each is charged before it is opened, and private before it is released.
+
+    Attributes:
+        buffers: Whether releases are made of the next answers.
+        plan: What is released and at what price.
+        ledger: What was charged so far.
+        owns_ledger: Whether the ledger is closed when training ends.
+        noise_stream: Where the noise on sums of updates comes from, cut at every start. A stream
+            with memory needs a plan that charges for it.
+        Others: See `RoundLoop`.
+    """
+
+    buffers = False
+
+    def __init__(
+        self,
+        optimizer: ServerOptimizer,
+        options: LoopOptions,
+        *,
+        plan: PrivacyPlan,
+        ledger: PrivacyLedger,
+        secure_roster: SecureRoster | None,
+        plateau_metric: str,
+    ) -> None:
+        """Prepare; options are told in `DPFedAvg`."""
+        coefficients = plan.noise.coefficients
+        self.noise_stream: NoiseStream = (
+            WhiteStream() if coefficients is None else BandedStream(coefficients)
+        )
+        super().__init__(optimizer, options)
+        self.plan = plan
+        self.ledger = ledger
+        self.owns_ledger = False
+        self._reservation: Reservation
+        self._secure_sums = secure_sums_of(plan, secure_roster)
+        self._clipping_norms = plan.release.clipping.first_norms
+        self._plateau = plan.noise.controller()
+        self._plateau_metric = plateau_metric
+
+    def run(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        timeout: float,
+        train_config: ConfigRecord,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: EvaluateFn | None,
+    ) -> Result:
+        """Train, or as long as the budget lasts. See `RoundStrategy.start`."""
+        plan = self.plan
+        self.noise_stream.cut()
+        try:
+            require_no_running_statistics(initial_arrays)
+            require_memory(initial_arrays)
+            if num_rounds > plan.rounds:
+                raise ValueError(
+                    f"{num_rounds} rounds were asked for, but the plan's budget pays for "
+                    f"{plan.rounds}: plan more rounds (each gets more noise) or train fewer"
+                )
+            if self._plateau is not None:
+                evaluate_fn = _watched(evaluate_fn, self._plateau, self._plateau_metric)
+            result = super().run(
+                grid,
+                initial_arrays,
+                num_rounds,
+                timeout,
+                train_config,
+                evaluate_config,
+                evaluate_fn,
+            )
+            if self._secure_sums is not None:
+                self._secure_sums.forget(asking(grid, window=self._window))
+            return result
+        except PrivacyBudgetExhausted as exhausted:
+            if self._progress.trained:
+                raise
+            raise PrivacyBudgetExhausted(
+                f"the ledger {self.ledger.location} is spent ({exhausted}): use the model of the "
+                "earlier run, go on from its checkpoint with resume(checkpoint), or name a new "
+                "ledger, whose epsilon adds to what these clients have spent here"
+            ) from None
+        finally:
+            self.noise_stream.cut()  # memory holds no noise for longer than it is needed
+            if self.owns_ledger:
+                self.ledger.close()
+
+    def open(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Reserve the round on disk, draw its cohort and write the messages. See `RoundLoop.open`.
+
+        Where the cohort is secret, it is drawn after the round is reserved; where it is seen, the
+        ledger has to know who is charged.
+        """
+        plan = self.plan
+        draft = self._draft(
+            server_round,
+            arrays,
+            config,
+            grid,
+            num_units=plan.num_clients,
+            ledger=self.ledger,
+        )
+        require_trainable(plan, draft.layout, len(draft.roster))  # or a round is charged in vain
+        multiplier = self._multiplier
+        if plan.sampling.visible and not plan.hosting.coins_at_nodes:
+            self._participations.require_some_left(draft.roster, server_round=server_round)
+            cohort = self.selection.select(draft.draw)
+            self._reservation = self.ledger.reserve(
+                round=server_round,
+                noise_multiplier=multiplier,
+                participants=self._participations.names_of(cohort),
+                index=draft.draw.index,
+            )
+        else:  # charged for any draw: an empty cohort costs as much as a full one
+            self._reservation = self.ledger.reserve(
+                round=server_round, noise_multiplier=multiplier, index=draft.draw.index
+            )
+            # Where nodes flip the coins themselves, the server must not know how they came up.
+            coins_at_server = not plan.hosting.coins_at_nodes
+            cohort = self.selection.select(draft.draw) if coins_at_server else draft.roster
+        mode = self.make_mode(self._reservation, draft.layout, draft.origin, draft.instruction)
+        return self._ask_cohort(draft, mode, cohort)
+
+    def make_mode(
+        self,
+        reservation: Reservation,
+        layout: VectorLayout,
+        origin: NDArray[np.float64],
+        instruction: RoundInstruction,
+    ) -> Mode:
+        """Return what becomes of a round: the place to put noise somewhere else.
+
+        Args:
+            reservation: What the ledger has on disk for the round.
+            layout: Of the model that is sent.
+            origin: That model, flattened.
+            instruction: What every client is asked besides training, whatever the mode.
+        """
+        # What the ledger has on disk decides, not what was planned.
+        multiplier = reservation.noise_multiplier
+        assert multiplier is not None and reservation.index is not None  # of every round
+        if self._secure_sums is not None:
+            return SecureSumMode(
+                self.plan,
+                multiplier,
+                layout,
+                instruction,
+                clipping_norms=self._clipping_norms,
+                sums=self._secure_sums,
+                reservation=reservation,
+            )
+        if isinstance(self.plan.noise, ClientNoise):
+            return ClientNoiseMode(
+                self.plan,
+                multiplier,
+                layout,
+                origin,
+                instruction,
+                group_of=self._participations.group_of,
+            )
+        return CentralMode(
+            self.plan,
+            multiplier,
+            layout,
+            origin,
+            instruction,
+            clipping_norms=self._clipping_norms,
+            stream=self.noise_stream,
+            index=reservation.index,
+            rng=self._rng,
+            untried=self._untried,
+            scale_of=self._scale_of(),
+        )
+
+    def _scale_of(self) -> Callable[[Unit], float] | None:
+        """Return the factor on what each unit may move; None where it is 1 for everybody."""
+        law = self.plan.sampling
+        if not (isinstance(law, OwnRatesSampling) and law.method == "scale"):
+            return None
+        group_of, least = self._participations.group_of, min(law.scales or (1.0,))
+
+        def of_unit(unit: Unit) -> float:
+            group = group_of(unit)  # who has none takes no part: the least is for a mistake of ours
+            return least if group is None else law.scale_of(group)
+
+        return of_unit
+
+    @property
+    def _metrics(self) -> Sequence[str]:
+        """Names of the metrics that the plan releases. See `RoundLoop._metrics`."""
+        return [metric.name for metric in self.plan.release.metrics]
+
+    @property
+    def _multiplier(self) -> float | None:
+        """Noise multiplier of the next round, where a plateau decides about it."""
+        return None if self._plateau is None else self._plateau.multiplier
+
+    @property
+    def clipping_norms(self) -> tuple[float, ...]:
+        """Clipping norms of the next round."""
+        return self._clipping_norms
+
+    def checkpoint(self) -> Checkpoint:
+        """Return what a new process can `resume` from. See `RoundLoop.checkpoint`."""
+        return replace(
+            super().checkpoint(),
+            clipping_norms=self._clipping_norms,
+            plateau=None if self._plateau is None else self._plateau.state(),
+            ledger=self.ledger.anchor,
+        )
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue after the checkpoint's round when `start` is called.
+
+        What was reserved after it stays spent: the budget may end a round earlier for each.
+
+        Raises:
+            ValueError: If the checkpoint is of another kind of training.
+            LedgerCorrupted: If the ledger does not hold what it held at the checkpoint.
+        """
+        checkpoint.require_kind(
+            plateau=self._plateau is not None, ledger=True, clipping_norms=self._clipping_norms
+        )
+        assert checkpoint.ledger is not None and checkpoint.clipping_norms is not None  # its kind
+        self.ledger.require_holds(checkpoint.ledger, of="the checkpoint")
+        super().resume(checkpoint)
+        self._clipping_norms = checkpoint.clipping_norms
+        if self._plateau is not None and checkpoint.plateau is not None:
+            self._plateau.restore(checkpoint.plateau)
+
+    def _settle(self, released: Released) -> None:
+        """Commit the round in the ledger, and keep the clipping norms of the next one."""
+        self.ledger.commit(self._reservation)
+        if released.clipping_norms is not None:
+            self._clipping_norms = released.clipping_norms
+
+    def _spent(self) -> str:
+        return f", epsilon so far {self.ledger.running_epsilon():.3f}"
+
+    def _rehearse(
+        self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
+    ) -> None:
+        """Let nodes say who they are, and make their keys. See `RoundLoop._rehearse`."""
+        if said := float64_error_of(self.plan, VectorLayout.of(model)):
+            self._log.warn_once(said)
+        super()._rehearse(grid, nodes, model, config)
+        if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
+            ask = asking(grid, window=self._window, patient=True)
+            timeout = patience(grid, min(self._timeout, self._roster.timeout))
+            self._secure_sums.set_up(nodes, ask, timeout=timeout)
+            self._secure_sums.require_enough(nodes, self.plan.noise.shares.least)
+            try:
+                self._secure_sums.require_committee(self.plan.noise.shares)
+            except SecureSumFailed as failed:
+                raise RehearsalFailed(f"{failed}; nothing was charged") from failed
+
+    def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
+        """Return the units but for those whose nodes lied. See `RoundLoop._eligible`."""
+        if self._secure_sums is None or not isinstance(self.plan.noise, DistributedNoise):
+            return roster
+        nodes, least = nodes_of(roster), self.plan.noise.shares.least
+        try:
+            self._secure_sums.require_left(nodes, least)
+        except SecureSumFailed as failed:
+            raise RoundFailed(str(failed)) from failed
+        allowed = set(self._secure_sums.allowed(nodes, least))
+        return [unit for unit in roster if unit.node in allowed]
+
+    def _needs(self) -> set[Ability]:
+        """Return what every client's app has to be able to do. See `RoundLoop._needs`."""
+        needs, hosting = super()._needs(), self.plan.hosting
+        if isinstance(self.plan.noise, ClientNoise):
+            needs.add(Ability.NOISE)
+        if hosting.of_records:
+            needs.add(Ability.RECORDS)
+        elif hosting.units_per_node > 1:
+            needs.add(Ability.UNITS)
+        return needs
+
+    def _told_at_rehearsal(self) -> dict[str, str]:
+        """Return the noise that nodes are to add, or the prices: an owner may not allow them."""
+        if prices := self._prices():
+            return {OFFERS_KEY: offers_to_json(prices)}
+        if not isinstance(self.plan.noise, ClientNoise):
+            return {}
+        compression = None if self._compression.up == "none" else self._compression
+        # Where groups have their own, the least that any is asked for: nobody knows its group yet.
+        noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], compression, group=0)
+        if noise.epsilon is not None:
+            noise = replace(noise, epsilon=self.plan.budget.epsilon)
+        return {INSTRUCTION_KEY: RoundInstruction(server_round=1, client_noise=noise).to_json()}
+
+    def _prices(self) -> tuple[TrainingPrice, ...]:
+        """Return what the training costs a client of each group; none where nodes can't count it.
+
+        A node's ledger takes one kind of release at its full budget, and one client a node.
+        """
+        plan, law = self.plan, self.plan.sampling
+        if not isinstance(law, OwnRatesSampling) or plan.hosting.sums_at_nodes:
+            return ()
+        if isinstance(plan.noise, ClientNoise):  # nodes see it, and count each message
+            return ()
+        if len(plan.history) != 1:
+            return ()
+        ((event, rounds),) = plan.history
+        return tuple(
+            TrainingPrice(
+                training=self.ledger.as_of(_OPENED).anchor.hash,
+                epsilon=budget,
+                event=event_to_dict(law.event_for(group, event)),
+                rounds=rounds,
+                neighboring_relation=str(plan.neighboring_relation),
+            )
+            for group, budget in enumerate(law.budgets)
+        )
+
+    def _told_to(self, cohort: Cohort) -> Mapping[int, Mapping[str, str]]:
+        """Return the price of each node whose owner asks for it. See `RoundLoop._told_to`."""
+        groups = {
+            node: group
+            for node, (unit, *_) in cohort.items()
+            if (group := self._participations.priced_group(unit)) is not None
+        }
+        prices = self._prices() if groups else ()
+        if not prices:  # a node that speaks of joining was offered nothing
+            return {}
+        return {node: {PRICE_KEY: prices[group].to_json()} for node, group in groups.items()}
+
+    def _require_a_round_left(self, grid: Grid) -> None:
+        """Check, before the first model is evaluated or saved, that it can be trained at all.
+
+        Raises:
+            PrivacyBudgetExhausted: If not.
+        """
+        plan, ledger = self.plan, self.ledger
+        multiplier = self._multiplier
+        if plan.participation_cap is not None:
+            roster = self._roster.units(grid, self._log)
+            self._participations.require_some_left(roster, server_round=1)
+        elif ledger.another_round_exceeds(plan.event_of(1, noise_multiplier=multiplier)):
+            raise PrivacyBudgetExhausted(
+                f"epsilon {plan.budget.epsilon:.4g} at delta {plan.budget.delta:.3g} pays for no "
+                f"round after the {ledger.rounds_spent} that are spent"
+            )
+        if ledger.rounds_spent:
+            logger.warning(
+                "The ledger has %d rounds of an earlier training, and this one begins with the "
+                "initial arrays: to go on from what was trained, resume(checkpoint)",
+                ledger.rounds_spent,
+            )
+
+
+def _watched(evaluate_fn: EvaluateFn | None, plateau: PlateauController, metric: str) -> EvaluateFn:
+    """Return an `evaluate_fn` that also shows the noise its metric.
+
+    Raises:
+        ValueError: If there is none, or it does not return the metric.
+    """
+    if evaluate_fn is None:
+        raise ValueError(
+            "the plan's noise reacts to a plateau of a public metric: pass an evaluate_fn that "
+            f"returns '{metric}'"
+        )
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        metrics = evaluate_fn(server_round, arrays)
+        if metrics is None and server_round > 0:
+            return None  # not every round has to be evaluated; the first model is
+        if metrics is None or metric not in metrics:
+            raise ValueError(
+                f"the plan's noise reacts to '{metric}', which evaluate_fn did not return"
+            )
+        if server_round > 0:
+            plateau.observe(float(cast(float, metrics[metric])))
+        return metrics
+
+    return evaluate

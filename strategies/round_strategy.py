@@ -1,0 +1,216 @@
+"""The part of a strategy that a subclass may replace: it meets released models alone.
+
+Flower's `Strategy.start` hands clients' replies to `aggregate_train`. Here a `RoundLoop` has them:
+an object that the strategy holds, and no method of it. What a subclass overrides stands where a
+server optimizer stands, behind the noise.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any, final
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from fl_dp.plan import RecordPlan
+
+from .checkpoint import Checkpoint
+from .round_loop import EvaluateFn, RoundLoop
+from .selection import Selection
+from .server_optimizer import ServerOptimizer
+from .unused import uncalled_of, unused_of
+
+logger = logging.getLogger("flwr.fl_dp")
+
+
+class RoundStrategy(Strategy):
+    """A Flower strategy around another one, whose rounds a `RoundLoop` runs.
+
+    Attributes:
+        optimizer: The server optimizer.
+        loop: What draws, asks, checks, sums and releases. No subclass of a strategy replaces it.
+    """
+
+    loop: RoundLoop
+    _weights_are_used = False  # whether replies are weighted by the strategy's weighted_by_key
+
+    def __init__(self, strategy: Strategy | None) -> None:
+        """Stand in front of a server optimizer; `FedAvg()` by default."""
+        self.optimizer = ServerOptimizer(strategy if strategy is not None else FedAvg(), front=self)
+        weighted = self._weights_are_used
+        for line in unused_of(self.optimizer.strategy, weights_are_used=weighted):
+            logger.warning(line)
+        for line in uncalled_of(self, RoundStrategy):
+            logger.warning(line)
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Refuse a subclass that would run the rounds itself, or make their sums.
+
+        Raises:
+            TypeError: If it overrides `start`, or has a `make_mode`.
+        """
+        super().__init_subclass__(**options)
+        if cls.start is not RoundStrategy.start:
+            raise TypeError(
+                f"{cls.__name__} overrides start, which charges and keeps raw replies from every "
+                "other method: override aggregate_train, or use evaluate_fn and after_round"
+            )
+        if hasattr(cls, "make_mode"):
+            raise TypeError(
+                f"{cls.__name__}.make_mode would not be called: override it in a subclass of the "
+                f"loop, and name that as {cls.__name__}.loop_class (docs/extending.md)"
+            )
+
+    @final
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Train for `num_rounds` rounds, or until the budget is spent.
+
+        Args:
+            grid: Flower's grid.
+            initial_arrays: The starting model; public. Not used after `resume`.
+            num_rounds: At most the plan's rounds; those before a resumption count.
+            timeout: Seconds to wait for the replies of a round. Who has not replied by then
+                contributes zero; noise, denominator and charge stay the same.
+            train_config: Sent to the clients with every round.
+            evaluate_config: Not used: evaluation on clients' data would be an uncharged release.
+                That is said once if one is given.
+            evaluate_fn: Evaluates each model on public data at the server.
+
+        Returns:
+            Flower's `Result`. When the budget ends early its arrays are the last private model.
+
+        Raises:
+            ValueError: If more rounds are asked for than the plan has, its plateau has no
+                `evaluate_fn` to look at, the model has a BatchNorm's running statistics, or the
+                server has too little memory for it.
+            RosterIncomplete: If fewer clients connect than the plan declares.
+            RosterTooLarge: If more do, and the roster may not grow; nothing was spent.
+            RehearsalFailed: If a node or the server optimizer will not work; nothing was spent.
+            PrivacyBudgetExhausted: If not even one round is left and there is no checkpoint to go
+                on from: the model would come back untrained.
+            NobodyContributes: If (almost) no client's update was ever added; see
+                `PrivacyPlan.contribution_check`.
+            RoundFailed: If three rounds in a row, or all, failed and there is no earlier model.
+        """
+        self.summary()
+        return self.loop.run(
+            grid,
+            initial_arrays,
+            num_rounds,
+            timeout,
+            train_config if train_config is not None else ConfigRecord(),
+            evaluate_config,
+            evaluate_fn,
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Return one message with what clients are to get; nothing is charged or sent here.
+
+        Args:
+            server_round: The round's number, from 1.
+            arrays: The last released model.
+            config: The train config, which an override may write into.
+            grid: A stand-in that shows the roster and sends nothing.
+
+        Raises:
+            RuntimeError: If another grid is given: `start` runs the rounds.
+        """
+        return self.optimizer.configure_train(server_round, arrays, config, grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Make the next model of what a round has released.
+
+        Args:
+            server_round: The round's number, from 1.
+            replies: One reply, as if one client had answered: its arrays are the last model, moved
+                by the private mean, and its metrics are those that the plan releases.
+
+        Returns:
+            The next model, with arrays of the same names and shapes, or None: it stays as it is;
+            and metrics beside the released ones, if any.
+
+        Raises:
+            RuntimeError: If these are other replies: `start` runs the rounds.
+        """
+        return self.optimizer.aggregate_train(server_round, replies)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask nobody: what clients measure on their data is not covered by the budget."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return nothing, for the same reason."""
+        return None
+
+    @abstractmethod
+    def summary(self) -> None:
+        """Log what will be released and at what price."""
+
+    def checkpoint(self) -> Checkpoint:
+        """Return what a new process can `resume` from. See `RoundLoop.checkpoint`."""
+        return self.loop.checkpoint()
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue after the checkpoint's round when `start` is called. See `RoundLoop.resume`."""
+        self.loop.resume(checkpoint)
+
+    @property
+    def selection(self) -> Selection:
+        """Who draws the cohorts."""
+        return self.loop.selection
+
+    @property
+    def record_plan(self) -> RecordPlan | None:
+        """What clients promise to each of their records, if anything."""
+        return self.loop.record_plan
+
+    @property
+    def rounds_completed(self) -> int:
+        """Rounds whose model was released by this object."""
+        return self.loop.rounds_completed
+
+    @property
+    def budget_exhausted(self) -> bool:
+        """Whether training ended early because the next round did not fit."""
+        return self.loop.budget_exhausted
+
+    @property
+    def released_metrics(self) -> dict[str, float]:
+        """The clients' metrics that the last round released, as the plan says."""
+        return self.loop.released_metrics
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes of the arrays that the last round sent to each node; 0 before the first; public."""
+        return self.loop.bytes_down
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes of the arrays that each node was to answer with: from shapes and settings alone."""
+        return self.loop.bytes_up
+
+    @property
+    def most_participations(self) -> int | None:
+        """See `Progress.most_participations`."""
+        return self.loop.most_participations
