@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from copy import copy
 
 import numpy as np
@@ -42,10 +43,10 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     node's own (`NodePrivacy`) each reply is charged before training, and what would exceed the
     budget, the smaller of the server's and the owner's, becomes noise around a zero update, which
     nobody can tell from any other. The reply says which noise is in it, and the server uses none
-    that does not. Nothing else leaves: integer and boolean arrays go back as they
-    came, metrics are dropped, `num-examples` is 1, and a handler that raises, replies with an error
-    or returns anything malformed or not finite sends the same noise around a zero update. That the
-    node replied, and when, is not hidden.
+    that does not. Nothing else leaves: integer and boolean arrays go back as they came, metrics are
+    dropped, `num-examples` is 1, and a handler that raises, replies with an error or returns
+    anything malformed or not finite sends the same noise around a zero update. That the node
+    replied, and when, is not hidden.
 
     Raises:
         ValueError: If the instruction asks for something that would leave without noise or for
@@ -99,10 +100,7 @@ def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:
     Raises:
         ValueError: If `mods` has a mod that this app has already.
     """
-    for mod in NOISE_MODS:
-        if mod in (mods or []):
-            raise ValueError(f"noised_client_app adds {mod.__name__} itself: leave it out of mods")
-    app = ClientApp(mods=[*NOISE_MODS, *(mods or [])])
+    app = ClientApp(mods=with_noise(mods, of="noised_client_app"))
     identity = identity_handler(
         app="noised_client_app of fl-dp", mods=mods or (), abilities=(Ability.NOISE,)
     )
@@ -110,8 +108,17 @@ def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:
     return app
 
 
-NOISE_MODS: tuple[Mod, ...] = (compression_mod, client_noise_mod)
-"""Around training: the noise first, then what makes the update short."""
+def with_noise(mods: Sequence[Mod] | None, *, of: str) -> list[Mod]:
+    """Return mods of an app with the noise outside them, and what makes updates short outside that.
+
+    Raises:
+        ValueError: If one of these is among the mods: noise would be added twice.
+    """
+    outside: list[Mod] = [compression_mod, client_noise_mod]
+    for mod in outside:
+        if mod in (mods or ()):
+            raise ValueError(f"{of} adds {mod.__name__} itself: leave it out of mods")
+    return [*outside, *(mods or ())]
 
 
 def _noise_of(instruction: RoundInstruction) -> NoiseInstruction | None:

@@ -33,7 +33,7 @@ from fl_dp.protocol.keys import (
 from fl_dp.secagg import Refused
 from fl_dp.user_code import Contained, own_chance
 
-from .client_noise import NOISE_MODS
+from .client_noise import with_noise
 from .deadline import deadline_mod
 from .identity import ArraysFn, identity_handler
 from .node_policy import node_policy_mod
@@ -104,9 +104,7 @@ def numpy_client_app(
     """
     if client_fn is None and units is None and records is None:
         raise ValueError("numpy_client_app needs a client_fn, units or records to answer with")
-    for mod in NOISE_MODS:
-        if mod in (mods or []):
-            raise ValueError(f"numpy_client_app adds {mod.__name__} itself: leave it out of mods")
+    noised = with_noise(mods, of="numpy_client_app")
 
     def make_client(context: Context) -> NumPyClient:
         if client_fn is None:
@@ -169,7 +167,7 @@ def numpy_client_app(
     owners: list[Mod] = [deadline_mod, node_policy_mod]
     # Around whatever reads data: what has terms leaves masked, or not at all.
     summed: list[Mod] = [*owners, secure_sum_mod]
-    app.train()(guarded(train, [*summed, own_price_mod, *NOISE_MODS, *(mods or [])]))
+    app.train()(guarded(train, [*summed, own_price_mod, *noised]))
     app.evaluate()(guarded(evaluate, [*summed, *(mods or [])]))
     app.query(IDENTITY_ACTION)(guarded(identity, owners))
     app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), summed))

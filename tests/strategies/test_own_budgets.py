@@ -21,8 +21,8 @@ from draws import a_draw
 from fl_dp.strategies.modes import client_noise_of
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from laws import ALARM, counts_p, normal_p
-from local_grid import FIRST_NODE, LocalGrid, answer_with_update, introducing
-from trainings import FixedClient
+from local_grid import FIRST_NODE, LocalGrid, introducing
+from trainings import FixedClient, able, noised
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
@@ -41,6 +41,7 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan import SecureSum
+from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.statement import PrivacyStatement
@@ -489,7 +490,11 @@ def test_noise_of_their_own_is_for_clients_that_add_it() -> None:
 
 
 def test_a_node_is_asked_beforehand_for_no_more_than_any_group_would_ask(tmp_path: Path) -> None:
-    grid = LocalGrid(answer_with_update([{"w": np.ones(3)}] * 10), 10)
+    @able(Ability.NOISE)
+    def answer(message: Message, node: int) -> Message:
+        return noised(message, w=np.ones(3))
+
+    grid = LocalGrid(answer, 10)
     with PrivacyLedger.open(tmp_path / "ledger.db", LOCAL) as ledger:
         strategy = DPFedAvg(plan=LOCAL, ledger=ledger)
         strategy.start(grid, ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=1)
