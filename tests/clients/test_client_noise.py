@@ -311,8 +311,14 @@ def two_records(message: Message) -> Message:
 def test_a_foreign_app_sends_a_private_update_and_nothing_else(node: Any, read: Any) -> None:
     reply = node(foreign_app(plus_one)).train(MODEL, instruction(noise(multiplier=1e-5)))
     arrays, metrics = read(reply)
-    assert list(reply.content) == ["model", "metrics"]
+    assert list(reply.content) == ["model", "metrics", "fl-dp-noised"]
     assert metrics == {"num-examples": 1}
+    assert dict(reply.content["fl-dp-noised"]) == {  # what was asked for, and no more
+        "round": 1,
+        "scheme": "gaussian",
+        "noise-multiplier": 1e-5,
+        "clipping-norm": 2.0,
+    }
     np.testing.assert_allclose(arrays["w"], MODEL["w"] + 1, atol=2e-4)
     assert arrays["seen"] == 7
 
@@ -341,7 +347,7 @@ def test_a_foreign_app_that_trains_inside_the_message_gives_nothing_away(
     arrays, _ = read(reply)
     assert arrays["seen"] == 7
     np.testing.assert_allclose(arrays["w"], MODEL["w"] + 1, atol=2e-4)
-    assert list(reply.content) == ["model", "metrics"]
+    assert list(reply.content) == ["model", "metrics", "fl-dp-noised"]
 
 
 @pytest.mark.parametrize("answer", [raising, erring, two_records])
@@ -352,6 +358,7 @@ def test_a_foreign_app_that_fails_sends_the_noised_zero(
     arrays, metrics = read(reply)
     np.testing.assert_allclose(arrays["w"], MODEL["w"], atol=2e-4)
     assert metrics == {"num-examples": 1}
+    assert list(reply.content) == ["model", "metrics", "fl-dp-noised"]  # as where it works
     assert SECRET.encode() not in pickle.dumps(reply)
 
 
