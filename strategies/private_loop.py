@@ -340,9 +340,11 @@ class PrivateLoop(RoundLoop):
         if isinstance(self.plan.noise, ClientNoise):
             needs.add(Ability.NOISE)
         if hosting.of_records:
-            needs.add(Ability.RECORDS)
-        elif hosting.units_per_node > 1:
+            return needs | {Ability.RECORDS}
+        if hosting.units_per_node > 1:
             needs.add(Ability.UNITS)
+        if hosting.sums_at_nodes:
+            needs.add(Ability.SUMS)
         return needs
 
     def _told_at_rehearsal(self) -> dict[str, str]:

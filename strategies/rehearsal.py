@@ -54,6 +54,10 @@ _LACKING = {
         "a node hosts several units in this training, and its app hosts one: give "
         "numpy_client_app(client_fn, units=NodeUnits(...)), or plan units_per_node=1"
     ),
+    Ability.SUMS: (
+        "nodes flip the coins of their units and answer with sums, and its app does not: write "
+        "numpy_client_app(client_fn), or plan coins_at_nodes=False"
+    ),
     Ability.WEIGHTS: (
         "clients apply the weights of weight_cap themselves, and its app applies none: write "
         "numpy_client_app(client_fn), or leave weight_cap out"

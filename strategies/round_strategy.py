@@ -144,7 +144,7 @@ class RoundStrategy(Strategy):
 
         Returns:
             The next model, with arrays of the same names and shapes, or None: it stays as it is;
-            and metrics beside the released ones, if any.
+            and the released metrics with those of the server optimizer, if any.
 
         Raises:
             RuntimeError: If these are other replies: `start` runs the rounds.

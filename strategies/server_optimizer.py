@@ -192,24 +192,22 @@ class ServerOptimizer:
         Raises:
             ValueError: If the inner strategy returns arrays of another form.
         """
-        weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
         key = next(iter(instruction.array_records))
         resting = self._resting(server_round, instruction.array_records[key])
         moved = ArrayRecord(dict(_computable(arrays)) | resting)
-        reported = MetricRecord({**metrics, weight: 1})
+        reported = MetricRecord({**metrics, self._weight_key: 1})
         origin = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
         # Flower fills the id of a message when it is sent; this one never is.
         give_id(origin, _id_of(server_round))
         reply = Message(RecordDict({key: moved, "metrics": reported}), reply_to=origin)
         updated, measured = self._front.aggregate_train(server_round, [reply])
         self.last_round = server_round
-        told = {**metrics, **(measured or {})}
         if updated is not None:
             if _shapes(updated) != _shapes(arrays):
                 raise ValueError(f"{self._name} returned arrays of other names or shapes")
             # Once more: a momentum of earlier rounds moves it, too.
             updated = ArrayRecord(dict(updated) | resting)
-        return updated, MetricRecord(told) if told else None
+        return updated, _joined(metrics, measured)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -230,7 +228,7 @@ class ServerOptimizer:
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return what the inner strategy makes of the one reply of a round.
+        """Return what the inner strategy makes of the one reply of a round, and its metrics.
 
         Raises:
             RuntimeError: If these are other replies: they may be raw.
@@ -242,7 +240,10 @@ class ServerOptimizer:
                 "a round released, and start() runs the rounds"
             )
         with _quiet_flower(), _without_metrics(self.strategy):
-            return self.strategy.aggregate_train(server_round, released)
+            updated, measured = self.strategy.aggregate_train(server_round, released)
+        metrics = dict(released[0].content.metric_records["metrics"])
+        metrics.pop(self._weight_key, None)
+        return updated, _joined(metrics, measured)
 
     def rehearse(
         self,
@@ -372,6 +373,10 @@ class ServerOptimizer:
         return {name: array for name, array in asked.items() if self.rests(server_round, name)}
 
     @property
+    def _weight_key(self) -> str:
+        return str(getattr(self.strategy, "weighted_by_key", "num-examples"))
+
+    @property
     def _name(self) -> str:
         return type(self.strategy).__name__
 
@@ -384,6 +389,12 @@ class ServerOptimizer:
 def _id_of(server_round: int) -> str:
     """Return the id of the message that the one reply of a round answers."""
     return f"fl-dp-round-{server_round}"
+
+
+def _joined(released: Mapping[str, Any], returned: MetricRecord | None) -> MetricRecord | None:
+    """Return a round's released metrics with those that a strategy returned; None if none are."""
+    metrics = {**released, **(returned or {})}
+    return MetricRecord(metrics) if metrics else None
 
 
 def _shapes(arrays: ArrayRecord) -> dict[str, tuple[int, ...]]:

@@ -153,9 +153,9 @@ def numpy_client_app(
 
     abilities: set[Ability] = set()
     if client_fn is not None:
-        abilities |= {Ability.NOISE, Ability.UTILITY, Ability.WEIGHTS}
+        abilities |= {Ability.NOISE, Ability.SUMS, Ability.UTILITY, Ability.WEIGHTS}
     if units is not None:
-        abilities |= {Ability.UNITS, Ability.UTILITY, Ability.WEIGHTS}
+        abilities |= {Ability.SUMS, Ability.UNITS, Ability.UTILITY, Ability.WEIGHTS}
     if records is not None:
         abilities.add(Ability.RECORDS)
     identity = identity_handler(

@@ -237,6 +237,7 @@ UTILITIES = DPUtilitySelection(N / 2, largest_rate=1.0, noise_multiplier=2.0)
 NEEDS: dict[Ability, tuple[dict[str, Any], dict[str, Any]]] = {
     Ability.WEIGHTS: ({}, {"weight_cap": 10.0}),
     Ability.UNITS: ({"units_per_node": 2, "num_clients": 2 * N}, {}),
+    Ability.SUMS: ({"coins_at_nodes": True}, {}),
     Ability.NOISE: ({"client_scheme": "gaussian"}, {}),
     Ability.UTILITY: (
         {"sampling": UTILITIES.sampling, "other_releases": UTILITIES.releases(1)},
@@ -246,10 +247,10 @@ NEEDS: dict[Ability, tuple[dict[str, Any], dict[str, Any]]] = {
 CAN: dict[str, tuple[ClientApp, set[Ability]]] = {
     "plain": (ClientApp(), set()),
     "noised": (noised_client_app(), {Ability.NOISE}),
-    "client": (app_of(), {Ability.NOISE, Ability.UTILITY, Ability.WEIGHTS}),
+    "client": (app_of(), {Ability.NOISE, Ability.SUMS, Ability.UTILITY, Ability.WEIGHTS}),
     "units": (
         app_of(units=NodeUnits(client_fn=lambda *_: Client(), count=lambda *_: 2)),
-        {Ability.NOISE, Ability.UNITS, Ability.UTILITY, Ability.WEIGHTS},
+        set(Ability) - {Ability.RECORDS},
     ),
 }
 

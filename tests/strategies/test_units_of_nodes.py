@@ -14,7 +14,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, arrays_of, reply
 from scipy import stats
-from trainings import SIX_SIGMA, FixedClient, Training, plan_of, record, train
+from trainings import SIX_SIGMA, FixedClient, Training, able, plan_of, record, train
 
 from fl_dp import PrivacyPlan
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, VisibleSampling
@@ -22,6 +22,7 @@ from fl_dp.app.played_rounds import HandOver, PaperLedger
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.plan.hosting import Hosting
+from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, SCALARS_METRIC
 from fl_dp.strategies import DPFedAvg, FixedSelection
@@ -130,6 +131,7 @@ def test_a_node_whose_sum_is_more_than_its_units_can_reach_contributes_nothing(
     plan = plan_of(4, **QUIET)
     most = steps_of(2 * CLIP * (1 - 1e-11), plan)
 
+    @able(Ability.UNITS, Ability.SUMS)
     def answer(message: Message, node: int) -> Message:
         return sum_reply(message, np.floor(most * (1 + extra)) if node == 0 else 0.0, [])
 
@@ -143,9 +145,8 @@ def test_a_node_that_was_asked_for_one_unit_is_bound_to_one(tmp_path: Path) -> N
     # Out of four units, one is drawn a round; its node answers for both that it hosts.
     plan = plan_of(4, sampling=VisibleSampling(cohort=1), **QUIET)
     both = steps_of(2 * CLIP * (1 - 1e-11), plan)
-    trained = train(
-        tmp_path, plan, lambda m, _: sum_reply(m, both, []), MODEL, nodes=2, units_per_node=2
-    )
+    answer = able(Ability.UNITS, Ability.SUMS)(lambda m, _: sum_reply(m, both, []))
+    trained = train(tmp_path, plan, answer, MODEL, nodes=2, units_per_node=2)
     np.testing.assert_allclose(trained.move[0], 0.0, atol=SIX_SIGMA * 1e-4 * CLIP)
 
 
@@ -156,6 +157,7 @@ def test_a_node_whose_scalars_are_more_than_its_units_can_reach_contributes_noth
     plan = plan_of(4, metrics=(LOSS,), scalar_noise_std=0.01, **QUIET)
     unit = 0.5 / plan.bundle(1e-4).scalar_mechanisms[-1].grid
 
+    @able(Ability.UNITS, Ability.SUMS)
     def answer(message: Message, node: int) -> Message:
         told = [share * unit for share in scalars] if node == 0 else [unit]
         return sum_reply(message, steps_of(CLIP * 0.999, plan), told)
