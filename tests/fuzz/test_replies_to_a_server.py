@@ -13,11 +13,12 @@ from hostile import VALUES, cases
 from hostile_records import hostile_records
 from ledger_files import fresh_path
 from local_grid import LocalGrid, arrays_of
-from trainings import plan_of
+from trainings import able, plan_of
 
 from fl_dp import PrivacyLedger
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
+from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
 from fl_dp.strategies import DPFedAvg, DPFedBuff
 
@@ -60,7 +61,8 @@ def test_hostile_replies_end_no_training_and_move_it_by_their_own_share(
 ) -> None:
     plan = PLANS[name]
     models: list[Any] = []
-    grid = LocalGrid(lambda message, place: answered(message, place, rng), N)
+    answer = able(Ability.WEIGHTS)(lambda message, place: answered(message, place, rng))
+    grid = LocalGrid(answer, N)
     with fresh_path() as path, PrivacyLedger.open(path, plan) as ledger:
         made = DPFedBuff if plan.sampling.buffered else DPFedAvg
         weights: dict[str, Any] = {"weight_cap": 1.0} if plan.release.capped_denominator else {}
