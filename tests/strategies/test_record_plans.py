@@ -191,6 +191,7 @@ def private_clients(folder: Path, spent_before: tuple[int, ...] = ()) -> Answer:
             plan=RECORDS,
             ledger=folder / f"node-{node}.db",
             account=account_of(node),
+            budget=RECORDS.budget,  # the owner's cap, over the earlier run too
             dp_sgd=DPSGD(
                 optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.5),
                 expected_batch_size=20.0,
