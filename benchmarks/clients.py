@@ -1,6 +1,6 @@
 """How long a client, or a node of many, takes for its part of a round.
 
-    python benchmarks/clients.py --case units|dp_sgd [--threads 2] [--json] [--repeats 9]
+    python benchmarks/clients.py --case units|dp_sgd|gradients [--threads 2] [--json] [--repeats 9]
 
 `units`: a node trains, clips and sums 100 units of 20 images each: ours, which trains them
 together; a plain loop over them in PyTorch; and pfl-research, which also takes them one by one. It
@@ -8,6 +8,9 @@ gets an environment of its own with the same version of PyTorch, kept under the 
 
 `dp_sgd`: a client takes part once under DP-SGD, 256 images in eight steps: `OpacusClient` with its
 ledger on disk, beside Opacus' steps alone, and beside a new engine with its epsilon each round.
+
+`gradients`: steps whose gradients are each record's alone, beside Opacus' hooks and plain SGD, for
+a small CNN, a ResNet-18 of width 16, a small transformer and an LSTM.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from dp_sgd_round import dp_sgd
+from dp_sgd_round import dp_sgd, gradients
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from flwr.client import NumPyClient
 from peers import CACHE, Peer, environment
@@ -137,6 +140,7 @@ def loop_over_units(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
 CASES: dict[str, Callable[[int], contextlib.AbstractContextManager[list[Case]]]] = {
     "units": units,
     "dp_sgd": dp_sgd,
+    "gradients": gradients,
 }
 
 

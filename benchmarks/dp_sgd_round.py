@@ -1,12 +1,14 @@
-"""A participation of a client under DP-SGD: ours, bare Opacus steps, and an engine a round."""
+"""A participation of a client under DP-SGD, and what gradients of single records cost in it."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +19,23 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.clients import DPSGD, OpacusClient, RecordWise
+from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.plan import RecordPlan
-from fl_dp.tasks.models import get_arrays
+from fl_dp.tasks.models import build_model, get_arrays
 
 IMAGES, BATCH, STEPS = 256, 32, 8
 NOISE, CLIPPING_NORM, LEARNING_RATE = 1.1, 1.0, 0.1
+FEW_STEPS = 4
+TEXTS: dict[str, Any] = {"num_classes": 80, "hidden": 64, "vocabulary_size": 80}
+MODELS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
+    "cnn": ({"num_classes": 10, "hidden": 32}, (1, 28, 28)),
+    "resnet18": ({"num_classes": 10, "hidden": 16}, (3, 32, 32)),
+    "transformer": (TEXTS, (40,)),
+    "lstm": (TEXTS, (40,)),
+}
+"""Of each model that comes with fl-dp: what it is built with, and the shape of its records."""
 
 
 class Images(TensorDataset):
@@ -52,27 +64,87 @@ def dp_sgd(threads: int) -> Iterator[list[Case]]:
     )
     with tempfile.TemporaryDirectory() as folder:
         cases = []
-        for mode in ("hooks", "ghost"):
+        for mode, peer in (("vmap", "hooks"), ("hooks", "hooks"), ("ghost", "ghost")):
             for secure in (False, True):
                 kind = "our noise" if secure else "torch's noise"
                 ours = client_round(data, Path(folder), mode=mode, secure=secure)
                 cases.append(
                     Case(
                         name=f"{mode}, {kind}: bare steps",
-                        peer="Opacus' steps alone",
+                        peer=f"Opacus' steps alone, {peer}",
                         ours=ours,
-                        theirs=bare_steps(data, mode=mode),
+                        theirs=bare_steps(data, mode=peer),
                     )
                 )
         cases.append(
             Case(
-                name="hooks, our noise: engine a round",
+                name="vmap, our noise: engine a round",
                 peer="a new engine and get_epsilon each round",
-                ours=client_round(data, Path(folder), mode="hooks", secure=True),
+                ours=client_round(data, Path(folder), mode="vmap", secure=True),
                 theirs=engine_a_round(data),
             )
         )
         yield cases
+
+
+@contextlib.contextmanager
+def gradients(threads: int) -> Iterator[list[Case]]:
+    """Compare steps by the default way with steps by Opacus' hooks, and with plain SGD."""
+    warnings.filterwarnings("ignore")
+    generator = torch.Generator().manual_seed(0)
+    cases = []
+    for name, (arguments, shape) in MODELS.items():
+        tokens = arguments.get("vocabulary_size")
+        model = build_model(name, input_shape=shape, seed=0, **arguments)
+        if tokens is None:
+            features = torch.randn(BATCH, *shape, generator=generator)
+        else:
+            features = torch.randint(tokens, (BATCH, *shape), generator=generator)
+        labels = torch.randint(10, (BATCH,), generator=generator)
+        data = TensorDataset(features, labels)
+        for peer in ("hooks", "plain SGD"):
+            cases.append(
+                Case(
+                    name=f"{name}, {BATCH} records, {threads} threads: {peer}",
+                    peer=f"steps by {peer}",
+                    ours=private_steps(model, data),
+                    theirs=peer_steps(model, data, hooks=peer == "hooks"),
+                )
+            )
+    yield cases
+
+
+def private_steps(model: nn.Module, data: TensorDataset) -> Callable[[], object]:
+    """Return steps on all records: gradients, clipping, noise, optimizer."""
+    plan = RecordPlan.from_noise_multiplier(
+        NOISE,
+        delta=1e-5,
+        max_epsilon=1e3,
+        sampling_rate=1.0,
+        steps=FEW_STEPS,
+        participations=1,
+        clipping_norm=CLIPPING_NORM,
+    )
+    return lambda: train_with_dp_sgd(model, DataLoader(data), plan=plan, how=DPSGD())
+
+
+def peer_steps(model: nn.Module, data: TensorDataset, *, hooks: bool) -> Callable[[], object]:
+    """Return steps of Opacus' hooks, or of plain SGD, on all records as one batch."""
+    model = copy.deepcopy(model)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    features, labels = data.tensors
+    batches = [(features, labels)] * FEW_STEPS
+    if not hooks:
+        return lambda: steps(model, optimizer, nn.CrossEntropyLoss(), batches)
+    wrapped, optimizer, _ = PrivacyEngine(accountant="rdp").make_private(
+        module=model,
+        optimizer=optimizer,
+        data_loader=DataLoader(data, batch_size=BATCH),
+        noise_multiplier=NOISE,
+        max_grad_norm=CLIPPING_NORM,
+        poisson_sampling=False,
+    )
+    return lambda: steps(wrapped, optimizer, nn.CrossEntropyLoss(), batches)
 
 
 def client_round(data: Images, folder: Path, *, mode: str, secure: bool) -> Callable[[], object]:
@@ -102,6 +174,7 @@ def client_round(data: Images, folder: Path, *, mode: str, secure: bool) -> Call
                 optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LEARNING_RATE),
                 grad_sample_mode=mode,
                 secure_randomness=secure,
+                example=(torch.zeros(2, 1, 28, 28), torch.arange(2)),
             ),
         )
         return client.fit(arrays, {})

@@ -185,13 +185,18 @@ def weighted(samples: Tensor, factors: Tensor, kept: Tensor | None) -> Tensor:
     return torch.cat([factors @ part.to(WIDE) for part in _parts(flat)]).view(samples.shape[1:])
 
 
+def mapped(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """Return a tree of mappings and tuples with each of its tensors changed."""
+    if isinstance(tree, Tensor):
+        return change(tree)
+    if isinstance(tree, Mapping):
+        return {name: mapped(change, branch) for name, branch in tree.items()}
+    return tuple(mapped(change, branch) for branch in tree)
+
+
 def rows_of(inputs: Any, rows: slice) -> Any:
     """Return some records of a batch's inputs."""
-    if isinstance(inputs, Tensor):
-        return inputs[rows]
-    if isinstance(inputs, Mapping):
-        return {name: rows_of(each, rows) for name, each in inputs.items()}
-    return tuple(rows_of(each, rows) for each in inputs)
+    return mapped(lambda tensor: tensor[rows], inputs)
 
 
 def outputs_of(model: Any, inputs: Any) -> Any:

@@ -11,7 +11,7 @@ import logging
 import math
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.user_code import own_chance
 
-from .clipped_gradients import ClippedGradients, Gradients
+from .clipped_gradients import ClippedGradients, Gradients, mapped
 from .module_template import ModuleTemplate
 from .record_batches import Batch, BatchForm, RecordBatches
 from .record_workers import batches_of_workers
@@ -193,8 +193,4 @@ def _as_it_is(batches: Any) -> Any:
 
 def moved(batch: Any, device: torch.device) -> Any:
     """Return a batch on a device, its mappings as dictionaries and its lists as tuples."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: moved(each, device) for name, each in batch.items()}
-    return tuple(moved(each, device) for each in batch)
+    return mapped(lambda tensor: tensor.to(device, non_blocking=True), batch)
