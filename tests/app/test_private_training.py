@@ -10,8 +10,10 @@ from flwr.app import Context, RecordDict
 
 from fl_dp.app import private_training
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.run_folder import statement_of_records
 from fl_dp.clients import dp_sgd
 from fl_dp.plan import RecordPlan
+from fl_dp.statement.promise import RecordStatement
 
 PLAN = RecordPlan.from_noise_multiplier(
     1.0, delta=1e-5, sampling_rate=0.5, steps=2, participations=2, clipping_norm=1.0
@@ -58,3 +60,16 @@ def test_a_real_node_without_a_ledger_trains_nothing() -> None:
             config={},
             unit=0,
         )
+
+
+@pytest.mark.parametrize(("chosen", "declared"), [(None, None), ("vmap", None), ("ghost", "ghost")])
+def test_a_statement_names_a_way_whose_rows_were_declared_to_be_records(
+    chosen: str | None, declared: str | None
+) -> None:
+    extra = [] if chosen is None else [f"dp_sgd.grad_sample_mode={chosen}"]
+    settings = compose_settings(["privacy=dp_sgd", *extra])
+    statement = statement_of_records(PLAN, settings)
+    assert statement.declared_gradients == declared
+    named = "dp_sgd.grad_sample_mode=ghost" in " ".join(statement.not_covered)
+    assert named == (declared is not None)
+    assert RecordStatement.from_dict(statement.to_dict()) == statement
