@@ -87,7 +87,9 @@ class SingleRecords:
 
         def loss(parameters: dict[str, Tensor], record: tuple[Any, Tensor]) -> Tensor:
             alone, target = mapped(lambda tensor: tensor[None], record)
-            outputs = outputs_of(partial(_called, model, parameters), alone)
+            # Made inside, so that a forward pass may count in them.
+            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+            outputs = outputs_of(partial(_called, model, parameters | buffers), alone)
             total: Tensor = self._loss(outputs, target).sum()
             return total
 

@@ -80,6 +80,6 @@ def _gradient(template: ModuleTemplate, how: DPSGD, batches: list[Batch]) -> Ten
     with own_chance(), WithoutChance():
         alone = SingleRecords(template, LossOfEach(how.criterion))
         for batch in batches:
-            gradients = alone(*moved(batch, template.device))
+            gradients = alone.by_autograd(*moved(batch, template.device))
             total += torch.cat([each.double().sum(0).flatten() for each in gradients]).cpu()
     return total

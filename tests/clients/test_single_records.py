@@ -291,6 +291,7 @@ WRONG_OR_NONE: dict[str, tuple[str, Build]] = {
 WRITING: dict[str, tuple[str, Build]] = {
     "by .data": (VECTORS, lambda: Made(writing_data, a=head(T))),
     "by numpy": (VECTORS, lambda: Made(writing_numpy, a=head(T))),
+    "in a counter": (VECTORS, lambda: Counting()),
     "in a list": (VECTORS, lambda: Made(remembering, a=head(T), kept=[])),
     "in an attribute": (VECTORS, lambda: Made(running, a=head(T), mean=torch.zeros(T))),
 }
@@ -355,6 +356,20 @@ def tied() -> nn.Module:
     words, out = table(), nn.Linear(WIDTH, WORDS, bias=False)
     out.weight = words.weight
     return Made(lambda s, x: s.o(s.e(x).mean(1))[:, :CLASSES], e=words, o=out)
+
+
+class Counting(nn.Module):
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = head(T)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += len(x)
+        logits: Tensor = self.a(x) / self.count
+        return logits
 
 
 def data(kind: str, count: int, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -483,7 +498,12 @@ def test_vmap_is_used_where_it_follows_and_autograd_where_it_does_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     loss = LossOfEach(nn.CrossEntropyLoss())
-    for name, follows in (("GPT-like", True), ("16 copies", True), ("packed LSTM", False)):
+    for name, follows in (
+        ("GPT-like", True),
+        ("16 copies", True),
+        ("in a counter", True),
+        ("packed LSTM", False),
+    ):
         kind, build = MODELS[name]
         caplog.clear()
         assert follows_alone(ModuleTemplate(built(build)), loss, data(kind, 3)) == follows
