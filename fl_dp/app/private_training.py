@@ -168,10 +168,19 @@ def example_of(form: Form) -> tuple[Tensor, Tensor]:
 
 
 def _mode(settings: Settings, chosen: str | None, form: Form | None) -> str:
-    # Without a form there is nothing that Opacus' ways could be compared on.
-    if form is None:
-        return "vmap"
-    return chosen or _FASTEST.get(settings.model.name, "vmap")
+    """Return how gradients are computed.
+
+    Raises:
+        ValueError: If one of Opacus' ways was chosen, and there is no form to compare it on.
+    """
+    if form is None and chosen in ("hooks", "ghost"):
+        raise ValueError(
+            f"dp_sgd.grad_sample_mode={chosen} is compared with vmap on made-up records, and the "
+            "settings do not say what a record looks like: write task.classes and task.columns or "
+            "task.image_shape, or leave the key out"
+        )
+    fastest = "vmap" if form is None else _FASTEST.get(settings.model.name, "vmap")
+    return chosen or fastest
 
 
 def _criterion(settings: Settings) -> nn.Module:

@@ -62,6 +62,19 @@ def test_a_real_node_without_a_ledger_trains_nothing() -> None:
         )
 
 
+def test_a_way_of_opacus_needs_a_form_to_be_compared_on(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="grad_sample_mode=hooks is compared with vmap"):
+        private_training.private_client(
+            torch.nn.Linear(3, 2),
+            records,
+            plan=PLAN,
+            settings=compose_settings(["privacy=dp_sgd", "dp_sgd.grad_sample_mode=hooks"]),
+            context=Context(1, 1, {"ledger-path": str(tmp_path / "l.db")}, RecordDict(), {}),
+            config={},
+            unit=0,
+        )
+
+
 @pytest.mark.parametrize(("chosen", "declared"), [(None, None), ("vmap", None), ("ghost", "ghost")])
 def test_a_statement_names_a_way_whose_rows_were_declared_to_be_records(
     chosen: str | None, declared: str | None
