@@ -91,6 +91,7 @@ class ClippedGradients:
         """
         self.totals = template.zeros()
         self.records = self.failures = 0
+        self._device = template.device
         self._gradients = gradients
         self._norm = clipping_norm
         self._at_once = at_once
@@ -100,7 +101,8 @@ class ClippedGradients:
         """Add the clipped gradients of a batch; a record that raises adds nothing.
 
         Args:
-            inputs: A tensor, a tuple of them, or a mapping of keyword arguments; records first.
+            inputs: A tensor, a tuple of them, or a mapping of keyword arguments; records first. On
+                any device.
             targets: Records first.
         """
         count = len(targets)
@@ -108,7 +110,7 @@ class ClippedGradients:
         while parts:
             part = parts.pop()
             with Contained() as attempt:
-                self._add(rows_of(inputs, part), targets[part])
+                self._add(*moved((rows_of(inputs, part), targets[part]), self._device))
                 continue
             size = part.stop - part.start
             if attempt.failure is not None and lacks_memory(attempt.failure) and size > 1:
@@ -197,6 +199,11 @@ def mapped(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 def rows_of(inputs: Any, rows: slice) -> Any:
     """Return some records of a batch's inputs."""
     return mapped(lambda tensor: tensor[rows], inputs)
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """Return a batch on a device, without a graph; mappings as dictionaries, lists as tuples."""
+    return mapped(lambda tensor: tensor.detach().to(device, non_blocking=True), batch)
 
 
 def outputs_of(model: Any, inputs: Any) -> Any:

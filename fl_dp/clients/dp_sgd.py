@@ -43,10 +43,11 @@ from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.option_errors import require_positive
 from fl_dp.plan import RecordPlan
 
+from .clipped_gradients import moved
 from .made_up_records import GRAD_SAMPLE_MODES, gradients_of
 from .module_template import ModuleTemplate
 from .record_batches import BatchForm
-from .record_gradients import RecordGradients, moved
+from .record_gradients import RecordGradients
 from .record_loss import LossOfEach
 
 

@@ -243,9 +243,12 @@ class WithoutChance(TorchFunctionMode):
         """Run one function of torch."""
         if func in _DROPOUTS:
             return args[0]
-        if func is functional.scaled_dot_product_attention and kwargs:
+        kwargs, place = kwargs or {}, _ATTENTIONS.get(func)
+        if place is not None and len(args) > place:
+            args = (*args[:place], 0.0, *args[place + 1 :])
+        elif place is not None:
             kwargs = kwargs | {"dropout_p": 0.0}
-        return func(*args, **kwargs or {})
+        return func(*args, **kwargs)
 
 
 _DROPOUTS = (
@@ -257,6 +260,12 @@ _DROPOUTS = (
     functional.feature_alpha_dropout,
     torch.dropout,
 )
+
+_ATTENTIONS: dict[Any, int] = {
+    functional.scaled_dot_product_attention: 4,
+    functional.multi_head_attention_forward: 10,
+}
+"""The place of the argument `dropout_p`."""
 
 
 def _gradients(

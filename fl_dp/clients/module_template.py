@@ -31,7 +31,8 @@ class ModuleTemplate:
             module: With at least one parameter that is not frozen.
 
         Raises:
-            ValueError: If its device has no float64, in which gradients are summed.
+            ValueError: If a part can't be copied, or its device has no float64, in which gradients
+                are summed.
         """
         # Weight normalisation keeps what it computed, which PyTorch copies only when detached.
         computed = {
@@ -41,6 +42,7 @@ class ModuleTemplate:
             if isinstance(value, Tensor) and not value.is_leaf
         }
         self._module = copy.deepcopy(module, computed).train()
+        _require_copied(module, self._module)
         self.parameters = {
             name: nn.Parameter(parameter.detach().clone())
             for name, parameter in self._module.named_parameters()
@@ -112,6 +114,23 @@ class ModuleTemplate:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 given[name].copy_(parameter)
+
+
+def _require_copied(module: nn.Module, made: nn.Module) -> None:
+    """Check that nothing that a forward pass may write into is also the other module's.
+
+    Raises:
+        ValueError: If something is.
+    """
+    taken = {id(part) for part in module.modules()}
+    held = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    for name, part in made.named_modules():
+        tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
+        if id(part) in taken or any(id(tensor) in held for tensor in tensors):
+            raise ValueError(
+                f"copy.deepcopy does not copy '{name}' ({type(part).__name__}), in which records "
+                "could meet: leave its __deepcopy__ out"
+            )
 
 
 def _options(layer: nn.Module) -> dict[str, Any]:

@@ -18,6 +18,7 @@ References:
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,16 @@ from torch import Tensor, nn
 
 from fl_dp.tasks.models.index_ranges import IndicesInRange
 
-from .clipped_gradients import WIDE, Clip, clipped_sum, outputs_of, squared_norms, weighted
+from .clipped_gradients import (
+    WIDE,
+    Clip,
+    clipped_sum,
+    mapped,
+    outputs_of,
+    squared_norms,
+    weighted,
+)
+from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
 from .single_records import SingleRecords
 
@@ -79,11 +89,14 @@ class HookGradients:
             RowsAreNotRecords: If a layer sees another number of rows.
             Exception: Whatever model and loss raise at these records.
         """
-        wrapped = self._wrapped(len(targets))
-        with IndicesInRange(), torch.enable_grad(), warnings.catch_warnings():
+        wrapped, criterion = self._wrapped(len(targets)), copy.deepcopy(self._loss)
+        # Copies, as a forward pass may write into them.
+        inputs, targets = mapped(Tensor.clone, (inputs, targets))
+        coins = CoinsOfRecords(len(targets))
+        with coins, IndicesInRange(), torch.enable_grad(), warnings.catch_warnings():
             # PyTorch says it in every round of Opacus' hooks.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            losses = self._loss(outputs_of(wrapped, inputs), targets)
+            losses = criterion(outputs_of(wrapped, inputs), targets)
             # The sum of losses, not their mean: dividing by the batch and multiplying rounds.
             losses.sum().backward()
         named = dict(wrapped._module.named_parameters())

@@ -246,10 +246,15 @@ class RecordBatches(Dataset[list[Batch]]):
         """Return inputs and targets.
 
         Raises:
+            TypeError: If the targets are no tensor.
             ValueError: If they are not of as many records.
         """
         batch = self._form.split(self._collate(read))
-        sizes = {shape[:1] for _, shape, _ in _shapes(batch)}
+        if not isinstance(batch[1], Tensor):
+            raise TypeError(
+                f"the targets of a batch are a {type(batch[1]).__name__}: let them be one tensor"
+            )
+        sizes = {shape[:1] for _, shape, *_ in _shapes(batch)}
         if len(sizes) != 1 or sizes == {()}:
             raise ValueError(
                 f"a batch has sizes {sorted(sizes)}: let its first dimension be records"
@@ -266,7 +271,7 @@ def _is_one_record(read: Any) -> bool:
 
 
 def joined_alike(batches: Iterable[Batch]) -> list[Batch]:
-    """Return batches in which those of the same shapes and dtypes are joined."""
+    """Return batches in which those of the same shapes, dtypes and devices are joined."""
     alike: dict[Any, list[Batch]] = {}
     for batch in batches:
         alike.setdefault(_shapes(batch), []).append(batch)
@@ -290,10 +295,10 @@ def _numbers(value: list[Any]) -> bool:
     return all(isinstance(each, int | float) for each in value)
 
 
-def _shapes(tree: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, Any, Any], ...]:
-    """Return path, shape and dtype of each tensor."""
+def _shapes(tree: Any, path: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], ...]:
+    """Return path and shape of each tensor, and what else a joint one has to have in common."""
     if isinstance(tree, Tensor):
-        return ((path, tuple(tree.shape), tree.dtype),)
+        return ((path, tuple(tree.shape), tree.dtype, tree.device, tree.layout),)
     if isinstance(tree, Mapping):
         return tuple(x for name in tree for x in _shapes(tree[name], (*path, name)))
     if isinstance(tree, tuple | list):

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.user_code import own_chance
 
-from .clipped_gradients import ClippedGradients, Gradients, mapped
+from .clipped_gradients import ClippedGradients, Gradients
 from .module_template import ModuleTemplate
 from .record_batches import Batch, BatchForm, RecordBatches
 from .record_workers import batches_of_workers
@@ -74,7 +74,6 @@ class RecordGradients:
             clipping_norm=clipping_norm,
             at_once=at_once or (records_at_once(template) if gradients.holds_all else _MOST_ROWS),
         )
-        self._device = template.device
         self._at_once = at_once
         self._form = form
         self._chance = chance
@@ -120,7 +119,7 @@ class RecordGradients:
         self._clipped.start_again()
         for batches in self._batches(_split(samples, self._at_once, ends)):
             for inputs, targets in batches:
-                self._clipped.add(*moved((inputs, targets), self._device))
+                self._clipped.add(inputs, targets)
             if not ends.popleft():
                 continue
             take(self._clipped.totals)
@@ -189,8 +188,3 @@ def _nothing() -> None:
 
 def _as_it_is(batches: Any) -> Any:
     return batches
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """Return a batch on a device, its mappings as dictionaries and its lists as tuples."""
-    return mapped(lambda tensor: tensor.to(device, non_blocking=True), batch)

@@ -9,6 +9,7 @@ Either way no record can tell what others there are.
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Sequence
 from functools import partial
@@ -22,6 +23,7 @@ from fl_dp.tasks.models.index_ranges import IndicesInRange
 from fl_dp.user_code import Contained
 
 from .clipped_gradients import Clip, clipped_sum, mapped, outputs_of, rows_of
+from .coins_of_records import CoinsOfRecords
 from .module_template import ModuleTemplate
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -83,18 +85,18 @@ class SingleRecords:
         Raises:
             Exception: Whatever model and loss raise at these records, or `vmap` at their code.
         """
-        model = self._template.copy()
+        model, criterion = self._template.copy(), copy.deepcopy(self._loss)
 
         def loss(parameters: dict[str, Tensor], record: tuple[Any, Tensor]) -> Tensor:
-            alone, target = mapped(lambda tensor: tensor[None], record)
-            # Made inside, so that a forward pass may count in them.
+            # Made inside, so that a forward pass may write into them.
+            alone, target = mapped(lambda tensor: tensor[None].clone(), record)
             buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
             outputs = outputs_of(partial(_called, model, parameters | buffers), alone)
-            total: Tensor = self._loss(outputs, target).sum()
+            total: Tensor = criterion(outputs, target).sum()
             return total
 
         gradients = vmap(grad(loss), in_dims=(None, 0), randomness="different")
-        with IndicesInRange(), torch.enable_grad():
+        with CoinsOfRecords(len(targets)), IndicesInRange(), torch.enable_grad():
             found: dict[str, Tensor] = gradients(self._template.detached(), (inputs, targets))
         return list(found.values())
 
@@ -109,11 +111,12 @@ class SingleRecords:
         return [torch.stack(parts) for parts in zip(*gradients, strict=True)]
 
     def _of_one(self, inputs: Any, targets: Tensor) -> tuple[Tensor, ...]:
-        model = self._template.copy()
+        model, criterion = self._template.copy(), copy.deepcopy(self._loss)
+        inputs, targets = mapped(Tensor.clone, (inputs, targets))
         named = dict(model.named_parameters())
         trained = [named[name] for name in self._template.parameters]
         with IndicesInRange(), torch.enable_grad():
-            loss = self._loss(outputs_of(model, inputs), targets).sum()
+            loss = criterion(outputs_of(model, inputs), targets).sum()
         return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
 
 

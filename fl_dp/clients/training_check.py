@@ -16,12 +16,12 @@ from torch.utils.data import DataLoader
 
 from fl_dp.user_code import own_chance
 
+from .clipped_gradients import moved, rows_of
 from .dp_sgd import DPSGD
 from .fit_for_dp_sgd import require_trainable_privately
 from .made_up_records import WithoutChance, gradients_of
 from .module_template import ModuleTemplate
 from .record_batches import Batch, BatchForm, RecordBatches
-from .record_gradients import moved
 from .record_loss import LossOfEach, MixesRecords
 from .single_records import SingleRecords
 
@@ -79,7 +79,9 @@ def _gradient(template: ModuleTemplate, how: DPSGD, batches: list[Batch]) -> Ten
     total = torch.zeros(sum(each.numel() for each in template.parameters.values())).double()
     with own_chance(), WithoutChance():
         alone = SingleRecords(template, LossOfEach(how.criterion))
-        for batch in batches:
-            gradients = alone.by_autograd(*moved(batch, template.device))
-            total += torch.cat([each.double().sum(0).flatten() for each in gradients]).cpu()
+        for inputs, targets in (moved(batch, template.device) for batch in batches):
+            for row in (slice(at, at + 1) for at in range(len(targets))):
+                torch.manual_seed(0)  # what chance is left is the same in both ways of reading
+                gradients = alone.by_autograd(rows_of(inputs, row), targets[row])
+                total += torch.cat([each.double().flatten() for each in gradients]).cpu()
     return total

@@ -173,6 +173,27 @@ def test_a_model_that_mixes_records_shows_beforehand() -> None:
     check_training(nn.Sequential(nn.Linear(WIDTH, CLASSES), nn.Dropout(0.5)), DataLoader(records))
 
 
+@pytest.mark.parametrize("part", ["attention", "recurrent"])
+def test_dropout_inside_of_layers_is_no_mixing(part: str) -> None:
+    class Dropping(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.TransformerEncoderLayer(WIDTH, 2, 8, dropout=0.5, batch_first=True)
+            self.recurrent = nn.LSTM(WIDTH, WIDTH, 2, dropout=0.5, batch_first=True)
+            for unused in {"attention", "recurrent"} - {part}:
+                delattr(self, unused)
+            self.head = nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made = getattr(self, part)(x)
+            states = made[0] if isinstance(made, tuple) else made
+            logits: Tensor = self.head(states.mean(1))
+            return logits
+
+    x, y = torch.randn(6, 3, WIDTH), torch.arange(6) % CLASSES
+    check_training(Dropping(), DataLoader(TensorDataset(x, y)))
+
+
 def test_there_is_something_to_check() -> None:
     nothing: Any = []
     with pytest.raises(ValueError, match="no records to look at"):
@@ -356,6 +377,15 @@ def test_records_of_other_shapes_make_batches_of_their_own() -> None:
     made = batches.__getitems__([0, 1, 2, 3])
     assert [tuple(inputs.shape) for inputs, _ in made] == [(2, 3, 4), (1, 4, 4), (1, 9, 4)]
     assert [targets.tolist() for _, targets in made] == [[0, 2], [1], [0]]
+
+
+def test_targets_are_one_tensor() -> None:
+    """Of a tuple, its length would count as that of the batch."""
+    records: Any = [(torch.ones(2), (torch.tensor(1),)) for _ in range(3)]
+    batches = RecordBatches(records, None, BatchForm())
+    assert batches.__getitems__([0, 1, 2]) == []
+    with pytest.raises(TypeError, match=r"targets of a batch are a (list|tuple): let"):
+        batches.alone(0)
 
 
 def test_a_record_that_would_be_several_is_none() -> None:

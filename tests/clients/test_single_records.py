@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torch.nn import functional
 from torch.nn.utils import parametrizations, rnn, weight_norm
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import (
@@ -38,10 +39,12 @@ from fl_dp.clients import (
     private_module,
 )
 from fl_dp.clients.clipped_gradients import ClippedGradients, Gradients, clipped_sum
+from fl_dp.clients.coins_of_records import SharedCoins
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.clients.fit_for_dp_sgd import require_trainable_privately
 from fl_dp.clients.made_up_records import follows_alone, gradients_of
 from fl_dp.clients.module_template import ModuleTemplate
+from fl_dp.clients.opacus_gradients import HookGradients
 from fl_dp.clients.record_loss import LossOfEach
 from fl_dp.clients.single_records import SingleRecords
 from fl_dp.ledger.node import Account
@@ -526,7 +529,8 @@ class Droppy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.a, self.b, self.drop = nn.Linear(T, 16), head(16), nn.Dropout(0.5)
+        self.a, self.b = nn.Linear(T, 16), head(16)
+        self.drop: nn.Module = nn.Dropout(0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.b(self.drop(self.a(x).tanh()))
@@ -602,6 +606,135 @@ def test_a_record_that_is_left_out_moves_coupled_coins_by_one_norm() -> None:
             torch.manual_seed(5)
             sums.append(summed_by(template, way, 0.01)(x[rows], y[rows]))
         assert float((sums[0] - sums[1]).norm()) <= 0.01 * (1 + 1e-6)
+
+
+class FixedSeed(Droppy):
+    def forward(self, x: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return super().forward(x)
+
+
+class SeedTakenBack(Droppy):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return super().forward(x)
+
+
+class OwnGenerator(Droppy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop: nn.Module = nn.Identity()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * (torch.rand(x.shape, generator=self.generator) > 0.5))
+
+
+def unclipped(squares: Tensor) -> tuple[Tensor, None]:
+    return torch.ones_like(squares), None
+
+
+@pytest.mark.parametrize("mode", ["vmap", "hooks"])
+@pytest.mark.parametrize("build", [FixedSeed, SeedTakenBack, OwnGenerator])
+def test_coins_that_are_known_do_not_go_by_a_record_s_place(build: Build, mode: str) -> None:
+    x, y = data(VECTORS, 6)
+    template, loss = ModuleTemplate(build()), LossOfEach(nn.CrossEntropyLoss())
+    way = SingleRecords(template, loss) if mode == "vmap" else HookGradients(template, loss)
+    torch.manual_seed(1)
+    way.clipped_sums(x[:1], y[:1], unclipped)  # seeds for itself alone
+    with pytest.raises(SharedCoins):
+        way.clipped_sums(x, y, unclipped)
+    assert largest_move(summed_by(template, way, 0.01), x, y, 0.01) <= 1.0 + 1e-6
+
+
+@pytest.mark.parametrize("of_numpy", [False, True])
+@pytest.mark.parametrize("mode", ["vmap", "hooks"])
+def test_a_coin_of_python_s_or_numpy_s_is_no_coin_of_a_whole_pass(
+    of_numpy: bool, mode: str
+) -> None:
+    """Which records share a coin depends on how many there are, and with that the sum's law."""
+
+    class Skipping(Droppy):
+        def forward(self, x: Tensor) -> Tensor:
+            coin = np.random.rand() if of_numpy else random.random()
+            logits: Tensor = self.b(self.a(x).tanh()) * (1.0 if coin < 0.5 else -1.0)
+            return logits
+
+    x, y = (each[:1].repeat_interleave(4, 0) for each in data(VECTORS, 1))
+    template, loss = ModuleTemplate(Skipping()), LossOfEach(nn.CrossEntropyLoss())
+    way = SingleRecords(template, loss) if mode == "vmap" else HookGradients(template, loss)
+    lengths = {round(float(summed_by(template, way, 0.01)(x, y).norm()), 5) for _ in range(40)}
+    assert len(lengths) > 2  # some of the four, and not all or none
+
+
+def test_a_forward_pass_that_writes_into_its_input_does_so_once() -> None:
+    """A record that fails sends those of its pass through the model once more."""
+
+    class Scaling(Droppy):
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.b(self.a(x.mul_(-1.7)).tanh())
+            return logits
+
+    x, y = data(VECTORS, 6)
+    y[2] = 99
+    template, loss = ModuleTemplate(Scaling()), LossOfEach(nn.CrossEntropyLoss())
+    for way in (
+        SingleRecords(template, loss),
+        SingleRecords(template, loss, one_by_one=True),
+        HookGradients(template, loss),
+    ):
+        sums, others = [], torch.arange(6) != 2
+        for rows in (torch.arange(6), others):
+            total = ClippedGradients(template, way, clipping_norm=0.01, at_once=None)
+            total.add(x[rows], y[rows])
+            assert total.records == 5
+            sums.append(torch.cat([each.flatten() for each in total.totals]))
+        torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=1e-8)
+
+
+def test_a_loss_keeps_nothing_of_a_record() -> None:
+    class Remembering(nn.CrossEntropyLoss):
+        before = 0.0
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            sign = -1.0 if self.before else 1.0
+            self.before = 1.0
+            return super().forward(outputs, targets) * sign
+
+    x, y = data(VECTORS, 6)
+    template = ModuleTemplate(nn.Linear(T, CLASSES))
+    for one_by_one in (False, True):
+        way = SingleRecords(template, LossOfEach(Remembering()), one_by_one=one_by_one)
+        assert largest_move(summed_by(template, way, 0.01), x, y, 0.01) <= 1.0 + 1e-6
+
+
+def test_a_part_that_is_not_copied_is_refused() -> None:
+    class Shared(nn.Linear):
+        def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+            return self
+
+    with pytest.raises(ValueError, match=r"does not copy '1' \(Shared\), in which records"):
+        ModuleTemplate(nn.Sequential(nn.Linear(2, 2), Shared(2, 2)))
+
+
+@pytest.mark.parametrize("how", ["with a graph", "on no device"])
+def test_a_record_that_no_sum_can_hold_fails_alone(how: str) -> None:
+    class Odd(Dataset[tuple[Tensor, Tensor]]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+            features = torch.ones(T) * (row + 1)
+            if row != 2:
+                return features, torch.tensor(row % CLASSES)
+            odd = features.requires_grad_() * 2 if how == "with a graph" else features.to("meta")
+            return odd, torch.tensor(0)
+
+    records = NodeRecords(model_fn=lambda *_: Droppy(), loader_fn=lambda *_: DataLoader(Odd()))
+    found = records(Context(1, 1, {}, RecordDict(), {}), {}, exchanged_arrays(Droppy()))
+    _, count = found.clipped_sum(range(4), 0.01)
+    assert count == (4 if how == "with a graph" else 3)
 
 
 # Whole paths.
