@@ -66,7 +66,7 @@ class CoinsOfRecords(TorchFunctionMode):
         Raises:
             SharedCoins: If several records drew numbers of Python's or NumPy's generators.
         """
-        super().__exit__(kind, failure, traceback)
+        super().__exit__(kind, failure, traceback)  # type: ignore[no-untyped-call]  # torch
         if torch.initial_seed() != self._seed:  # the next pass is to have unknown coins again
             torch.set_rng_state(self._state)
             torch.manual_seed(int(torch.randint(1 << 62, ())))
