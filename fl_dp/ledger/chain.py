@@ -108,12 +108,16 @@ class ChainedLedger(ABC):
 
     def _witnessed(self, witness: Witness) -> None:
         """Tell a witness of what was written; what it knows beyond that has to be there, too."""
-        furthest = witness.note(self.anchor)
+        furthest = witness.note(self.anchor, self._hash_at)
         if furthest.entries > self.anchor.entries:
             # Another process of this ledger was quicker, or that of a copy, whose entries are not.
             with self._store.transaction() as connection:
                 self._catch_up(connection)
             self.require_holds(furthest, of=f"its witness {witness.place}")
+
+    def _hash_at(self, entries: int) -> str:
+        """Return the hash of an entry, by its number."""
+        return self._entries[entries - 1].hash
 
     def _append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerEntry:
         """Add an entry within a transaction; it is replayed once it is on disk."""
@@ -206,7 +210,7 @@ class ChainedLedger(ABC):
                 "was cut off, or it is an older copy. What they charged stays spent: put the "
                 "complete ledger back"
             )
-        if self._entries[anchor.entries - 1].hash != anchor.hash:
+        if self._hash_at(anchor.entries) != anchor.hash:
             raise LedgerCorrupted(
                 f"entry {anchor.entries} of {self.location} is not the one that {of} knows of: "
                 "the end was cut off and grew again, or it is another training's ledger. Put back "
@@ -226,7 +230,7 @@ class ChainedLedger(ABC):
                 f"the witness {witness.place} has begun already: `fl-dp ledger {self.location} "
                 f"--witness {witness.place}` compares"
             )
-        witness.note(self.anchor)
+        witness.note(self.anchor, self._hash_at)
 
     @property
     def unwitnessed(self) -> str:

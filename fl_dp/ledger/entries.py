@@ -11,6 +11,7 @@ from typing import Any
 
 SCHEMA = 7  # 5: an entry was a `record`, as one of data is; 6: nobody took turns
 GENESIS = "0" * 64
+ANOTHER_VERSION = 0.01  # of epsilon: by so much bounds of other versions and machines may differ
 
 
 class LedgerCorrupted(RuntimeError):

@@ -61,7 +61,14 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import renyi_epsilon
 
 from .chain import ChainedLedger
-from .entries import LedgerCorrupted, LedgerEntry, require_printable, require_schema, today
+from .entries import (
+    ANOTHER_VERSION,
+    LedgerCorrupted,
+    LedgerEntry,
+    require_printable,
+    require_schema,
+    today,
+)
 from .store import LedgerStore
 from .witness import Witness
 
@@ -70,7 +77,6 @@ _UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
 _MOST_ENTRIES = 2**63
 _ROUNDING = 1e-12  # relative
-_ANOTHER_VERSION = 0.01  # of epsilon: by so much bounds of other versions and machines may differ
 _AHEAD = 1.25  # times what is asked for: certified at once, so that few questions compute
 # By event, epsilon, delta and relation: number of releases of one kind that is known to fit.
 _CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
@@ -333,12 +339,16 @@ class Tally:
         first = self.first_limit
         if first is None:
             return EpsilonBounds(naive=0.0)
-        relation, history = _worst(self.neighboring_relations), self.history
+        history, share = self.history, (1.0 - DECLARED_SHARE) * first.delta
         fixed = not self.open_ended and self.most_epsilon <= first.epsilon
-        if fixed and len(history) == 1:
-            return epsilon(history, first.delta, neighboring_relation=relation)
-        share = (1.0 - DECLARED_SHARE) * first.delta
-        return EpsilonBounds(filter=_odometer(first, relation).epsilon(history, share))
+
+        def under(relation: NeighboringRelation) -> EpsilonBounds:
+            if fixed and len(history) == 1:
+                return epsilon(history, first.delta, neighboring_relation=relation)
+            return EpsilonBounds(filter=_odometer(first, relation).epsilon(history, share))
+
+        bounds = [under(relation) for relation in _to_keep(self.neighboring_relations)]
+        return max(bounds, key=lambda each: each.best)
 
     def would_exceed(
         self,
@@ -351,16 +361,18 @@ class Tally:
         """Tell whether `count` more of `event` would exceed `budget`."""
         first = self.first_limit or budget
         delta = min(budget.delta, first.delta)
-        relation = _worst(self.neighboring_relations | {neighboring_relation})
         after = freeze(self.releases + Counter({event: count}))
-        if len(after) == 1:
-            ((only, times),) = after
-            declared = min(budget.epsilon, first.epsilon)
-            if _fit(only, times, declared, DECLARED_SHARE * delta, relation):
-                return False
-        share = (1.0 - DECLARED_SHARE) * delta
-        spent = _odometer(first, relation).epsilon(after, share)
-        return spent > budget.epsilon * (1.0 + _ROUNDING)
+        declared, share = min(budget.epsilon, first.epsilon), (1.0 - DECLARED_SHARE) * delta
+
+        def fits(relation: NeighboringRelation) -> bool:
+            if len(after) == 1:
+                ((only, times),) = after
+                if _fit(only, times, declared, DECLARED_SHARE * delta, relation):
+                    return True
+            spent = _odometer(first, relation).epsilon(after, share)
+            return spent <= budget.epsilon * (1.0 + _ROUNDING)
+
+        return not all(map(fits, _to_keep(self.neighboring_relations | {neighboring_relation})))
 
     def room(self, budget: PrivacyBudget) -> float:
         """Return the epsilon of a run of Gaussian noise, all of it, that still fits a limit."""
@@ -368,8 +380,10 @@ class Tally:
         if first is None:
             return budget.epsilon
         share = (1.0 - DECLARED_SHARE) * min(budget.delta, first.delta)
-        odometer = _odometer(first, _worst(self.neighboring_relations))
-        mu = odometer.gaussian_room(self.history, replace(budget, delta=share))
+        mu = min(
+            _odometer(first, relation).gaussian_room(self.history, replace(budget, delta=share))
+            for relation in _to_keep(self.neighboring_relations)
+        )
         return gaussian_epsilon(1.0 / mu, budget.delta) if mu else 0.0
 
     def most(
@@ -741,7 +755,7 @@ class NodeLedger(ChainedLedger):
         for entry in self._entries:
             fields = entry.fields
             if fields["kind"] == "data" and not fields["released"]:
-                charge = so_far._unread[fields["charge"]].less(_ANOTHER_VERSION)
+                charge = so_far._unread[fields["charge"]].less(ANOTHER_VERSION)
                 if so_far._fits_the_data(charge, fields["fingerprint"]):
                     raise LedgerCorrupted(
                         f"entry {entry.sequence} takes entry {fields['charge']} off the data, and "
@@ -971,6 +985,10 @@ def _odometer(first: PrivacyBudget, relation: NeighboringRelation) -> RenyiOdome
     return RenyiOdometer(foreseen=foreseen, neighboring_relation=relation)
 
 
-def _worst(relations: set[NeighboringRelation]) -> NeighboringRelation:
-    """Return the relation under which one unit moves most."""
-    return max(relations, key=lambda relation: relation.distance)
+def _to_keep(relations: set[NeighboringRelation]) -> list[NeighboringRelation]:
+    """Return the relations that a limit is kept under, in one order.
+
+    Each by itself: a sample of fixed size moves most when one is removed, others when one is
+    replaced. Zero-out alone never moves more than either.
+    """
+    return sorted(relations - {NeighboringRelation.ZERO_OUT} or relations)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from fl_dp.accounting import (
     CyclicSampling,
@@ -17,6 +18,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
 
 from .chain import ChainedLedger
+from .entries import ANOTHER_VERSION, LedgerCorrupted
 from .state import Choice, Reservation, TrainingState
 from .store import LedgerStore
 from .witness import Witness
@@ -31,6 +33,37 @@ class SpentLedger(ChainedLedger):
         """Use `read` instead."""
         super().__init__(store, witness)
         self._state = TrainingState()
+
+    @classmethod
+    def read(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
+        """Open a ledger as `ChainedLedger.read`, and check that its budget pays for its releases.
+
+        Raises:
+            LedgerCorrupted: As there, or if more was reserved than the plan's rule admits.
+        """
+        ledger = super().read(location, witness=witness)
+        try:
+            ledger._require_paid()
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def _require_paid(self) -> None:
+        """Check that no release is beyond the budget, which is what some plans quote as spent."""
+        planned, reserved = Counter(dict(self.plan.history)), Counter(dict(self.history))
+        if not self._state.gate.adaptive and reserved <= planned:
+            return  # its epsilon is computed from these entries alone
+        gate = self.plan.filter(room=1.0 + ANOTHER_VERSION)
+        for event in reserved.elements():
+            if gate.would_exceed(event):
+                budget = self.plan.budget
+                raise LedgerCorrupted(
+                    f"the entries of {self.location} spend more than epsilon {budget.epsilon:.4g} "
+                    f"at delta {budget.delta:.3g}, which no ledger of that plan allows: it was "
+                    "written by nobody's ledger"
+                )
+            gate.spend(event)
 
     @property
     def plan(self) -> PrivacyPlan:

@@ -23,7 +23,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
 
 from .asks import Asks
-from .entries import SCHEMA, require_schema
+from .entries import SCHEMA, require_printable, require_schema
 
 
 class SeparationBroken(ValueError):
@@ -67,6 +67,7 @@ class Choice:
 
 _ROUNDING = 1.0 + 1e-12  # of a sum of parts of a cap
 _ANOTHER_MACHINE = 1e-9  # relative: its functions of floating-point numbers may round otherwise
+_OF_A_RESERVATION = {True: {"kind", "run"}, False: {"kind", "run", "what"}}  # by: is it a round
 _RANDOMNESS = (SecureRandom.SECURE_KIND, SecureRandom.INSECURE_KIND)
 
 
@@ -343,6 +344,8 @@ class TrainingState:
                 self._require_as_planned(fields, opening_of(self.plan))
                 if fields["randomness"] not in _RANDOMNESS:
                     raise ValueError(f"a source of noise '{fields['randomness']}' is unknown")
+                for name in ("run", "rule", "time"):
+                    require_printable(fields[name])
                 self.randomness.add(fields["randomness"])
                 self._openings.add(fields["run"])
                 # The process that asked them has ended: it adds no answer any more. If it has added
@@ -357,7 +360,8 @@ class TrainingState:
             case "ask" | "fold":
                 self._take_in_units(kind, fields["index"], fields["units"])
             case "uncharged":
-                self.uncharged.append(str(fields["what"]))
+                require_printable(fields["what"])
+                self.uncharged.append(fields["what"])
             case "chosen":
                 self._take_in_choice(fields)
             case "commit":
@@ -446,8 +450,13 @@ class TrainingState:
             planned = self.fields_of_round(fields["round"], chosen, fields.get("participants"))
             self._require_as_planned(fields, planned)
         else:
+            planned = event_to_dict(event)
+            require_printable(fields["what"])
             self.require_declared(event, f"'{fields['what']}'")
             self.require_declared_left(event, f"'{fields['what']}'")
+        # What nobody reads could still be shown.
+        if more := fields.keys() - planned.keys() - _OF_A_RESERVATION[is_round]:
+            raise ValueError(f"its {min(more)} is nothing that a reservation says")
         self.reserved[sequence] = Reservation(
             sequence=sequence,
             what=f"round {fields['round']}" if is_round else fields["what"],

@@ -18,7 +18,7 @@ import fcntl
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -58,35 +58,49 @@ class Witness(ABC):
         """
 
     @abstractmethod
-    def note(self, anchor: LedgerAnchor) -> LedgerAnchor:
+    def note(self, anchor: LedgerAnchor, hash_at: Callable[[int], str]) -> LedgerAnchor:
         """Write down a point that the ledger has reached, unless it knows a later one already.
 
         It is on disk when this returns. Nobody else reads or writes meanwhile: of two copies that
-        reach a point at the same time, one is refused.
+        reach a point at the same time, one is refused, even if both wrote the same entry.
+
+        Args:
+            anchor: The point, noted once, by the process that wrote the entry.
+            hash_at: Gives the hash of each entry of the ledger up to there, by its number.
 
         Returns:
             The furthest point that is known, which another process may have noted before.
 
         Raises:
-            LedgerCorrupted: If another ledger has reached that point differently.
+            LedgerCorrupted: If another process has noted that point, or the ledger has not come by
+                the furthest point that is known.
             LedgerUnavailable: If it can't be read or written.
         """
 
-    def _furthest(self, known: Sequence[LedgerAnchor], reached: LedgerAnchor) -> LedgerAnchor:
-        """Return the furthest of the points, `reached` itself if it is new and is not behind one.
+    def _furthest(
+        self,
+        known: Sequence[LedgerAnchor],
+        reached: LedgerAnchor,
+        hash_at: Callable[[int], str],
+    ) -> LedgerAnchor:
+        """Return the furthest of the points, `reached` itself if it is beyond all others.
 
         Raises:
-            LedgerCorrupted: If that point was reached differently.
+            LedgerCorrupted: As `note`.
         """
-        for each in known:
-            if each.entries == reached.entries and each.hash != reached.hash:
-                raise LedgerCorrupted(
-                    f"the witness {self.place} knows another entry {reached.entries}: two copies "
-                    "of one ledger are being charged. Stop both, and keep the one that the witness "
-                    "knows"
-                )
-        # The first of equal ones: what is known is not written again.
-        return max([*known, reached], key=lambda each: each.entries)
+        if not known:
+            return reached
+        last = max(known, key=lambda each: each.entries)
+        if last.entries > reached.entries:
+            return last
+        # Equal ones, too: a second copy may have written the same, and released it again.
+        if last.entries == reached.entries or last.hash != hash_at(last.entries):
+            raise LedgerCorrupted(
+                f"the witness {self.place} has another copy's entry {last.entries}: two copies "
+                "of one ledger are being charged. Stop both, and keep the one that the witness "
+                "knows"
+            )
+        return reached
 
     def require_apart(self, ledger: Path | None) -> None:
         """Refuse a place that is put back together with the ledger; a file has to say.
@@ -134,7 +148,7 @@ class FileWitness(Witness):
         except (*MALFORMED, ValueError) as error:
             raise LedgerCorrupted(f"{self.place} is no witness of a ledger: {error}") from error
 
-    def note(self, anchor: LedgerAnchor) -> LedgerAnchor:
+    def note(self, anchor: LedgerAnchor, hash_at: Callable[[int], str]) -> LedgerAnchor:
         """Add a line, unless another process of the same ledger has."""
         try:
             private_file(self._path)
@@ -143,7 +157,7 @@ class FileWitness(Witness):
                 fcntl.flock(file, fcntl.LOCK_EX)  # which ends with the file, or the process
                 file.seek(0)
                 known = self._read(file.read())
-                furthest = self._furthest(known, anchor)
+                furthest = self._furthest(known, anchor, hash_at)
                 if furthest is anchor:
                     # In one piece and with an end on both sides: a torn line stays alone.
                     file.write(f"\n{json.dumps(anchor.to_dict())}\n".encode())
@@ -190,17 +204,17 @@ class TableWitness(Witness):
             raise self._unavailable(error) from error
         return [LedgerAnchor(entries=entries, hash=hash) for entries, hash in rows]
 
-    def note(self, anchor: LedgerAnchor) -> LedgerAnchor:
+    def note(self, anchor: LedgerAnchor, hash_at: Callable[[int], str]) -> LedgerAnchor:
         """Add a row, unless another process of the same ledger has."""
         try:
             with self._engine.begin() as connection:
                 _METADATA.create_all(connection)
-                from_here = sa.select(_TABLE).where(_TABLE.c.entries >= anchor.entries)
+                last = sa.select(_TABLE).order_by(_TABLE.c.entries.desc()).limit(1)
                 known = [
                     LedgerAnchor(entries=entries, hash=hash)
-                    for entries, hash in connection.execute(from_here)
+                    for entries, hash in connection.execute(last)
                 ]
-                furthest = self._furthest(known, anchor)
+                furthest = self._furthest(known, anchor, hash_at)
                 if furthest is anchor:
                     connection.execute(sa.insert(_TABLE).values(anchor.to_dict()))
         except sa.exc.DBAPIError as error:

@@ -604,16 +604,21 @@ class PrivacyPlan:
         """The part of the budget that events may spend; see `Noise.slack`."""
         return self.noise.event_budget(self.budget)
 
-    def filter(self) -> PrivacyFilter:
-        """Return the gate that every release of the plan has to pass, with nothing spent."""
+    def filter(self, *, room: float = 1.0) -> PrivacyFilter:
+        """Return the gate that every release of the plan has to pass, with nothing spent.
+
+        Args:
+            room: What each epsilon of the budget is multiplied by.
+        """
         law, relation = self.sampling, self.neighboring_relation
         if not isinstance(law, OwnRatesSampling):
-            return self.noise.filter(self.budget, self.history, relation)
+            budget = replace(self.budget, epsilon=room * self.budget.epsilon)
+            return self.noise.filter(budget, self.history, relation)
         return OwnBudgetsFilter(
             [
                 (
                     self.noise.filter(
-                        replace(self.budget, epsilon=budget),
+                        replace(self.budget, epsilon=room * budget),
                         law.history_for(group, self.history),
                         relation,
                     ),

@@ -181,7 +181,7 @@ def test_a_damaged_witness_is_read_or_refused(rng: Random) -> None:
     with fresh_path() as path:
         witness = FileWitness(path.with_name("run.heads"))
         for number in (1, 2, 3):
-            witness.note(LedgerAnchor(entries=number, hash=f"{number:064x}"))
+            witness.note(LedgerAnchor(entries=number, hash=f"{number:064x}"), "{:064x}".format)
         file = Path(witness.place)
         lines = file.read_text().splitlines()
         number = rng.randrange(len(lines))

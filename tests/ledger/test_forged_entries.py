@@ -229,3 +229,61 @@ def test_a_reservation_like_the_plan_s_gaussian_is_told_from_it(tmp_path: Path) 
     hashed_again(path, plain)
     with pytest.raises(LedgerCorrupted, match="event"):
         SpentLedger.read(path)
+
+
+@pytest.mark.parametrize("name", ["declared", "scheduled", "plateau"])
+def test_more_attempts_than_the_budget_pays_for_are_refused(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "ledger.db"
+    written(path, PLANS[name])
+
+    def many(entries: list[dict[str, Any]]) -> None:
+        rounds = [entry for entry in entries if "round" in entry]
+        attempts = sum(entry["round"] == rounds[-1]["round"] for entry in rounds)
+        entries += [rounds[-1] | {"attempt": attempts + more} for more in range(1, 100)]
+
+    SpentLedger.read(path).close()
+    hashed_again(path, many)
+    with pytest.raises(LedgerCorrupted, match="spend more than epsilon 2"):
+        SpentLedger.read(path)
+
+
+def test_a_budget_that_was_lowered_afterwards_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    plan = PrivacyPlan.calibrate(
+        BUDGET, rounds=4, sampling_rate=1.0, plateau=PlateauSchedule(), **SIZES
+    )
+    written(path, plan)
+
+    def lower(entries: list[dict[str, Any]]) -> None:
+        entries[0]["plan"]["budget"]["epsilon"] = 0.01
+
+    hashed_again(path, lower)
+    with pytest.raises(LedgerCorrupted, match=r"spend more than epsilon 0\.01"):
+        SpentLedger.read(path)
+
+
+@pytest.mark.parametrize("added", [{"count": 0}, {"index": 7}, {"group": 1}, {"what": "means"}])
+def test_a_round_says_nothing_that_its_plan_does_not(tmp_path: Path, added: dict[str, Any]) -> None:
+    path = tmp_path / "ledger.db"
+    written(path, PLANS["scheduled"])
+
+    def more(entries: list[dict[str, Any]]) -> None:
+        next(entry for entry in entries if "round" in entry).update(added)
+
+    hashed_again(path, more)
+    with pytest.raises(LedgerCorrupted, match="is nothing that a reservation says"):
+        SpentLedger.read(path)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("run", "time"), ("run", "rule"), ("reserve", "what")])
+def test_a_text_of_an_entry_can_be_printed(tmp_path: Path, kind: str, key: str) -> None:
+    path = tmp_path / "ledger.db"
+    written(path, PLANS["declared"])
+
+    def hidden(entries: list[dict[str, Any]]) -> None:
+        found = [entry for entry in entries if entry["kind"] == kind and key in entry]
+        found[0][key] = "\x1b[2K"
+
+    hashed_again(path, hidden)
+    with pytest.raises(LedgerCorrupted, match="has to be printable"):
+        SpentLedger.read(path)

@@ -26,6 +26,7 @@ from fl_dp.accounting import (
     PrivacyEvent,
     tight_epsilon,
 )
+from fl_dp.accounting.events import FixedSizeGaussianEvent
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account, RunLimit, Spending
 from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
@@ -310,3 +311,24 @@ def test_a_server_that_chooses_noise_by_what_it_saw_gains_nothing() -> None:
     assert 0.3 * AT.delta < best_gain(ours, AT.epsilon) <= AT.delta
     # The power: "go on while the privacy-loss distribution fits" is no filter, and is found out.
     assert best_gain(by_distributions, AT.epsilon) > 1.15 * AT.delta
+
+
+def test_a_limit_is_kept_under_each_relation_that_was_asked_for(tmp_path: Path) -> None:
+    # A removed unit's place is taken by another: twice the clipping norm, for this sample alone.
+    event = FixedSizeGaussianEvent(noise_multiplier=3.0, num_units=100, cohort=10)
+    removed, replaced = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
+    cap = PrivacyBudget(epsilon=8.0, delta=DELTA)
+    with NodeLedger.open(tmp_path / "ledger.db") as ledger:
+        made = 0
+        with pytest.raises(PrivacyBudgetExhausted):
+            for number in range(100):
+                relation = replaced if number else removed
+                name = f"release {number}"
+                ledger.charge(WARD, event, budget=cap, what=name, neighboring_relation=relation)
+                made += 1
+        spent = ledger.spending(WARD)
+    true = tight_epsilon({event: made}, DELTA, neighboring_relation=removed)
+    assert made > 1
+    assert true <= cap.epsilon
+    assert spent.epsilon().best == pytest.approx(true, rel=1e-5)
+    assert spent.room(cap) < 0.5 * cap.epsilon

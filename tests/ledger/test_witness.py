@@ -185,6 +185,7 @@ def test_a_file_witness_is_nobody_else_s_from_its_look_to_its_line(
     path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spend(path, FileWitness(file), 1)
+    first = FileWitness(file).anchors()[-1]
     read, held = FileWitness._read, []
 
     def looking(witness: FileWitness, content: bytes) -> list[LedgerAnchor]:
@@ -198,12 +199,44 @@ def test_a_file_witness_is_nobody_else_s_from_its_look_to_its_line(
         return read(witness, content)
 
     monkeypatch.setattr(FileWitness, "_read", looking)
-    FileWitness(file).note(LedgerAnchor(entries=5, hash="a" * 64))
+    FileWitness(file).note(LedgerAnchor(entries=5, hash="a" * 64), lambda _: first.hash)
     assert held == [True]
     with pytest.raises(LedgerCorrupted, match="two copies"):
-        FileWitness(file).note(LedgerAnchor(entries=5, hash="b" * 64))
+        FileWitness(file).note(LedgerAnchor(entries=5, hash="b" * 64), lambda _: first.hash)
     FileWitness(file).anchors()  # the power: who only looks holds no lock
     assert held == [True, True, False]
+
+
+def test_two_live_copies_that_write_the_same_entry_are_found_out(
+    path: Path, tmp_path: Path, elsewhere: Callable[[], Witness]
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    with NodeLedger.open(path, witness=elsewhere()) as one:
+        shutil.copy(path, copy / path.name)
+        with NodeLedger.open(copy / path.name, witness=elsewhere()) as other:
+            event = GaussianEvent(noise_multiplier=9.0)
+            one.charge(WARD, event, budget=AMPLE, what="round 1")
+            # No entry says which process wrote it: both have one hash.
+            with pytest.raises(LedgerCorrupted, match="two copies"):
+                other.charge(WARD, event, budget=AMPLE, what="round 1")
+            assert one.anchor == other.anchor
+
+
+def test_a_copy_that_was_refused_once_is_refused_for_good(
+    path: Path, tmp_path: Path, elsewhere: Callable[[], Witness]
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    with NodeLedger.open(path, witness=elsewhere()) as one:
+        shutil.copy(path, copy / path.name)
+        with NodeLedger.open(copy / path.name, witness=elsewhere()) as other:
+            event = GaussianEvent(noise_multiplier=9.0)
+            one.charge(WARD, event, budget=AMPLE, what="round 1")
+            for number in range(2, 5):  # the second of them is beyond what the witness knows
+                with pytest.raises(LedgerCorrupted, match="two copies"):
+                    other.charge(WARD, event, budget=AMPLE, what=f"round {number}")
+            one.charge(WARD, event, budget=AMPLE, what="round 2")
 
 
 def test_a_crash_between_the_ledger_and_its_witness_does_no_harm(
