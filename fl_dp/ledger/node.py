@@ -870,6 +870,7 @@ class NodeLedger(ChainedLedger):
 
     def _replay_charge(self, sequence: int, fields: dict[str, Any]) -> None:
         charge, what = Charge.of(fields), fields["what"]
+        require_printable(what)
         account = charge.account
         self._replay_use(charge, fields)
         # One that is alone goes on: a ledger is read often, and a copy for each entry takes long.
@@ -890,6 +891,7 @@ class NodeLedger(ChainedLedger):
         account = charge.account
         use = Use(**fields["use"]) if "use" in fields else None
         day = str(fields.get("day", "unknown"))
+        require_printable(day)
         found = self._uses.setdefault(
             (use, account.unit, account.source),
             UseOfData(

@@ -287,3 +287,19 @@ def test_a_text_of_an_entry_can_be_printed(tmp_path: Path, kind: str, key: str) 
     hashed_again(path, hidden)
     with pytest.raises(LedgerCorrupted, match="has to be printable"):
         SpentLedger.read(path)
+
+
+@pytest.mark.parametrize("key", ["what", "day"])
+def test_a_text_of_a_node_s_charge_can_be_printed(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "node.db"
+    with NodeLedger.open(path) as ledger:
+        ward = Account(unit="record", source="ward")
+        ledger.charge(ward, GaussianEvent(noise_multiplier=9.0), budget=BUDGET, what="round 1")
+
+    def hidden(entries: list[dict[str, Any]]) -> None:
+        entries[-1][key] = "\x1b[2K"
+
+    NodeLedger.read(path).close()
+    hashed_again(path, hidden)
+    with pytest.raises(LedgerCorrupted, match="has to be printable"):
+        NodeLedger.read(path)
