@@ -115,7 +115,7 @@ class SingleRecords:
         inputs, targets = mapped(Tensor.clone, (inputs, targets))
         named = dict(model.named_parameters())
         trained = [named[name] for name in self._template.parameters]
-        with IndicesInRange(), torch.enable_grad():
+        with CoinsOfRecords(1), IndicesInRange(), torch.enable_grad():
             loss = criterion(outputs_of(model, inputs), targets).sum()
         return torch.autograd.grad(loss, trained, allow_unused=True, materialize_grads=True)
 

@@ -648,6 +648,24 @@ def test_coins_that_are_known_do_not_go_by_a_record_s_place(build: Build, mode: 
     assert largest_move(summed_by(template, way, 0.01), x, y, 0.01) <= 1.0 + 1e-6
 
 
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_a_seed_of_the_model_s_is_not_that_of_the_next_record(one_by_one: bool) -> None:
+    class SeedAtTheEnd(Droppy):
+        def forward(self, x: Tensor) -> Tensor:
+            logits = super().forward(x)
+            torch.manual_seed(0)
+            return logits
+
+    x, y = (each[:1].repeat_interleave(2, 0) for each in data(VECTORS, 1))
+    template, loss = ModuleTemplate(SeedAtTheEnd()), LossOfEach(nn.CrossEntropyLoss())
+    way, second = SingleRecords(template, loss, one_by_one=one_by_one), []
+    for seed in (1, 2, 3):
+        torch.manual_seed(seed)
+        gradients = [way(x[row], y[row]) for row in (slice(0, 1), slice(1, 2))]
+        second.append(torch.cat([each.flatten() for each in gradients[1]]))
+    assert not second[0].equal(second[1]) and not second[1].equal(second[2])
+
+
 @pytest.mark.parametrize("of_numpy", [False, True])
 @pytest.mark.parametrize("mode", ["vmap", "hooks"])
 def test_a_coin_of_python_s_or_numpy_s_is_no_coin_of_a_whole_pass(
