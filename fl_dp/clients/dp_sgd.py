@@ -27,6 +27,7 @@ References:
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -248,6 +249,12 @@ class PrivateSteps:
             raise TypeError(
                 f"DPSGD(optimizer=...) made a {type(self._optimizer).__name__}: let it return a "
                 "torch.optim.Optimizer of the parameters that it gets"
+            )
+        closure = inspect.signature(self._optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise TypeError(
+                f"{type(self._optimizer).__name__} evaluates the loss of a batch by itself, which "
+                "no noise would cover: let DPSGD(optimizer=...) make another one, such as SGD"
             )
         self._gradients = how.gradients(
             self.template, clipping_norm=plan.clipping_norm, rng=self._rng

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, check_training
-from fl_dp.clients.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.dp_sgd import PrivateSteps, train_with_dp_sgd
 from fl_dp.clients.record_loss import MixesRecords
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
@@ -543,3 +543,10 @@ def test_the_model_can_be_trained_again_and_copied(trained: tuple[str, nn.Module
 def test_a_setting_out_of_range_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         DPSGD(**{field: value})
+
+
+def test_an_optimizer_that_evaluates_the_loss_by_itself_is_refused_before_a_charge() -> None:
+    how = DPSGD(optimizer=torch.optim.LBFGS)
+    with pytest.raises(TypeError, match="LBFGS evaluates the loss"):
+        PrivateSteps(small_model(), plan=plan_of(), how=how)
+    PrivateSteps(small_model(), plan=plan_of(), how=DPSGD(optimizer=Adam))
