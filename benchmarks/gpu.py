@@ -41,7 +41,7 @@ from fl_dp.plan import RecordPlan
 from fl_dp.tasks.models import build_model
 from fl_dp.tasks.training import UnitData, train_together
 
-GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
+GRAD_SAMPLE_MODES = ("vmap", "hooks", "ghost")
 UNIT_LEARNING_RATE, UNIT_BATCH_SIZE = 0.1, 10
 STEP_LEARNING_RATE = 1e-3  # small: the timed model is trained on and on, and must stay finite
 NOISE, CLIPPING_NORM = 1.1, 1.0
@@ -92,7 +92,7 @@ def measured(device: torch.device, sizes: Sizes, repeats: int) -> dict[str, Row]
     for count in sizes.units:
         name = f"{count} units of {sizes.images} images"
         rows[name] = if_memory_suffices(partial(units, name, count, device, sizes, repeats))
-    for model in ("small CNN", "ResNet-18"):
+    for model, (shape, _) in MODELS.items():
         for mode in GRAD_SAMPLE_MODES:
             for secure in (True, False):
                 noise = "our noise" if secure else "torch's noise"
@@ -100,6 +100,7 @@ def measured(device: torch.device, sizes: Sizes, repeats: int) -> dict[str, Row]
                 how = DPSGD(
                     optimizer=partial(torch.optim.SGD, lr=STEP_LEARNING_RATE),
                     grad_sample_mode=mode,
+                    example=(torch.zeros(2, *shape(sizes)), torch.arange(2)),
                     secure_randomness=secure,
                 )
                 rows[name] = if_memory_suffices(

@@ -247,6 +247,7 @@ def by_records(model: nn.Module, private: Rows, plan: RecordPlan, rate: float) -
         optimizer=lambda each: torch.optim.SGD(each, lr=rate),
         expected_batch_size=plan.sampling_rate * len(private.y),
         grad_sample_mode="ghost",
+        example=(torch.zeros_like(data.tensors[0][:4]), torch.arange(4)),
     )
     train_with_dp_sgd(model, DataLoader(data), plan=plan, how=how)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from local_grid import FIRST_NODE, LocalGrid, answer_with_app
+from local_grid import FIRST_NODE, LocalGrid, answer_with_app, introducing
 from numpy.typing import NDArray
 
 from fl_dp.app import workload
@@ -94,7 +94,7 @@ def grid_of_nodes(configs: list[dict[str, Any]]) -> LocalGrid:
         Context(1, FIRST_NODE + number, config, RecordDict(), {})
         for number, config in enumerate(configs)
     ]
-    return LocalGrid(lambda message, node: app(message, contexts[node]), len(configs))
+    return LocalGrid(introducing(lambda message, node: app(message, contexts[node])), len(configs))
 
 
 def on_nodes(folder: Path, server: Path, configs: list[dict[str, Any]]) -> RunFolder:

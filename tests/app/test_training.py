@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from flwr.app import Message
-from local_grid import LocalGrid, answer_with_app
+from local_grid import INTRODUCTION, LocalGrid, answer_with_app, introducing
 
 from fl_dp.app.checkpoints import load_checkpoint
 from fl_dp.app.compose import compose_settings
@@ -259,12 +259,12 @@ def crashing(grid: LocalGrid, *, after: int) -> LocalGrid:
     answer, seen = grid.answer, [0]
 
     def answer_or_crash(message: Message, partition: int) -> Message | None:
-        seen[0] += 1
+        seen[0] += message.metadata.message_type != INTRODUCTION
         if seen[0] > after:
             raise Crash
         return answer(message, partition)
 
-    grid.answer = answer_or_crash
+    grid.answer = introducing(answer_or_crash)
     return grid
 
 

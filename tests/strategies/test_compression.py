@@ -359,11 +359,11 @@ def test_the_bytes_of_a_sum_of_units_are_those_of_its_steps(tmp_path: Path) -> N
     def watched(message: Message, node: int) -> Message | None:
         answered = clients_of(N, 1e-3)(message, node)
         if answered is not None:
-            sizes.add(array_bytes(answered.content.array_records["arrays"]))
+            sizes.update(map(array_bytes, answered.content.array_records.values()))
         return answered
 
     model = record(w=np.zeros((10, 5), np.float32), b=np.zeros(5))
-    trained = train(tmp_path, quiet_plan(), watched, model, coins_at_nodes=True)
+    trained = train(tmp_path, quiet_plan(), introducing(watched), model, coins_at_nodes=True)
     assert sizes == {trained.strategy.bytes_up}
 
 

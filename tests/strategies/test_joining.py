@@ -255,9 +255,14 @@ def test_joining_changes_nothing_only_where_all_that_is_required_is_local(tmp_pa
 
 def test_prices_travel_as_text_and_other_text_is_refused() -> None:
     price = TrainingPrice(
-        training="a", epsilon=1.0, event={"event": "gaussian"}, rounds=2, neighboring_relation="x"
+        training="a",
+        epsilon=1.0,
+        event={"event": "gaussian"},
+        rounds=2,
+        neighboring_relation="zero-out",
     )
     assert offers_from_json(offers_to_json([price])) == (price,)
-    for text in ("{", "[1]", '["{}"]'):
+    other = offers_to_json([price]).replace("zero-out", "x")
+    for text in ("{", "[1]", '["{}"]', other):
         with pytest.raises(ValueError):
             offers_from_json(text)

@@ -37,7 +37,7 @@ def test_what_is_left_is_rounded_down_and_what_is_spent_up() -> None:
 
 @pytest.mark.parametrize("broken", ["insecure", "uncharged"])
 def test_a_broken_promise_is_said(broken: str) -> None:
-    summary = {"kind": "nodes", "ledgers": 12, "budget": None, broken: 3}
+    summary = {"kind": "nodes", "ledgers": 12, "budget": None, "spent": None, broken: 3}
     assert any("nothing is promised" in x or "in no epsilon" in x for x in summary_lines(summary))
 
 
