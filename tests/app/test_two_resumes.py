@@ -95,10 +95,8 @@ def test_the_lock_of_a_process_that_is_killed_is_gone(tmp_path: Path) -> None:
         from pathlib import Path
         from fl_dp.files import held_alone
         with held_alone(Path({str(lock)!r}), "works"):
-            forked = os.fork()
-            if forked == 0:
-                time.sleep(600)
-            print(forked, flush=True)
+            if os.fork() == 0:
+                print(os.getpid(), flush=True)  # by the child, so that its locks are gone by then
             time.sleep(600)
         """
     )

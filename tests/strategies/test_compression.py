@@ -354,7 +354,7 @@ def test_the_bytes_that_are_told_are_those_of_the_messages(
 
 
 def test_the_bytes_of_a_sum_of_units_are_those_of_its_steps(tmp_path: Path) -> None:
-    sizes = set()
+    sizes: set[int] = set()
 
     def watched(message: Message, node: int) -> Message | None:
         answered = clients_of(N, 1e-3)(message, node)
