@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from fl_dp.accounting.budget import Limit
 from fl_dp.protocol.flower_compat import ErrorCode, is_simulation
 from fl_dp.protocol.identity import Ability, NodeIdentity
-from fl_dp.protocol.keys import IDENTITY_ACTION
+from fl_dp.protocol.keys import IDENTITY_ACTION, WIRE, WIRE_KEY
 from fl_dp.updates import VectorLayout
 
 from .exchange import exchange, patience
@@ -250,7 +250,8 @@ def _ask(
     grid: Grid, nodes: list[int], answers: Answers, *, config: ConfigRecord, window: int | None
 ) -> None:
     answers.asked += nodes
-    content, left = RecordDict({"config": config}), set(nodes)
+    told = ConfigRecord({**config, WIRE_KEY: WIRE})
+    content, left = RecordDict({"config": told}), set(nodes)
 
     def queries(to: Iterable[int]) -> list[Message]:
         kind = f"query.{IDENTITY_ACTION}"
@@ -315,6 +316,7 @@ def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Abi
             f"{answers.timeout:.0f} s, which touches no data: nothing was charged. Look at their "
             "logs, or give them more time (roster_timeout)"
         )
+    _require_wire(answers)
     _require_abilities(answers, needs)
     for node, identity in sorted(answers.identities.items()):
         _require_fit(answers.called(node), identity, layout)
@@ -338,6 +340,28 @@ def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Abi
             logger.warning("%s: %s", _listed(answers, refused), words)
     _propose_groups(answers)
     _compare_versions(answers)
+
+
+def _require_wire(answers: Answers) -> None:
+    """Check that all nodes with fl-dp speak this server's version of its messages.
+
+    Raises:
+        RehearsalFailed: If one does not; nothing was charged.
+    """
+    from fl_dp import __version__  # the package's own, which imports this
+
+    for node, identity in sorted(answers.identities.items()):
+        if identity.wire in (None, WIRE):
+            continue
+        place, wanted = "the node", __version__
+        if identity.wire > WIRE:
+            place, wanted = "the server", identity.versions.get("fl-dp") or "the node's version"
+        raise RehearsalFailed(
+            f"{answers.called(node)} can't take part: its fl-dp "
+            f"{identity.versions.get('fl-dp', '')} speaks version {identity.wire} of the messages, "
+            f"and this server's {__version__} version {WIRE}. Install fl-dp {wanted} at {place} "
+            "(docs/upgrades.md); nothing was charged"
+        )
 
 
 def _require_abilities(answers: Answers, needs: Collection[Ability]) -> None:

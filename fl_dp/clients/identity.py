@@ -24,7 +24,7 @@ from fl_dp.accounting import NeighboringRelation
 from fl_dp.accounting.budget import Limit
 from fl_dp.protocol.identity import Ability, Form, NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
+from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY, WIRE, WIRE_KEY
 from fl_dp.user_code import Contained
 
 from .node_config import NodeConfig
@@ -65,6 +65,14 @@ def identity_handler(
 
     def answer(message: Message, context: Context) -> Message:
         config, owner = config_of(message), NodeConfig.of(context.node_config)
+        if (of_server := config.get(WIRE_KEY)) != WIRE:
+            logger.warning(
+                "the server's fl-dp speaks %s, and this node's (%s) version %d: it may not be "
+                "served; agree on one fl-dp (docs/upgrades.md)",
+                "messages without a version" if of_server is None else f"version {of_server!r:.20}",
+                _versions()["fl-dp"],
+                WIRE,
+            )
         arrays, failed = None, ""
         if arrays_fn is not None and MODEL_KEY in config:
             said = "arrays_fn failed; the server is told only the kind of error"

@@ -18,6 +18,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from fl_dp.accounting.budget import Limit
 from fl_dp.documents import document
+from fl_dp.protocol.keys import WIRE, WIRE_KEY
 
 _NAME_KEY, _ABOUT_KEY = "name", "fl-dp-about"
 _LONGEST_TEXT, _LONGEST_NAME = 4_000_000, 200
@@ -80,6 +81,8 @@ class NodeIdentity:
         joins_at: Epsilon of the offered price at which it joins, 0 if at none; None: its owner asks
             for no price.
         budget: Epsilon that its owner allows over all runs; only where the owner lets it tell.
+        wire: Version of the messages that its fl-dp speaks, 0 from before versions were told;
+            None: an app that is not fl-dp's.
     """
 
     name: str = ""
@@ -92,19 +95,23 @@ class NodeIdentity:
     abilities: frozenset[Ability] = frozenset()
     joins_at: float | None = None
     budget: float | None = None
+    wire: int | None = WIRE
 
     def to_config(self) -> ConfigRecord:
         """Return the answer as the one ConfigRecord of a reply."""
         about = asdict(self) | {"abilities": sorted(self.abilities)}
-        return ConfigRecord({_NAME_KEY: about.pop("name"), _ABOUT_KEY: json.dumps(about)})
+        # By themselves, so that they can be read whatever becomes of the text.
+        name, wire = about.pop("name"), about.pop("wire")
+        beside = {} if wire is None else {WIRE_KEY: wire}
+        return ConfigRecord({_NAME_KEY: name, **beside, _ABOUT_KEY: json.dumps(about)})
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
         """Read an answer of an untrusted node: what can't be read is left out."""
-        name = _text(str(config.get(_NAME_KEY, "")))
+        name, wire = _text(str(config.get(_NAME_KEY, ""))), _wire(config)
         text = config.get(_ABOUT_KEY)
         if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
-            return cls(name=name)
+            return cls(name=name, wire=wire)
         try:
             about = json.loads(text)
             arrays = about.get("arrays")
@@ -119,9 +126,10 @@ class NodeIdentity:
                 abilities=frozenset(map(Ability, about["abilities"])),
                 joins_at=_epsilon(about.get("joins_at")),
                 budget=_epsilon(about.get("budget")),
+                wire=wire,
             )
         except Exception:  # whatever a hostile text makes Python raise
-            return cls(name=name)
+            return cls(name=name, wire=wire)
 
 
 def _forms(fields: Any) -> dict[str, Form]:
@@ -131,6 +139,14 @@ def _forms(fields: Any) -> dict[str, Form]:
         str(name): (tuple(int(length) for length in shape), str(dtype))
         for name, (shape, dtype) in fields.items()
     }
+
+
+def _wire(config: Mapping[str, Any]) -> int | None:
+    """Return the version that an answer says; one without is an old node's, or another app's."""
+    said = config.get(WIRE_KEY)
+    if type(said) is int:
+        return said
+    return 0 if _ABOUT_KEY in config else None
 
 
 def _epsilon(value: object) -> float | None:

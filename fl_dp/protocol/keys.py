@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+WIRE = 1
+"""Version of all that crosses between server and nodes; one more when the other end must follow."""
+
+WIRE_KEY = "fl-dp-wire"
+"""Config key of the identity query and of its answer: the `WIRE` of who sends it."""
+
 INSTRUCTION_KEY = "fl-dp-round"
 """Config key of a train message: the JSON text of the `RoundInstruction`."""
 

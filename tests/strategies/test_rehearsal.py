@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from fl_dp.strategies.contributions import ContributionCheck, NobodyContributes
 from fl_dp.strategies.rehearsal import RehearsalFailed, meaning_of
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.client.mod import fixedclipping_mod as old_fixedclipping_mod
 from flwr.client.mod import secaggplus_mod
@@ -25,6 +25,7 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from local_grid import (
     FIRST_NODE,
+    INTRODUCTION,
     LocalGrid,
     answer_with_app,
     answer_with_update,
@@ -39,6 +40,7 @@ from fl_dp.accounting import VisibleSampling
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle
 from fl_dp.protocol.identity import Ability, NodeIdentity
+from fl_dp.protocol.keys import WIRE
 from fl_dp.strategies import (
     DPFedAvg,
     DPUtilitySelection,
@@ -209,6 +211,82 @@ def test_another_version_is_a_warning(start: Any, caplog: pytest.LogCaptureFixtu
 
     start(LocalGrid(answer, N, introduces=True))
     assert "'ward 4': another version of fl-dp (0.0.9) than the others (0.1.0)" in caplog.text
+
+
+def grid_with_last_told(told: ConfigRecord) -> LocalGrid:
+    """Return nodes of which the last one answers the identity query with this."""
+
+    def answer(message: Message, partition: int) -> Message | None:
+        if not message.metadata.message_type.startswith("query"):
+            return answer_with_update([{}] * N)(message, partition)
+        usual = NodeIdentity(name=f"ward {partition}", versions={"fl-dp": "0.1.0"}).to_config()
+        mine = told if partition == N - 1 else usual
+        return Message(RecordDict({"identity": mine}), reply_to=message)
+
+    return LocalGrid(answer, N, introduces=True)
+
+
+def told_by(wire: int | None, version: str) -> ConfigRecord:
+    """Return the answer of a node whose fl-dp speaks this version of the messages, or says none."""
+    return NodeIdentity(name="ward", versions={"fl-dp": version}, wire=wire).to_config()
+
+
+@pytest.mark.parametrize(
+    ("told", "line"),
+    [
+        (told_by(None, "0.0.9"), r"fl-dp 0\.0\.9 speaks version 0 .* fl-dp 0\.1\.0 at the node"),
+        (told_by(WIRE - 1, "0.0.9"), r"speaks version 0 .* Install fl-dp 0\.1\.0 at the node"),
+        (told_by(WIRE + 1, "0.9.0"), r"0\.9\.0 speaks version 2 .* fl-dp 0\.9\.0 at the server"),
+        (
+            ConfigRecord({"name": "ward", "fl-dp-wire": WIRE + 1, "fl-dp-about": "of tomorrow"}),
+            r"speaks version 2 .* Install fl-dp the node's version at the server",
+        ),
+    ],
+    ids=["no version said", "older", "newer", "newer, and nothing else can be read"],
+)
+def test_a_node_with_other_messages_is_named_in_one_line_before_a_charge(
+    start: Any, told: ConfigRecord, line: str
+) -> None:
+    grid = grid_with_last_told(told)
+    with pytest.raises(RehearsalFailed, match=f"^node 'ward' can't take part: .*{line}") as said:
+        start(grid)
+    assert "\n" not in str(said.value)
+    assert_untouched(grid)
+
+
+def test_an_app_of_another_kind_says_no_version_and_takes_part(start: Any) -> None:
+    told = ConfigRecord({"name": "ward"})
+    assert start(grid_with_last_told(told)).rounds_completed == 1
+
+
+@pytest.mark.parametrize(
+    ("of_server", "line"),
+    [
+        (None, "speaks messages without a version"),
+        (WIRE + 1, "speaks version 2, and this node's (0.1.0) version 1"),
+    ],
+    ids=["older server", "newer server"],
+)
+def test_a_node_s_log_names_a_server_with_other_messages(
+    of_server: int | None, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = grid_of(app_of())
+    config = ConfigRecord({} if of_server is None else {"fl-dp-wire": of_server})
+    query = Message(
+        RecordDict({"config": config}), dst_node_id=FIRST_NODE, message_type=INTRODUCTION
+    )
+    [answer] = grid.send_and_receive([query])
+    assert answer.content.config_records["identity"]["fl-dp-wire"] == WIRE  # and it is told all
+    assert line in caplog.text
+
+
+def test_nodes_and_server_of_one_version_say_it_and_nothing_else(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = grid_of(app_of())
+    start(grid)
+    assert {each.content["config"]["fl-dp-wire"] for each in grid.introductions} == {WIRE}
+    assert "fl-dp speaks" not in caplog.text
 
 
 @pytest.mark.parametrize(
