@@ -125,9 +125,15 @@ class LocalGrid(Grid):
             pushed.append(name)
         return pushed
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Hand over what was answered."""
-        return [self._replies.pop(name) for name in message_ids if name in self._replies]
+    def pull_messages(
+        self,
+        reply_to_message_ids: Iterable[str] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> Iterable[Message]:
+        """Hand over what was answered; Flower says `message_ids` before 1.43."""
+        wanted = reply_to_message_ids or message_ids or ()
+        return [self._replies.pop(name) for name in wanted if name in self._replies]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

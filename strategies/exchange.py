@@ -17,6 +17,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fl_dp.protocol.flower_compat import is_simulation
+from fl_dp.protocol.own_grid import OwnGrid
 
 from .run_log import RunLog
 
@@ -33,7 +34,6 @@ BATCH = 32
 SHORTEST_PAUSE = 0.02
 """Seconds before a grid is first looked at again."""
 _LONGEST_PAUSE, _BACKOFF = 0.25, 1.25
-_OWN_GRIDS = ("InProcessGrid", "VirtualTime", "ClusterGrid")  # of fl_dp.app
 _LONGEST_SILENCE = 300.0  # of simulated nodes: Ray starts in 4 s, and in minutes on a busy machine
 _DAY = 86_400.0
 ATTEMPTS = 3
@@ -51,7 +51,7 @@ def default_window(grid: Grid) -> int | None:
 
 def _never_away(grid: Grid) -> bool:
     """Tell whether the nodes are simulated, and as slow as their machines are busy."""
-    return is_simulation(grid) or type(grid).__name__ in _OWN_GRIDS
+    return is_simulation(grid) or isinstance(grid, OwnGrid)
 
 
 def patience(grid: Grid, timeout: float) -> float:

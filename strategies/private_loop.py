@@ -54,7 +54,7 @@ from .modes import (
 )
 from .rehearsal import RehearsalFailed
 from .roster import Unit, nodes_of
-from .round_loop import EvaluateFn, LoopOptions, RoundLoop
+from .round_loop import EvaluateFn, LoopOptions, RoundLoop, ShouldStop
 from .secure import secure_sums_of
 from .server_optimizer import ServerOptimizer
 
@@ -112,6 +112,7 @@ class PrivateLoop(RoundLoop):
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord | None,
         evaluate_fn: EvaluateFn | None,
+        should_stop: ShouldStop | None,
     ) -> Result:
         """Train, or as long as the budget lasts. See `RoundStrategy.start`."""
         plan = self.plan
@@ -134,6 +135,7 @@ class PrivateLoop(RoundLoop):
                 train_config,
                 evaluate_config,
                 evaluate_fn,
+                should_stop,
             )
             if self._secure_sums is not None:
                 self._secure_sums.forget(asking(grid, window=self._window))

@@ -50,6 +50,9 @@ logger = logging.getLogger("flwr.fl_dp")
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 """Measures the model of a round on public data, or returns None: not this one."""
 
+ShouldStop = Callable[[int, Result], bool]
+"""Tells after a round, by its number and the result so far, whether it was the last one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
@@ -133,6 +136,7 @@ class RoundLoop(ABC):
         train_config: ConfigRecord,
         evaluate_config: ConfigRecord | None,
         evaluate_fn: EvaluateFn | None,
+        should_stop: ShouldStop | None,
     ) -> Result:
         """Train. See `RoundStrategy.start`."""
         if evaluate_config:
@@ -178,6 +182,11 @@ class RoundLoop(ABC):
             if metrics is not None:
                 result.train_metrics_clientapp[server_round] = metrics
             self._finish_round(evaluate_fn, server_round, result)
+            if should_stop is not None and should_stop(server_round, result):
+                logger.info(
+                    "Training stops early after round %d: should_stop says so", server_round
+                )
+                break
         self._log.finished(result, time.monotonic() - began)
         return result
 

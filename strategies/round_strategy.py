@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from fl_dp.plan import RecordPlan
 
 from .checkpoint import Checkpoint
-from .round_loop import EvaluateFn, RoundLoop
+from .round_loop import EvaluateFn, RoundLoop, ShouldStop
 from .selection import Selection
 from .server_optimizer import ServerOptimizer
 from .unused import uncalled_of, unused_of
@@ -75,6 +75,7 @@ class RoundStrategy(Strategy):
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
+        should_stop: ShouldStop | None = None,
     ) -> Result:
         """Train for `num_rounds` rounds, or until the budget is spent.
 
@@ -88,6 +89,9 @@ class RoundStrategy(Strategy):
             evaluate_config: Not used: evaluation on clients' data would be an uncharged release.
                 That is said once if one is given.
             evaluate_fn: Evaluates each model on public data at the server.
+            should_stop: Called after each round that released a model, with its number and the
+                result so far, which it must not change. True ends the training with that model;
+                what is left of the budget stays, and a resumption goes on from there.
 
         Returns:
             Flower's `Result`. When the budget ends early its arrays are the last private model.
@@ -114,6 +118,7 @@ class RoundStrategy(Strategy):
             train_config if train_config is not None else ConfigRecord(),
             evaluate_config,
             evaluate_fn,
+            should_stop,
         )
 
     def configure_train(

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
 
 from fl_dp.protocol.flower_compat import be_in_a_run, give_id
+from fl_dp.protocol.own_grid import OwnGrid
 
 _FIRST_NODE = 1  # 0 is the server's own id
 
 
-class InProcessGrid(Grid):
+class InProcessGrid(OwnGrid):
     """Nodes 1, 2, ..., each with a context of its own that lasts as long as the grid.
 
     What travels is copied, as between processes: no node reaches into the server's arrays.
@@ -49,18 +49,6 @@ class InProcessGrid(Grid):
         self._ids = itertools.count()
         self._asked: dict[str, Message] = {}
 
-    def set_run(self, run: Any) -> None:
-        """Do nothing: there is one run."""
-
-    @property
-    def run(self) -> Any:
-        """Refuse: nothing in this process knows of Flower's runs."""
-        raise NotImplementedError
-
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Refuse, as Flower deprecated it: make a `Message`."""
-        raise NotImplementedError
-
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of all nodes."""
         return list(self._contexts)
@@ -75,7 +63,7 @@ class InProcessGrid(Grid):
             ids.append(message_id)
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
         """Let the next node answer, and return its reply; nothing if all of these have answered.
 
         One at a time: a waiting node looks at the clock in between, and handles a reply before the
@@ -94,7 +82,7 @@ class InProcessGrid(Grid):
     ) -> Iterable[Message]:
         """Return the replies to messages, all of them."""
         ids = list(self.push_messages(messages))
-        return [reply for each in ids for reply in self.pull_messages([each])]
+        return [reply for each in ids for reply in self.replies_to([each])]
 
     def _answer(self, message: Message) -> Message:
         return answer_of(self._app, message, self._contexts[message.metadata.dst_node_id])

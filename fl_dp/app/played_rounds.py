@@ -7,11 +7,10 @@ folds what it is given, adds its noise and steps.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from numpy.typing import NDArray
 
@@ -21,6 +20,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, ZcdpEvent
 from fl_dp.plan import PrivacyPlan
 from fl_dp.protocol.flower_compat import be_in_a_run, give_id
+from fl_dp.protocol.own_grid import OwnGrid
 from fl_dp.strategies import DPFedAvg
 
 FIRST_NODE = 100
@@ -102,7 +102,7 @@ class HandOver(Strategy):
         """Say nothing."""
 
 
-class NodesOnly(Grid):
+class NodesOnly(OwnGrid):
     """Nodes 100, 101, ... that are there and never asked."""
 
     def __init__(self, num_nodes: int) -> None:
@@ -114,31 +114,10 @@ class NodesOnly(Grid):
         """Return their ids."""
         return range(FIRST_NODE, FIRST_NODE + self.num_nodes)
 
-    def set_run(self, run: Any) -> None:
-        """Do nothing."""
-
-    @property
-    def run(self) -> Any:
-        """There is none."""
+    def _unused(self, *args: object, **kwargs: object) -> NoReturn:
         raise NotImplementedError
 
-    def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Not used."""
-        raise NotImplementedError
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Not used."""
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Not used."""
-        raise NotImplementedError
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Not used."""
-        raise NotImplementedError
+    push_messages = replies_to = send_and_receive = _unused
 
 
 class NoModel(RuntimeError):

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from fl_dp.protocol.own_grid import OwnGrid
 
-class VirtualTime(Grid):
+
+class VirtualTime(OwnGrid):
     """A grid whose nodes take a time of their own to train, on a clock that never waits.
 
     A training answer is handed over when every one that is due before it was; the clock then shows
@@ -71,14 +73,13 @@ class VirtualTime(Grid):
                 self._given_up_at[message_id] = time.monotonic() + message.metadata.ttl
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
         """Return the answer that is due next, if it is among these and computed."""
-        wanted = list(message_ids)
-        at_once = [each for each in wanted if each not in self._given_up_at]
+        at_once = [each for each in message_ids if each not in self._given_up_at]
         replies = list(self._grid.pull_messages(at_once)) if at_once else []
         while self._due and time.monotonic() > self._given_up_at[self._due[0][2]]:
             del self._given_up_at[heapq.heappop(self._due)[2]]  # else it would hold up the others
-        if not self._due or self._due[0][2] not in wanted:
+        if not self._due or self._due[0][2] not in message_ids:
             return replies
         due, _, message_id = self._due[0]
         answer = list(self._grid.pull_messages([message_id]))

@@ -325,8 +325,8 @@ def test_a_hostile_unit_moves_all_releases_by_no_more_than_it_is_charged_and_non
 class Confused(LocalGrid):
     """Hands each reply over twice, with one that nobody asked for."""
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(message_ids))
+    def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().replies_to(message_ids))
         strays = [deepcopy(each) for each in replies[:1]]
         for stray in strays:
             stray.metadata.__dict__["_reply_to_message_id"] = "m-of-nobody"
@@ -386,8 +386,8 @@ class Watching(LocalGrid):
         self.most = max(self.most, len(self.under_way))
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies = list(super().pull_messages(message_ids))
+    def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies = list(super().replies_to(message_ids))
         for each in replies:
             self.under_way.pop(each.metadata.reply_to_message_id, None)
         return replies

@@ -14,11 +14,12 @@ import pytest
 from fl_dp.strategies.exchange import default_window, exchange, patience
 from fl_dp.strategies.roster import RosterIncomplete, wait_for_roster
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
-from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+from local_grid import EitherName
 
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.virtual_time import VirtualTime
+from fl_dp.protocol.own_grid import OwnGrid
 
 Answer = Callable[[Message], Iterable[Message]]
 
@@ -44,7 +45,7 @@ class Due:
     reply: Message
 
 
-class ScriptedGrid(Grid):
+class ScriptedGrid(EitherName):
     """Stores what is pushed, and hands out the replies of `answer` when their time has come."""
 
     def __init__(self, clock: Clock, answer: Answer | None = None, *, delay: float = 0.0) -> None:
@@ -90,7 +91,7 @@ class ScriptedGrid(Grid):
         self.most_waiting = max(self.most_waiting, len(self._waiting))
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
         asked = list(message_ids)
         self.asked.append(asked)
         ready = [
@@ -220,10 +221,10 @@ def test_a_second_reply_to_the_same_message_is_ignored(clock: Clock) -> None:
 
 def test_replies_to_messages_of_somebody_else_are_ignored(clock: Clock) -> None:
     class Overflowing(ScriptedGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
             stranger = instruction(7)
             stranger.metadata.__dict__["_message_id"] = "older"
-            return [ok(stranger), *super().pull_messages(message_ids), ok(stranger)]
+            return [ok(stranger), *super().replies_to(message_ids), ok(stranger)]
 
     grid = Overflowing(clock)
     seen = answered(through(grid, 4))
@@ -306,7 +307,7 @@ def test_a_pause_is_never_much_longer_than_the_waiting_so_far(clock: Clock) -> N
 
 def test_what_a_grid_raises_is_raised_on(clock: Clock) -> None:
     class Broken(ScriptedGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
             raise ConnectionResetError("gone")
 
     with pytest.raises(ConnectionResetError, match="gone"):
@@ -378,7 +379,7 @@ def test_real_nodes_and_rounds_have_the_time_that_was_given(clock: Clock) -> Non
 
 @pytest.mark.parametrize("ahead", [lambda grid: grid, lambda grid: VirtualTime(grid, lambda _: 1)])
 def test_nodes_that_answer_one_by_one_in_this_process_are_waited_for_before_a_training(
-    clock: Clock, ahead: Callable[[Grid], Grid]
+    clock: Clock, ahead: Callable[[OwnGrid], OwnGrid]
 ) -> None:
     """Each takes 40 s: the second is done after the 60 s that real nodes have together."""
 

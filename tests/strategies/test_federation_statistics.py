@@ -350,8 +350,8 @@ def test_units_are_bounded_one_by_one_on_a_node(open_ledger: Any) -> None:
 class Repeating(LocalGrid):
     """Answers each message three times, the last time in the name of another node."""
 
-    def pull_messages(self, message_ids: Any) -> Any:
-        replies = list(super().pull_messages(message_ids))
+    def replies_to(self, message_ids: Any) -> Any:
+        replies = list(super().replies_to(message_ids))
         again = [reply for reply in replies for _ in range(2)]
         strangers = []
         for reply in replies:

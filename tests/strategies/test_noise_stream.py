@@ -256,10 +256,10 @@ def test_a_training_that_breaks_while_replies_are_awaited_keeps_no_noise(open_le
     stream = strategy.loop.noise_stream = BandedStream(BANDED)
 
     class Breaks(LocalGrid):
-        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
             if strategy.rounds_completed == 2:
                 raise ConnectionError("gone")
-            return super().pull_messages(message_ids)
+            return super().replies_to(message_ids)
 
     answers = answer_with_update([{"w": np.zeros(SIZE)} for _ in range(N)])
     with pytest.raises(ConnectionError, match="gone"):

@@ -719,11 +719,11 @@ def test_simulated_nodes_that_answer_slowly_are_waited_for(
     """A second for all of them, on a machine that needs a third for each."""
 
     class Slow(kind):  # type: ignore[misc,valid-type]  # of the parameter
-        def pull_messages(self, message_ids: Any) -> Any:
+        def replies_to(self, message_ids: Any) -> Any:
             if self.sent:
-                return super().pull_messages(message_ids)
+                return super().replies_to(message_ids)
             time.sleep(0.3)
-            return super().pull_messages(list(message_ids)[:1])
+            return super().replies_to(list(message_ids)[:1])
 
     Slow.__name__ = kind.__name__
     grid = Slow(answer_with_app(app_of(), N), N, introduces=True)

@@ -138,8 +138,8 @@ def test_a_node_is_asked_once_in_each_exchange(dropping: MaskedNodes, dropped: R
 class Echoing(LocalGrid):
     """Hands out each reply twice."""
 
-    def pull_messages(self, message_ids: Any) -> Any:
-        return [reply for reply in super().pull_messages(message_ids) for _ in range(2)]
+    def replies_to(self, message_ids: Any) -> Any:
+        return [reply for reply in super().replies_to(message_ids) for _ in range(2)]
 
 
 def test_what_arrives_twice_counts_once(tmp_path: Path) -> None:

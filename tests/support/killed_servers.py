@@ -36,9 +36,9 @@ class Deadly(LocalGrid):
             self.dies()
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
         self.dies()
-        return super().pull_messages(message_ids)
+        return super().replies_to(message_ids)
 
 
 class Watched(BandedStream):

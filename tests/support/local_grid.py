@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import pickle
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -18,7 +19,23 @@ INTRODUCTION = "query.fl_dp_identity"  # written out: a plain Flower project mus
 Answer = Callable[[Message, int], Message | None]
 
 
-class LocalGrid(Grid):
+class EitherName(Grid):
+    """A grid whose `pull_messages` is that of Flower before and from 1.43 on."""
+
+    def pull_messages(
+        self,
+        reply_to_message_ids: Iterable[str] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> Iterable[Message]:
+        assert (reply_to_message_ids is None) != (message_ids is None)
+        return self.replies_to(reply_to_message_ids or message_ids or ())
+
+    @abstractmethod
+    def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]: ...
+
+
+class LocalGrid(EitherName):
     """Nodes 100, 101, ...; `answer(message, partition)` replies, or returns None and never does.
 
     Identity queries lie in `introductions`, all other messages in `sent`. Unless `introduces`, they
@@ -64,14 +81,14 @@ class LocalGrid(Grid):
         self.most_under_way = max(self.most_under_way, len(self._replies))
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
         ready = [i for i in message_ids if self._replies.get(i) is not None]
         return [self._replies.pop(i) for i in ready]  # type: ignore[misc]  # None was filtered
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        return self.pull_messages(self.push_messages(messages))
+        return self.replies_to(self.push_messages(messages))
 
 
 def _as_a_plain_client(message: Message, partition: int) -> Message:

@@ -159,7 +159,7 @@ class ClusterGrid(InProcessGrid):
         self._look(0.0)
         return ids
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
         """Return one reply that has come, or nothing; the others stay in the cluster until then.
 
         Raises:
@@ -179,7 +179,7 @@ class ClusterGrid(InProcessGrid):
         missing, replies = list(self.push_messages(messages)), []
         deadline = time.monotonic() + timeout if timeout is not None else float("inf")
         while missing and time.monotonic() < deadline:
-            for reply in self.pull_messages(missing):
+            for reply in self.replies_to(missing):
                 missing.remove(reply.metadata.reply_to_message_id)
                 replies.append(reply)
         return replies

@@ -1,0 +1,50 @@
+"""What fl-dp's own grids share, which need no process of Flower's."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+
+class OwnGrid(Grid):
+    """A grid of simulated nodes and of one run, for Flower before and from 1.43 on."""
+
+    def set_run(self, run: Any) -> None:
+        """Do nothing: there is one run."""
+
+    @property
+    def run(self) -> Any:
+        """Refuse: nothing here knows of Flower's runs."""
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Refuse, as Flower deprecated it: make a `Message`."""
+        raise NotImplementedError
+
+    def pull_messages(
+        self,
+        reply_to_message_ids: Iterable[str] | None = None,
+        *,
+        message_ids: Iterable[str] | None = None,
+    ) -> Iterable[Message]:
+        """Return replies that have come, as `replies_to` does.
+
+        Args:
+            reply_to_message_ids: Ids of the messages whose replies are wanted.
+            message_ids: The same, under its name before Flower 1.43.
+
+        Raises:
+            TypeError: If neither is given, or both.
+        """
+        if (reply_to_message_ids is None) == (message_ids is None):
+            raise TypeError("say which replies: pull_messages(reply_to_message_ids=[...])")
+        wanted = message_ids if reply_to_message_ids is None else reply_to_message_ids
+        return self.replies_to(list(wanted or ()))
+
+    @abstractmethod
+    def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
+        """Return replies to these messages that have come; not all of them at once, perhaps."""
