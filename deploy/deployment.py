@@ -43,7 +43,6 @@ class Deployment:
         self._home = folder / "flower"
         self._home.mkdir(parents=True)
         self._port = free_port()
-        self._control_port = free_port()
         self._database = folder / "superlink.db" if database else None
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
         self._environment = os.environ | {
@@ -74,8 +73,6 @@ class Deployment:
             "127.0.0.1",
             "--port",
             str(self._port),
-            "--control-api-address",
-            f"127.0.0.1:{self._control_port}",
             "--disable-runtime-dependency-installation",
             *database,
         )

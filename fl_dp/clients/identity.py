@@ -11,8 +11,6 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from functools import cache
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -109,10 +107,8 @@ def _versions() -> dict[str, str]:
     from fl_dp import __version__  # the package's own, which imports this
 
     loaded = [name for name in _PACKAGES if name in sys.modules]
-    return {"fl-dp": __version__} | {name: _version(name) for name in loaded}
-
-
-_version = cache(metadata.version)  # of what is loaded; a simulation asks once a node
+    # Not that of a package's metadata: nightly versions are packages of another name.
+    return {"fl-dp": __version__} | {name: str(sys.modules[name].__version__) for name in loaded}
 
 
 def _exhausted_limit(context: Context, config: Config) -> Limit | None:

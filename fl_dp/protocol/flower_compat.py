@@ -1,11 +1,14 @@
 """Every reach into parts of Flower, its engine's Ray and its web server that may move.
 
-Each says what it relies on and what to do when that moves. What can't be imported ends in
-`FlowerChanged`, which stands in `flower_versions.py` so that it can be caught when this fails.
+Nothing else of fl-dp imports a part that Flower's documentation leaves out; a test walks every
+import. Each reach says what it relies on and what to do when that moves. What can't be imported
+ends in `FlowerChanged`, which stands in `flower_versions.py` so that it can be caught when this
+fails.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flwr.app import Message
 
-from .flower_versions import parts_of_flower
+from .flower_versions import FlowerChanged, parts_of_flower
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -41,6 +44,8 @@ def give_id(message: Message, message_id: str) -> None:
     """Give a message the id that Flower would give it on its way."""
     # Relies on: the private field behind `metadata.message_id`. Moved: set the field it reads.
     message.metadata.__dict__["_message_id"] = message_id
+    if message.metadata.message_id != message_id:
+        raise FlowerChanged("metadata.message_id does not read _message_id")
 
 
 def is_simulation(grid: object) -> bool:
@@ -77,6 +82,9 @@ def superlink_behind(guard: Callable[[WebApp], WebApp] | None) -> Callable[[], N
     with parts_of_flower():
         from flwr.superlink.cli import flower_superlink
 
+    # Relies on: without these, Flower before 1.43 opens no port besides. Moved: take them out.
+    for older in ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API"):
+        os.environ.pop(older, None)  # no guard stands before it
     if guard is not None:
         run = uvicorn.run
 

@@ -1,17 +1,30 @@
-"""Tested versions of Flower, and the error of another: a file of its own, as it needs no Flower."""
+"""Tested versions of Flower, and the error of another; it needs no part of Flower that may move."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
+
+import flwr
 
 TESTED = ("1.41", "1.42")
-"""Versions of Flower that the whole suite runs with, before every release."""
+"""Versions of Flower that CI runs the tests with; `requirements.lock` has the last of them."""
 
 
 class FlowerChanged(ImportError):
     """The installed Flower lacks something that fl-dp needs."""
+
+    def __init__(self, lacking: object) -> None:
+        """Name the installed version, what it lacks, and what to install.
+
+        Args:
+            lacking: In words, or the error that says so.
+        """
+        super().__init__(
+            # Not that of a package's metadata: nightly versions are another package.
+            f"flwr {flwr.__version__} lacks something that fl-dp needs ({lacking}); fl-dp was "
+            f"tested with flwr {' and '.join(TESTED)}: pip install 'flwr=={TESTED[-1]}.*'"
+        )
 
 
 @contextmanager
@@ -24,7 +37,4 @@ def parts_of_flower() -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise FlowerChanged(
-            f"flwr {version('flwr')} lacks something that fl-dp needs ({error}); fl-dp was tested "
-            f"with flwr {' and '.join(TESTED)}: pip install 'flwr=={TESTED[-1]}.*'"
-        ) from error
+        raise FlowerChanged(error) from error

@@ -210,10 +210,9 @@ def superlink(tmp_path: Path, site: Path) -> Iterator[dict[str, str]]:
     """The environment of a user for whom a SuperLink of the test's own is running."""
     home = tmp_path / "home"
     home.mkdir()
-    with socket.socket() as one, socket.socket() as other:
+    with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        port, control_port = one.getsockname()[1], other.getsockname()[1]
+        port = one.getsockname()[1]
     (home / "config.toml").write_text(
         '[superlink]\ndefault = "test"\n\n[superlink.test]\n'
         f'address = "127.0.0.1:{port}"\ninsecure = true\n'
@@ -236,8 +235,6 @@ def superlink(tmp_path: Path, site: Path) -> Iterator[dict[str, str]]:
                 "127.0.0.1",
                 "--port",
                 str(port),
-                "--control-api-address",
-                f"127.0.0.1:{control_port}",
             ],
             env=user,
             stdout=log,

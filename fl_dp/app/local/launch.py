@@ -149,8 +149,7 @@ class LocalSuperLink:
             )
         self._folder = tempfile.TemporaryDirectory(prefix="fl-dp-")
         home = Path(self._folder.name)
-        port, control_port = _free_ports(2)
-        self._port = port
+        self._port = port = _free_port()
         self._app = home / "fl-dp-run"
         with full_disk_named(home):
             for name, text in self._runs.files.items():
@@ -203,8 +202,6 @@ class LocalSuperLink:
                     "127.0.0.1",
                     "--port",
                     str(port),
-                    "--control-api-address",
-                    f"127.0.0.1:{control_port}",
                 ],
                 env=self._environment,
                 stdout=log,
@@ -367,12 +364,7 @@ def run_and_follow(
         raise LaunchError(f"the run ended as '{status.status}': {status.details}{hint}")
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

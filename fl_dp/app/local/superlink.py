@@ -27,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 from fl_dp.protocol.flower_compat import Receive, Scope, Send, WebApp, superlink_behind
+from fl_dp.protocol.flower_versions import FlowerChanged
 
 from .processes import descendants, end_with, kill_all
 
@@ -133,10 +134,14 @@ def main() -> None:
     """Run `flower-superlink` with the command line's options, behind the guard.
 
     Raises:
-        SystemExit: If nodes without keys, or everybody, would get in by `--open-to-nodes`.
+        SystemExit: If nodes without keys, or everybody, would get in by `--open-to-nodes`, or
+            Flower has no such command any more.
     """
     guard = partial(OwnUserOnly, open_to_all=_open_to_all(sys.argv))
-    flower_superlink = superlink_behind(guard if users_can_be_told_apart() else None)
+    try:
+        flower_superlink = superlink_behind(guard if users_can_be_told_apart() else None)
+    except FlowerChanged as changed:
+        raise SystemExit(f"error: {changed}") from None
     if stat.S_ISFIFO(os.fstat(_STDIN).st_mode):
         end_with(_STDIN, _take_down)
     flower_superlink()

@@ -10,6 +10,7 @@ refused, as by `fl_dp.app.local.superlink`. All options are those of `flower-sup
 from __future__ import annotations
 
 from fl_dp.protocol.flower_compat import supernode_behind
+from fl_dp.protocol.flower_versions import FlowerChanged
 
 from .superlink import OwnUserOnly, users_can_be_told_apart
 
@@ -18,14 +19,19 @@ def main() -> None:
     """Run `flower-supernode` with the command line's options, behind the guard.
 
     Raises:
-        SystemExit: If this system does not say who connects to a port.
+        SystemExit: If this system does not say who connects to a port, or Flower has no such
+            command any more.
     """
     if not users_can_be_told_apart():
         raise SystemExit(
             "error: this system does not say who connects to a port, so that other users of this "
             "machine could answer for the node: use a machine of its own, and `flower-supernode`"
         )
-    supernode_behind(OwnUserOnly)()
+    try:
+        flower_supernode = supernode_behind(OwnUserOnly)
+    except FlowerChanged as changed:
+        raise SystemExit(f"error: {changed}") from None
+    flower_supernode()
 
 
 if __name__ == "__main__":
