@@ -125,7 +125,7 @@ class LocalGrid(Grid):
             pushed.append(name)
         return pushed
 
-    def pull_messages(
+    def pull_messages(  # type: ignore[override]  # as in Flower 1.43, and before
         self,
         reply_to_message_ids: Iterable[str] | None = None,
         *,

@@ -25,7 +25,7 @@ class OwnGrid(Grid):
         """Refuse, as Flower deprecated it: make a `Message`."""
         raise NotImplementedError
 
-    def pull_messages(
+    def pull_messages(  # type: ignore[override]  # as in Flower 1.43, and before
         self,
         reply_to_message_ids: Iterable[str] | None = None,
         *,

@@ -74,14 +74,14 @@ def imported(node: ast.AST) -> list[str]:
     if isinstance(node, ast.Import):
         return [each.name for each in node.names]
     if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_", "import_module")):
-        return [each.value for each in node.args if isinstance(each, ast.Constant)]
+        return [str(each.value) for each in node.args if isinstance(each, ast.Constant)]
     return []
 
 
 def private_imports(file: Path) -> list[str]:
     """Return what a file imports of Flower's undocumented parts."""
     nodes = ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-    return [module for node in nodes for module in imported(node) if private(str(module))]
+    return [module for node in nodes for module in imported(node) if private(module)]
 
 
 def sources() -> list[Path]:

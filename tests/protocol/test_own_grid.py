@@ -69,7 +69,7 @@ class Before(LocalGrid):
 class After(LocalGrid):
     """As Flower has it from 1.43 on, where the older name is deprecated."""
 
-    def pull_messages(
+    def pull_messages(  # type: ignore[override]  # as it will be
         self,
         reply_to_message_ids: Iterable[str] | None = None,
         *,

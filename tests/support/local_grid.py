@@ -22,7 +22,7 @@ Answer = Callable[[Message, int], Message | None]
 class EitherName(Grid):
     """A grid whose `pull_messages` is that of Flower before and from 1.43 on."""
 
-    def pull_messages(
+    def pull_messages(  # type: ignore[override]  # as in Flower 1.43, and before
         self,
         reply_to_message_ids: Iterable[str] | None = None,
         *,
