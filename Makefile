@@ -7,6 +7,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 # Where PyTorch comes from, if not from pip's usual index: its CPU build spares gigabytes.
 TORCH_INDEX ?=
+TORCH = $(TORCH_INDEX:%=--index-url %) "$$(grep -o '^torch==[^ ]*' requirements.lock)"
 
 # `make quick`: these rooms, less what is marked slow; 60 s of a processor are left.
 QUICK := tests/mechanisms tests/updates tests/plan tests/statistics tests/clients tests/tasks/datasets \
@@ -42,10 +43,21 @@ BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))
 # `make federation`: central, dp_sgd, local or distributed.
 PRIVACY ?= dp_sgd
 
-# `make flower`: the version of Flower that stands in for the locked one.
-FLWR ?= 1.42
+# `make flower`: what stands in for the locked Flower, a nightly of its next version among them.
+FLWR ?= flwr==1.41.*
 
-.PHONY: help demo federation flower quick test test-all coverage lint format docs site sbom advisories notes pictures bench experiments recovery wheel setup clean
+# The tests in which Flower itself works: its messages, grids, strategies, commands, engine and nodes.
+FLOWER := tests/protocol tests/deploy tests/faults/test_real_nodes.py tests/app/local \
+  tests/app/test_deployment.py tests/app/test_in_process.py tests/app/test_interruption.py \
+  tests/app/test_node_owners.py tests/app/test_refusals.py tests/app/test_secure_deployment.py \
+  tests/app/test_simulation.py tests/clients/test_hostile_server.py tests/clients/test_node_policy.py \
+  tests/clients/test_node_privacy.py tests/clients/test_numpy_client_app.py \
+  tests/commands/test_status_command.py tests/commands/new_app tests/examples/test_extend.py \
+  tests/strategies/test_exchange.py tests/strategies/test_rehearsal.py \
+  tests/strategies/test_server_optimizers.py tests/strategies/test_should_stop.py \
+  tests/strategies/test_subclasses.py
+
+.PHONY: help demo federation flower quick test test-all coverage lint format docs site sbom advisories notes pictures bench experiments recovery wheel lock setup clean
 .NOTPARALLEL: # two timings at once would measure each other
 
 help: ## What there is
@@ -79,14 +91,20 @@ test-all: $(STAMP) ## Every test, with real nodes and whole trainings: over an h
 coverage: $(STAMP) ## Every test, and which lines none of them runs: results/coverage
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-report=html
 
-# Only Flower is replaced, so that no other package's version explains a failure.
-flower: $(STAMP) ## Every test with another version of Flower: FLWR=1.42
+# Only Flower is replaced, so that no other package's version explains a failure. The locked one is
+# left out by name: a nightly is a package of another name, and would stand beside it.
+PURELIB := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+flower: $(STAMP) ## Flower's part of the tests with another version: FLWR=flwr-nightly==1.43.0.dev20261026
+	rm -rf .venv-flower
 	$(BIN)/python -m venv .venv-flower
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-	  > $$(.venv-flower/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth
-	$(PIP:$(BIN)/%=.venv-flower/bin/%) --no-deps "flwr==$(FLWR).*"
+	mkdir .venv-flower/locked
+	ln -s "$$($(BIN)/python $(PURELIB))"/* .venv-flower/locked
+	rm .venv-flower/locked/flwr* .venv-flower/locked/*fl_dp*
+	echo "import site; site.addsitedir('$(CURDIR)/.venv-flower/locked')" \
+	  > "$$(.venv-flower/bin/python $(PURELIB))/locked.pth"
+	$(PIP:$(BIN)/%=.venv-flower/bin/%) --no-deps "$(FLWR)"
 	$(PIP:$(BIN)/%=.venv-flower/bin/%) --no-deps --no-build-isolation --editable .
-	.venv-flower/bin/python -m pytest -n 2 --dist loadgroup --ignore=tests/packaging/test_lock_file.py
+	.venv-flower/bin/python -m pytest -n 2 --dist loadgroup -m "" $(FLOWER)
 
 lint: $(STAMP) ## Style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -180,6 +198,12 @@ wheel: $(STAMP) ## Build the wheel, install it in an environment of its own, ask
 
 setup: $(STAMP) ## The environment alone
 
+lock: $(STAMP) ## Write the hashes into requirements.lock again, after a version in it was changed
+	@grep '^#' requirements.lock > .requirements.lock
+	@grep -o '^[a-zA-Z][^ ]*==[^ ]*' requirements.lock | $(BIN)/uv pip compile --quiet --no-deps \
+	  --no-header --no-annotate --generate-hashes --python-version 3.11.7 - >> .requirements.lock
+	@mv .requirements.lock requirements.lock
+
 # Rebuilt when the lock file or the package's metadata changed; an interrupted set-up has no stamp.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -189,10 +213,11 @@ $(STAMP): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
 	  { echo "No virtual environment: install your system's python3-venv package"; exit 1; }
 	@echo "  1/3 torch"
-	@$(PIP) $(TORCH_INDEX:%=--index-url %) "$$(grep '^torch==' requirements.lock)" \
+	@$(PIP) --no-deps $(TORCH) \
 	  || { echo "torch could not be installed: is a package registry reachable?"; exit 1; }
 	@echo "  2/3 the tested set of packages"
-	@$(PIP) -r requirements.lock \
+	@# Then what a build of torch for GPUs needs besides, which lies on its own index.
+	@$(PIP) --no-deps --require-hashes -r requirements.lock && $(PIP) $(TORCH) \
 	  || { echo "A package of requirements.lock could not be installed: see the lines above"; exit 1; }
 	@echo "  3/3 fl-dp itself"
 	@$(PIP) --no-deps --no-build-isolation --editable . \

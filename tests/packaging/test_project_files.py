@@ -13,6 +13,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -70,7 +71,7 @@ def classified_versions() -> list[str]:
 
 
 def in_lock_file(requirement: str) -> bool:
-    name = Requirement(requirement).name
+    name = canonicalize_name(Requirement(requirement).name)
     lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
     return re.search(rf"^{re.escape(name)}==", lock, re.MULTILINE) is not None
 
