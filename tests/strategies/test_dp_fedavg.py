@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from draws import a_draw
 from fl_dp.strategies.modes import CentralMode
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
@@ -75,6 +77,20 @@ def test_missing_replies_change_neither_denominator_nor_noise(start: Any, silent
     moved = done.result.arrays["w"].numpy()
     np.testing.assert_allclose(moved, [0.25 * (N - silent) / N, 0, 0, 0], atol=TOLERANCE)
     assert (done.ledger.rounds_spent, done.ledger.rounds_committed) == (1, 1)
+
+
+def test_seeds_of_the_process_repeat_no_noise(start: Any) -> None:
+    """The power: what numpy draws after its seed is the same."""
+    trained, drawn = [], []
+    for _ in range(2):
+        random.seed(42)
+        np.random.seed(42)
+        torch.manual_seed(42)
+        trained.append(mean_update(answer_with_update(updates(N)), start)["w"])
+        np.random.seed(42)
+        drawn.append(np.random.normal(size=4))
+    np.testing.assert_array_equal(*drawn)
+    assert not (trained[0] == trained[1]).any()
 
 
 HOSTILE = {
