@@ -139,7 +139,7 @@ def test_the_wheel_holds_the_template_of_a_new_app(wheel: Path) -> None:
     files = {path for path in folder.rglob("*") if path.suffix in (".py", ".txt")}
     assert files
     assert {path.relative_to(ROOT).as_posix() for path in files} <= names_in(wheel)
-    assert len(files) == 8
+    assert len(files) == 9
 
 
 def test_the_wheel_holds_the_texts_of_papers_and_pages(wheel: Path) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
+from importlib.metadata import distributions
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import fl_dp
 from fl_dp.files import full_disk_named
@@ -56,7 +60,12 @@ def write_app(name: str, parent: Path) -> Path:
 
 def app_files(name: AppName) -> Iterator[tuple[Path, str]]:
     """Yield the files of an app: where each lies in it, and what it says."""
-    values = {"name": name.project, "package": name.package, "bounds": _bounds(fl_dp.__version__)}
+    values = {
+        "name": name.project,
+        "package": name.package,
+        "bounds": _bounds(fl_dp.__version__),
+        "source": _source(),
+    }
     for source in sorted(_TEMPLATE.rglob("*")):
         if source.suffix not in (".py", ".txt"):
             continue
@@ -76,6 +85,26 @@ def _place(source: Path, name: AppName) -> Path:
     if place.suffix == ".txt":
         place = place.with_suffix("")
     return place.with_name(f".{place.name}") if place.name == _GIT_IGNORES else place
+
+
+_SOURCE = """
+[tool.uv.sources]
+# fl-dp was installed from here. Without this line, it comes from a package index.
+fl-dp = {{ path = {path} }}
+"""
+
+
+def _source() -> str:
+    """Return the lines with which Flower's installer finds an fl-dp that is on no index.
+
+    They name the wheel or the checkout that this fl-dp was installed from, and no other package of
+    that name is taken. Nothing, if it came from an index.
+    """
+    for package in distributions(name="fl-dp"):
+        origin = urlsplit(json.loads(package.read_text("direct_url.json") or "{}").get("url", ""))
+        if origin.scheme == "file":
+            return _SOURCE.format(path=json.dumps(url2pathname(origin.path)))
+    return ""
 
 
 def _bounds(version: str) -> str:

@@ -39,6 +39,7 @@ def test_the_app_has_the_files_of_a_flower_app(app: Path) -> None:
     assert files_of(app) == {
         "pyproject.toml",
         "README.md",
+        "LICENSE",
         ".gitignore",
         "tests/test_app.py",
         *(f"ward_seven/{name}.py" for name in ("__init__", "client_app", "server_app", "task")),

@@ -1,0 +1,1 @@
+"""Handwritten digits, learnt by a hundred clients under differential privacy."""

@@ -1,0 +1,44 @@
+"""The clients: each trains on its own records. fl-dp clips what they learnt."""
+
+from typing import Any
+
+from flwr.app import Context
+from flwr.client import NumPyClient
+from flwr.common.typing import NDArrays, Scalar
+
+from fl_dp.clients import NodeUnits, numpy_client_app
+
+from . import task
+
+
+class Client(NumPyClient):
+    """One client, who is the privacy unit."""
+
+    def __init__(self, context: Context, unit: int) -> None:
+        """Be one of the clients that a node hosts."""
+        config = context.run_config
+        node = int(context.node_config["partition-id"])
+        self.number = node * int(config["clients-per-node"]) + unit
+        self.config = config
+
+    def fit(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        """Return what a model becomes by training on this client's records."""
+        trained = task.train(
+            parameters[0],
+            task.load_client(self.number, int(self.config["num-clients"])),
+            learning_rate=float(self.config["learning-rate"]),
+            epochs=int(self.config["local-epochs"]),
+        )
+        return [trained], 1, {}
+
+
+def num_hosted(context: Context, config: dict[str, Any]) -> int:
+    """Return how many clients a node hosts; none of them sees another's records."""
+    return int(context.run_config["clients-per-node"])
+
+
+app = numpy_client_app(
+    lambda context: Client(context, 0), units=NodeUnits(client_fn=Client, count=num_hosted)
+)
