@@ -5,6 +5,9 @@ STAMP := .venv/.fl-dp-stamp
 # Twice quiet: errors are shown, and warnings about the registry in use are not.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
+# Between the extras of one call.
+COMMA := ,
+
 # Where PyTorch comes from, if not from pip's usual index: its CPU build spares gigabytes.
 TORCH_INDEX ?=
 TORCH = $(TORCH_INDEX:%=--index-url %) "$$(grep -o '^torch==[^ ]*' requirements.lock)"
@@ -181,20 +184,33 @@ recovery: $(STAMP) ## The attack on pictures, three seeds, and its pictures
 	cp results/experiments/data_recovery/recovery.png docs/images/attack_noise.png
 	cp results/experiments/data_recovery/resistance.png docs/images/attack_resistance.png
 
-wheel: $(STAMP) ## Build the wheel, install it in an environment of its own, ask its version
+# Installs the wheel with the extras of a role, as its user does; what is asked afterwards is asked from
+# elsewhere, so that nothing of the checkout is imported.
+define installed
+$(PYTHON) -m venv dist/$(1)
+dist/$(1)/bin/python -m pip install -qq --disable-pip-version-check -c dist/constraints.txt \
+  $(TORCH_INDEX:%=--extra-index-url %) "$$(echo dist/*.whl)$(2)"
+endef
+
+wheel: $(STAMP) ## Build sdist and wheel, install the wheel by role in environments of their own, ask each
 	rm -rf dist
-	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
-	$(PYTHON) -m venv dist/venv
-	dist/venv/bin/python -m pip install -qq --disable-pip-version-check -c requirements.lock dist/*.whl
-	@# From elsewhere, so that nothing of the checkout is imported.
-	cd dist && venv/bin/fl-dp --version
-	@# A node's owner has all there is to run; what the app and the viewer are for names its extra.
-	cd dist && venv/bin/fl-dp node check 'ledger-path="/tmp/node.db"' > node.txt
-	cd dist && venv/bin/fl-dp plan 2>&1 | grep -F "pip install 'fl-dp[app]'"
-	cd dist && venv/bin/fl-dp dashboard . 2>&1 | grep -F "pip install 'fl-dp[viewer]'"
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	grep -o '^[A-Za-z0-9_.-]*==[^ ;]*' requirements.lock > dist/constraints.txt
+	$(call installed,owner,)
+	cd dist && owner/bin/fl-dp --version
+	cd dist && owner/bin/fl-dp node check 'ledger-path="/tmp/node.db"' > node.txt
+	@# What the app and the viewer are for names its extra.
+	cd dist && owner/bin/fl-dp plan 2>&1 | grep -F "pip install 'fl-dp[app]'"
+	cd dist && owner/bin/fl-dp dashboard . 2>&1 | grep -F "pip install 'fl-dp[viewer]'"
 	@# A project of its own, checked with fl-dp as its author installs it.
 	cd examples/extend && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
-	  --python-executable $(CURDIR)/dist/venv/bin/python --allow-redefinition hospital_app strategies
+	  --python-executable $(CURDIR)/dist/owner/bin/python --allow-redefinition hospital_app strategies
+	$(call installed,node,[torch])
+	cd dist && node/bin/python -c "import fl_dp.client_app"
+	$(call installed,server,[torch$(COMMA)app])
+	cd dist && server/bin/fl-dp plan privacy.epsilon=4 > plan.txt
+	$(call installed,viewer,[viewer])
+	cd dist && viewer/bin/python -c "import fl_dp.viewer.dashboard.serve, fl_dp.viewer.report.render"
 
 setup: $(STAMP) ## The environment alone
 
