@@ -94,12 +94,27 @@ def test_a_workflow_calls_targets_of_the_makefile_alone(path: Path) -> None:
                 assert set(arguments) <= set(make_targets()), line
 
 
+# The index' own action has a branch for its major version, and no tag.
+ACTION = re.compile(r"(actions|docker)/[a-z-]+@v\d+|pypa/gh-action-pypi-publish@release/v1")
+
+# Jobs that may write, and what.
+WRITES = {
+    ("release.yml", "build"): {"attestations", "id-token"},
+    ("release.yml", "index"): {"id-token"},
+    ("release.yml", "image"): {"packages"},
+    ("release.yml", "site"): {"id-token", "pages"},
+}
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_a_workflow_pins_actions_by_major_version_and_can_only_read(path: Path) -> None:
     assert load(path)["permissions"] == {"contents": "read"}
+    for name, job in load(path)["jobs"].items():
+        granted = {what for what, how in job.get("permissions", {}).items() if how != "read"}
+        assert granted == WRITES.get((path.name, name), set()), name
     for step in steps(path):
         assert ("uses" in step) != ("run" in step)
-        assert re.fullmatch(r"actions/[a-z-]+@v\d+", step.get("uses", "actions/x@v1"))
+        assert "uses" not in step or ACTION.fullmatch(step["uses"]), step
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
@@ -107,6 +122,46 @@ def test_a_workflow_names_no_package_index_but_pytorch_s_public_one(path: Path) 
     addresses = re.findall(r"https?://[^\s\"']+", path.read_text(encoding="utf-8"))
     assert set(addresses) <= {"https://download.pytorch.org/whl/cpu"}
     assert set(load(path)["env"]) <= set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE))
+
+
+# A release.
+
+
+def release_steps(job: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = load(ROOT / ".github/workflows/release.yml")["jobs"][job]["steps"]
+    return found
+
+
+def with_action(steps: list[dict[str, Any]], action: str) -> list[dict[str, Any]]:
+    return [step.get("with", {}) for step in steps if step.get("uses", "").startswith(action)]
+
+
+def test_only_a_tag_releases_and_only_what_was_built_and_signed() -> None:
+    release = load(ROOT / ".github/workflows/release.yml")
+    # YAML reads the key `on` as true.
+    assert release[True] == {"push": {"tags": ["v*"]}}  # type: ignore[index]  # see above
+    assert {job["needs"] for name, job in release["jobs"].items() if name != "build"} == {"build"}
+    [signed] = with_action(release_steps("build"), "actions/attest-build-provenance")
+    [packages, _] = with_action(release_steps("build"), "actions/upload-artifact")
+    assert set(packages["path"].split()) <= set(signed["subject-path"].split())
+    [taken] = with_action(release_steps("index"), "actions/download-artifact")
+    assert taken["name"] == packages["name"]
+    # No password: the index trusts the workflow.
+    assert with_action(release_steps("index"), "pypa/gh-action-pypi-publish") == [{}]
+
+
+def test_each_change_builds_what_a_release_builds_and_pushes_nothing() -> None:
+    others = [step for path in WORKFLOWS if path.name != "release.yml" for step in steps(path)]
+    built = {step.get("run") for step in others}
+    for job in ("build", "site"):
+        assert {step["run"] for step in release_steps(job) if "run" in step} <= built
+    [dry] = with_action(others, "docker/build-push-action")
+    [pushed] = with_action(release_steps("image"), "docker/build-push-action")
+    assert (dry.pop("push"), pushed.pop("push")) == (False, True)
+    assert dry.items() <= pushed.items()
+    assert (ROOT / pushed["file"]).is_file()
+    for pushing in ("docker/login-action", "pypa/gh-action", "actions/deploy-pages"):
+        assert with_action(others, pushing) == []
 
 
 def test_the_tests_run_on_every_version_that_the_package_is_said_to_support() -> None:

@@ -6,6 +6,7 @@ pyproject.toml and the metadata of the installed packages, which are those of re
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -228,6 +229,12 @@ def test_the_line_of_a_missing_package_names_its_extra() -> None:
     assert "fl-dp[app]" in with_its_extra(of_metadata)
     assert with_its_extra(ModuleNotFoundError("patient 4711")) == "patient 4711"
     assert with_its_extra(ValueError("rounds=0")) == "rounds=0"
+
+
+def test_the_wheel_is_installed_by_each_role_before_a_release() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8").replace("$(COMMA)", ",")
+    tried = set(re.findall(r"\$\(call installed,\w+,(.*)\)$", makefile, re.MULTILINE))
+    assert tried == {f"[{','.join(role.extras)}]".replace("[]", "") for role in ROLES.values()}
 
 
 def test_all_brings_what_each_extra_for_users_does() -> None:

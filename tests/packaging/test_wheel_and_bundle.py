@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.metadata import Metadata
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -178,6 +179,15 @@ def test_the_wheel_asks_for_torch_only_in_an_extra(wheel: Path) -> None:
     assert "flwr" in always
     assert "torch" not in always
     assert "torch" in in_extra
+
+
+def test_an_index_accepts_what_the_wheel_says_of_itself(wheel: Path) -> None:
+    [name] = [name for name in names_in(wheel) if name.endswith(".dist-info/METADATA")]
+    with zipfile.ZipFile(wheel) as opened:
+        metadata = Metadata.from_email(opened.read(name), validate=True)
+    assert metadata.name == NAME
+    assert metadata.license_expression == PYPROJECT["project"]["license"]
+    assert metadata.description_content_type == "text/markdown"
 
 
 def test_a_node_installs_no_ray_and_a_simulation_does(wheel: Path) -> None:
