@@ -142,7 +142,7 @@ notes: $(STAMP) ## What the changelog says of this version: dist/notes.md
 	test -s dist/notes.md
 
 # Needs Chromium (Debian: apt install chromium). The pictures of experiments are of `make experiments`.
-pictures: $(STAMP) ## README's picture, screens of report and dashboard, drawings of the docs; look at each
+pictures: $(STAMP) ## The demo's picture, screens of report and dashboard, drawings of the docs; look at each
 	@mkdir -p results/pictures
 	if test -f results/pictures/digits/sweep.json; \
 	  then $(BIN)/fl-dp run resume=results/pictures/digits; \

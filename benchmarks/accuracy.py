@@ -23,9 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
-from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
+from fl_dp.app.pictures import COLOURS, new_picture, save_picture
 
 TABLES = Path(__file__).with_suffix(".yaml")
 METRIC = "test_accuracy"
@@ -41,7 +42,8 @@ class Row:
         overrides: Of `fl-dp run`, but for the seed.
         public: What no promise covers.
         public_alone: What that reaches without any private record.
-        published: What others report of the same set, `[epsilon, accuracy]` by their name.
+        published: What others report of the same set, with public data of the same kind,
+            `[epsilon, accuracy]` by their name.
         chosen_on: Data on which the settings were chosen.
         line: Its name in the picture, where a panel has several.
         metric: What is reported, a key of `metrics.jsonl`.
@@ -147,25 +149,34 @@ def draw(rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]], target: Path) -> 
             if row.label == label:
                 mean = statistics.fmean(result["metric"] for result in results)
                 lines.setdefault(row.line, []).append((results[0]["epsilon"], mean))
-        for (name, points), colour in zip(lines.items(), COLOURS, strict=False):
+        colours = dict(zip(lines, COLOURS, strict=False))
+        for name, points in lines.items():
             points.sort()
-            axes.plot(*zip(*points, strict=True), "o-", color=colour)
-            axes.annotate(
-                name, points[-1], (0, 8), textcoords="offset points", ha="right", color=colour
-            )
-        theirs = [row.published for row, _ in measured if row.label == label]
-        for name, (epsilon, accuracy) in {k: v for each in theirs for k, v in each.items()}.items():
-            axes.plot(epsilon, accuracy, "x", color=PALE)
-            side = "left" if epsilon < LATE else "right"
+            axes.plot(*zip(*points, strict=True), "o-", color=colours[name])
             axes.annotate(
                 name,
-                (epsilon, accuracy),
-                (5 if side == "left" else -5, -10),
+                points[-1],
+                (0, 6),
                 textcoords="offset points",
-                ha=side,
-                fontsize=7,
-                color=PALE,
+                ha="right",
+                fontsize=8,
+                color=colours[name],
             )
+        for row in (row for row, _ in measured if row.label == label):
+            for name, (epsilon, accuracy) in row.published.items():
+                # As the line that it is fair to compare with.
+                axes.plot(epsilon, accuracy, "x", color=colours[row.line])
+                side = "left" if epsilon < LATE else "right"
+                above = accuracy > np.interp(epsilon, *zip(*lines[row.line], strict=True))
+                axes.annotate(
+                    name,
+                    (epsilon, accuracy),
+                    (5 if side == "left" else -5, 4 if above else -10),
+                    textcoords="offset points",
+                    ha=side,
+                    fontsize=7,
+                    color=colours[row.line],
+                )
         axes.set(title=label, xlabel="epsilon of each record", xscale="log")
         axes.set_xticks([1, 3, 8], ["1", "3", "8"])
         axes.minorticks_off()
