@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.clients.node_config import NodeConfig
+from fl_dp.tasks.features import Encoder
+from fl_dp.tasks.features.checkpoint import encoder_module
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/features.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def test_the_code_for_projects_of_one_s_own_runs(
@@ -27,12 +34,67 @@ def test_the_code_for_projects_of_one_s_own_runs(
         "public_images": draw.random((620, 1, 28, 28), dtype=np.float32),
         "images": draw.random((20, 1, 28, 28), dtype=np.float32),
     }
-    *others, code = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    *others, code = PYTHON
     exec(compile(code, "docs/features.md", "exec"), given)
     assert given["vectors"].shape == (20, 600)
     assert (tmp_path / "features.safetensors").is_file()
     for each in others:  # they need a network of somebody's
         compile(each, "docs/features.md", "exec")
+
+
+SMALL: dict[str, Any] = dict(
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    intermediate_size=32,
+    image_size=16,
+    patch_size=8,
+)
+
+
+def small_dinov2() -> Any:
+    transformers = pytest.importorskip("transformers")
+    sizes = {name: size for name, size in SMALL.items() if name != "intermediate_size"}
+    return transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
+
+
+def small_beit() -> Any:
+    transformers = pytest.importorskip("transformers")
+    return transformers.BeitModel(transformers.BeitConfig(**SMALL))
+
+
+def small_clip() -> Any:
+    transformers = pytest.importorskip("transformers")
+    texts = SMALL | {"vocab_size": 8, "bos_token_id": 0, "eos_token_id": 1}
+    config = transformers.CLIPConfig(text_config=texts, vision_config=SMALL, projection_dim=4)
+    return transformers.CLIPModel(config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [small_dinov2, small_beit, small_clip])
+def test_a_folder_of_transformers_becomes_an_encoder_as_the_page_says(
+    make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the network itself sees an image that its own processor has scaled."""
+    model = make()
+    model.save_pretrained(tmp_path / "vision")
+    pixels = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3, "size": {"height": 16, "width": 16}}
+    (tmp_path / "vision/preprocessor_config.json").write_text(json.dumps(pixels), encoding="utf-8")
+    blocks = [block.replace("/srv", str(tmp_path)) for block in PYTHON]
+    [module] = [block for block in blocks if block.startswith("# my_encoders.py\n")]
+    [once] = [block for block in blocks if "from my_encoders import" in block]
+    (tmp_path / "my_encoders.py").write_text(module, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_encoders", raising=False)
+    exec(compile(once, "docs/features.md", "exec"), {})
+    weights = tmp_path / "encoder.safetensors"
+    network = encoder_module("my_encoders:Vision", weights, (1, 20, 20))
+    images = torch.rand(2, 3, 16, 16)
+    with torch.inference_mode():
+        vision = getattr(model, "vision_model", model).eval()
+        torch.testing.assert_close(network(images), vision((images - 0.4) / 0.2).pooler_output)
+    vectors = Encoder(network)(np.random.default_rng(0).random((3, 1, 20, 20), dtype=np.float32))
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1.0, rtol=1e-5)
 
 
 def test_the_policy_names_an_encoder() -> None:
