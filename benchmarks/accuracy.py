@@ -167,7 +167,8 @@ def draw(rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]], target: Path) -> 
                 # As the line that it is fair to compare with.
                 axes.plot(epsilon, accuracy, "x", color=colours[row.line])
                 side = "left" if epsilon < LATE else "right"
-                above = accuracy > np.interp(epsilon, *zip(*lines[row.line], strict=True))
+                ours = np.array(lines[row.line])
+                above = accuracy > np.interp(epsilon, ours[:, 0], ours[:, 1])
                 axes.annotate(
                     name,
                     (epsilon, accuracy),

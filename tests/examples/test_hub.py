@@ -51,7 +51,7 @@ def new_app(folder: Path) -> Path:
 APPS = {"examples/hub": copy_of_the_example, "fl-dp new": new_app}
 
 
-@pytest.fixture(params=APPS.values(), ids=APPS)
+@pytest.fixture(params=list(APPS.values()), ids=list(APPS))
 def app(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     made: Callable[[Path], Path] = request.param
     return made(tmp_path)

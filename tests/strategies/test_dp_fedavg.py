@@ -89,7 +89,7 @@ def test_seeds_of_the_process_repeat_no_noise(start: Any) -> None:
         trained.append(mean_update(answer_with_update(updates(N)), start)["w"])
         np.random.seed(42)
         drawn.append(np.random.normal(size=4))
-    np.testing.assert_array_equal(*drawn)
+    np.testing.assert_array_equal(drawn[0], drawn[1])
     assert not (trained[0] == trained[1]).any()
 
 
