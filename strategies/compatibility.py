@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from flwr.app import ArrayRecord
 
 from fl_dp.accounting import freeze
@@ -10,6 +11,7 @@ from fl_dp.files import free_memory
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.updates import VectorLayout
+from fl_dp.updates.arrays import read
 from fl_dp.updates.batch_norm import running_statistics
 
 from .selection import Selection, selection_of
@@ -131,6 +133,21 @@ def require_memory(model: ArrayRecord) -> None:
             f"{free / 2**30:.3g} GiB are free; nobody was asked: train a part of the model "
             "(adapters, for instance), or let the server have more memory"
         )
+
+
+def require_finite(model: ArrayRecord) -> None:
+    """Check that a model can be trained from: an update to what is not finite is not finite.
+
+    Raises:
+        UnfitModel: If a value is NaN or infinite; nobody was asked.
+    """
+    for name, array in model.items():
+        _, values = read(array)
+        if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+            raise UnfitModel(
+                f"'{name}' of the first model holds a value that is NaN or infinite, so no update "
+                "to it is finite: start from finite weights (initial_arrays); nobody was asked"
+            )
 
 
 def require_no_running_statistics(model: ArrayRecord) -> None:

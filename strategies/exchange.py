@@ -17,7 +17,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fl_dp.protocol.flower_compat import is_simulation
-from fl_dp.protocol.own_grid import OwnGrid
+from fl_dp.protocol.own_grid import simulates_nodes
 
 from .run_log import RunLog
 
@@ -49,17 +49,12 @@ def default_window(grid: Grid) -> int | None:
     return _SIMULATION_WINDOW if is_simulation(grid) else None
 
 
-def _never_away(grid: Grid) -> bool:
-    """Tell whether the nodes are simulated, and as slow as their machines are busy."""
-    return is_simulation(grid) or isinstance(grid, OwnGrid)
-
-
 def patience(grid: Grid, timeout: float) -> float:
     """Return the seconds without any answer after which nodes are given up before a training.
 
     Simulated nodes are never away, with Flower's engine or another one.
     """
-    return max(timeout, _LONGEST_SILENCE) if _never_away(grid) else timeout
+    return max(timeout, _LONGEST_SILENCE) if simulates_nodes(grid) else timeout
 
 
 def exchange(
@@ -91,7 +86,7 @@ def exchange(
             answer; their messages do not expire.
     """
     window = default_window(grid) if window is None else window
-    unhurried = patient and _never_away(grid)
+    unhurried = patient and simulates_nodes(grid)
     if unhurried:
         timeout, messages = patience(grid, timeout), map(_lasting, messages)
     deadline = time.monotonic() + timeout

@@ -19,6 +19,7 @@ from flwr.app import (
 )
 from numpy.typing import NDArray
 
+from fl_dp.protocol.failures import Failure, failure_told_by
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.updates import RefusedUpdate, VectorLayout
 from fl_dp.updates.batch_norm import with_sound_variances
@@ -48,6 +49,7 @@ class RoundDraft:
         roster: Every unit that may take part.
         draw: What a selection may look at: the round's number and the last model, too.
         ask: For further exchanges within the round.
+        simulated: Whether no node is real, so that a failure may be told whole.
     """
 
     layout: VectorLayout
@@ -59,6 +61,29 @@ class RoundDraft:
     roster: Sequence[Unit]
     draw: Draw
     ask: Ask
+    simulated: bool = False
+
+
+@dataclass(kw_only=True)
+class Answered:
+    """Answers of a round, exactly counted: of real nodes nobody may be told.
+
+    Attributes:
+        failed: Replies that contribute nothing.
+        worked: The others.
+        failures: One failure of each kind, as far as nodes told it; simulated ones do.
+    """
+
+    failed: int = 0
+    worked: int = 0
+    failures: dict[str, Failure] = field(default_factory=dict)
+
+    def note(self, failure: Failure | None, *, worked: bool) -> None:
+        """Count a reply."""
+        self.worked += worked
+        self.failed += not worked
+        if failure is not None:
+            self.failures.setdefault(failure.kind, failure)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,40 +128,48 @@ class OpenRound:
             group_id=str(self.draft.draw.server_round),
         )
 
-    def collect(self, replies: Iterable[Message], selection: Selection, log: RunLog) -> None:
+    def collect(self, replies: Iterable[Message], selection: Selection, log: RunLog) -> Answered:
         """Fold replies into the mode one by one, at most one for each node of the cohort.
 
         A reply that is an error, unasked for, malformed or not finite contributes zero and never
         raises: one client must not be able to end a training.
+
+        Returns:
+            Who failed and why, for a simulation; of real nodes nothing may depend on it.
         """
-        failed = answered = False
+        answered = Answered()
         for reply in self._admitted(replies, log):
+            told = failure_told_by(reply) if self.draft.simulated else None
             if reply.has_error():
-                failed = True
+                answered.note(told, worked=False)
                 self._log_failure(reply, log)
                 self.mode.failed(reply.metadata.src_node_id, reply.error)
                 continue
-            answered = True
             try:
                 seen = self._fold(reply)
             except RefusedUpdate as refused:
                 log.warn_once(f"an update was refused and contributes zero: {refused}")
+                answered.note(Failure(text=f"an update was refused: {refused}"), worked=False)
                 continue
             if self.mode.reads_models and self.draft.layout.converts(reply.content):
                 log.warn_once(
                     "an update has another floating-point dtype than the model; it is converted"
                 )
+            finite = not any(math.isinf(observation.update_norm) for observation in seen)
+            if not finite:
+                log.warn_once("an update was not finite and contributes zero")
+                told = Failure(text="an update was not finite (a lower learning rate?)")
+            answered.note(told, worked=finite and (told is None or not told.of_all))
             for observation in seen:
-                if math.isinf(observation.update_norm):
-                    log.warn_once("an update was not finite and contributes zero")
                 selection.observe(observation)
             if self.draft.layout.size >= _LARGE:
                 gc.collect(1)  # Flower's records are cycles: replies would pile up until it runs
-        if failed and not answered:
+        if answered.failed and not answered.worked and not self.draft.simulated:
             log.warn_once(
                 "every client that replied in a round failed, and the round stays charged: look at "
                 "the logs of the nodes; ctrl-C stops the training before another one is charged"
             )
+        return answered
 
     def _log_failure(self, reply: Message, log: RunLog) -> None:
         """Name the node and what it raised, for who keeps this log: once for each kind."""

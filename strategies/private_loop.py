@@ -304,6 +304,11 @@ class PrivateLoop(RoundLoop):
         if released.clipping_norms is not None:
             self._clipping_norms = released.clipping_norms
 
+    @property
+    def _stays_spent(self) -> str:
+        """See `RoundLoop._stays_spent`."""
+        return "; what the rounds so far were charged stays spent"
+
     def _spent(self) -> str:
         return f", epsilon so far {self.ledger.running_epsilon():.3f}"
 

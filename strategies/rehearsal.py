@@ -20,9 +20,11 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_dp.accounting.budget import Limit
+from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.flower_compat import ErrorCode, is_simulation
 from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.keys import IDENTITY_ACTION, WIRE, WIRE_KEY
+from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import VectorLayout
 
 from .exchange import exchange, patience
@@ -129,6 +131,7 @@ _EXHAUSTED = {
 }
 _NO_SUCH_QUERY = "No query function registered"
 _ENGINE_S_HEADING = "An exception was raised when processing a message"  # what it was comes after
+_ENGINE_S_REASON = "<class 'ray."
 _BY_RAY = r"^<class 'ray\.exceptions\.RayTaskError"
 _RAISED = (
     re.compile(r"^(?:<class ')?([A-Za-z]\w*)(?:'>|\(|$)"),
@@ -148,6 +151,8 @@ def meaning_of(error: Error) -> Meaning | None:
     The reason comes from the node and can hold data: it is matched, and never passed on.
     """
     reason = error.reason or ""
+    if not reason.startswith(_ENGINE_S_REASON):
+        reason = kind_in(reason)  # what follows is a traceback of a simulated node
     for pattern, meaning in _KNOWN_REASONS:
         if re.search(pattern, reason):
             return meaning
@@ -168,12 +173,14 @@ class Answers:
         identities: What each node said of itself.
         errors: The error of each node that answered with one.
         timeout: Seconds that were waited.
+        simulated: Whether no node is real, so that a failure may be told whole.
     """
 
     asked: list[int] = field(default_factory=list)
     identities: dict[int, NodeIdentity] = field(default_factory=dict)
     errors: dict[int, Error] = field(default_factory=dict)
     timeout: float = 0.0
+    simulated: bool = False
 
     @property
     def silent(self) -> list[int]:
@@ -221,7 +228,7 @@ def ask_identities(
         timeout: Seconds to wait in all for real nodes; who is silent is asked again after each
             third of it. Simulated ones are waited for as `exchange` does when it is patient.
     """
-    answers = Answers(timeout=patience(grid, timeout))
+    answers = Answers(timeout=patience(grid, timeout), simulated=simulates_nodes(grid))
     first = list(nodes[:_ASKED_FIRST]) if is_simulation(grid) else list(nodes)
     with _unknown_question_unlogged():
         _ask(grid, first, answers, config=config, window=window)
@@ -306,8 +313,8 @@ def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Abi
         )
         if not answers.identities and not unable:
             raise RehearsalFailed(
-                f"{failed}, and no node that was asked can: nothing was charged. In a simulation "
-                "see run.log; another installed package may have the name of your app's"
+                f"{failed}, and no node that was asked can: nothing was charged. Another installed "
+                f"package may have the name of your app's{_told_whole(answers, error)}"
             )
         logger.warning(failed)
     if answers.asked and len(answers.silent) == len(answers.asked):
@@ -362,6 +369,12 @@ def _require_wire(answers: Answers) -> None:
             f"and this server's {__version__} version {WIRE}. Install fl-dp {wanted} at {place} "
             "(docs/upgrades.md); nothing was charged"
         )
+
+
+def _told_whole(answers: Answers, error: Error) -> str:
+    """Return the traceback of a simulated node's failure; nothing of a real one's."""
+    text = (error.reason or "").partition("\n")[2]
+    return f". Its client app raised:\n{text}" if answers.simulated and text else ""
 
 
 def _require_abilities(answers: Answers, needs: Collection[Ability]) -> None:

@@ -28,15 +28,17 @@ from fl_dp.plan import RecordPlan
 from fl_dp.protocol.identity import Ability, forms_of, forms_to_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
+from fl_dp.protocol.own_grid import simulates_nodes
 from fl_dp.updates import Compression, VectorLayout
 from fl_dp.updates.compression import array_bytes
 from fl_dp.updates.narrow import widen
 
 from .checkpoint import Checkpoint
-from .contributions import ContributionCheck
+from .compatibility import require_finite
+from .contributions import ContributionCheck, NobodyContributes
 from .exchange import asking, exchange
 from .modes import Cohort, Mode, Released, RoundFailed
-from .open_round import OpenRound, RoundDraft
+from .open_round import Answered, OpenRound, RoundDraft
 from .participations import Participations
 from .progress import Progress
 from .rehearsal import ask_identities, require_fit
@@ -121,6 +123,7 @@ class RoundLoop(ABC):
         self._after_round = options.after_round
         self._compression = options.compression
         self._open: OpenRound | None = None
+        self._works = False  # whether any simulated client has contributed
         self._untried = False  # whether the next round is the first rehearsal of the nodes' app
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -144,6 +147,7 @@ class RoundLoop(ABC):
         self._timeout = timeout
         nodes = self._roster.wait(grid)
         done, model = self._progress.origin(initial_arrays)
+        require_finite(model)
         result = Result(arrays=model)
         if done < num_rounds:
             self.optimizer.rehearse(
@@ -215,13 +219,16 @@ class RoundLoop(ABC):
         Raises:
             RuntimeError: If the round was not opened before: it would not be charged.
             RoundFailed: If there is nothing to release; the round stays charged.
-            NobodyContributes: If the counts so far say so; the round is released and committed.
+            NobodyContributes: If the counts so far say so; the round is released and committed. In
+                a simulation, if every client failed; then nothing is released.
         """
         current = self._open
         if current is None or current.draft.draw.server_round != server_round:
             raise RuntimeError(f"round {server_round} was not reserved: open it first")
         self._open = None
-        current.collect(replies, self.selection, self._log)
+        answered = current.collect(replies, self.selection, self._log)
+        if current.draft.simulated:
+            self._tell_failures(answered, asked=len(current.cohort))
         released = current.mode.release(self._rng, current.draft.ask)
         # From here on everything is made of what was released.
         model, metrics = current.next_model(released, self.optimizer)
@@ -238,6 +245,31 @@ class RoundLoop(ABC):
                 untried=untried,
             )
         return model, metrics
+
+    def _tell_failures(self, answered: Answered, *, asked: int) -> None:
+        """Log one failure of each kind whole, and end a simulation of clients that never work.
+
+        Nobody is protected from the one who simulates. Clients that have worked before may fail for
+        a reason of their own, as where a cohort is one client; two that fail together end it.
+
+        Raises:
+            NobodyContributes: If every client of the round failed, or none answered.
+        """
+        told = [failure.text for failure in answered.failures.values()]
+        works, self._works = self._works, self._works or answered.worked > 0
+        ends = f"so the simulation ends here{self._stays_spent}"
+        if asked and not answered.failed and not answered.worked:
+            raise NobodyContributes(
+                f"none of the {asked} nodes that were asked answered within {self._timeout:g} s, "
+                f"{ends}; give them more time (timeout, or round_timeout of fl-dp run)"
+            )
+        if answered.failed > works and not answered.worked:
+            raise NobodyContributes(
+                f"every client of a round failed ({answered.failed} in all), {ends}. "
+                f"One of them:\n{told[0]}"
+            )
+        for text in told:
+            self._log.warn_once(f"a simulated client failed and contributes zero:\n{text}\n")
 
     @property
     def most_participations(self) -> int | None:
@@ -265,6 +297,11 @@ class RoundLoop(ABC):
     def _metrics(self) -> Sequence[str]:
         """Names of the clients' metrics that each round releases; none by default."""
         return ()
+
+    @property
+    def _stays_spent(self) -> str:
+        """What an error says of the price of a training that it ends; nothing where it has none."""
+        return ""
 
     @abstractmethod
     def _spent(self) -> str:
@@ -391,6 +428,7 @@ class RoundLoop(ABC):
             roster=roster,
             draw=draw,
             ask=ask,
+            simulated=simulates_nodes(grid),
         )
 
     def _ask_cohort(self, draft: RoundDraft, mode: Mode, cohort: Iterable[Unit]) -> list[Message]:

@@ -12,8 +12,10 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from fl_dp.protocol.flower_compat import be_in_a_run, give_id
+from fl_dp.protocol.failures import Failure, reason_in_full
+from fl_dp.protocol.flower_compat import ErrorCode, be_in_a_run, give_id
 from fl_dp.protocol.own_grid import OwnGrid
+from fl_dp.user_code import Contained
 
 _FIRST_NODE = 1  # 0 is the server's own id
 
@@ -91,11 +93,13 @@ class InProcessGrid(OwnGrid):
 def answer_of(
     app: Callable[[Message, Context], Message], message: Message, context: Context
 ) -> Message:
-    """Return an app's reply to a message; an error, as Flower would make it, if it raises."""
-    try:
+    """Return an app's reply to a message; an error with its traceback, if it raises."""
+    with Contained() as attempt:
         return app(message, context)
-    except Exception as error:
-        return Message(Error(code=2, reason=repr(error)), reply_to=message)
+    raised = attempt.failure
+    assert raised is not None  # else it has returned
+    reason = reason_in_full(repr(raised).partition("\n")[0], Failure.of(raised))
+    return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
 
 @contextmanager

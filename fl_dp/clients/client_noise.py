@@ -24,6 +24,7 @@ from .compression import compression_mod
 from .identity import identity_handler
 from .node_privacy import NodePrivacy
 from .records import instruction_of, only_record
+from .simulated_failures import note_failure, told_failures_mod, unless_simulated
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -64,7 +65,8 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     layout = VectorLayout.of(model)
     origin = layout.flatten(model)
     update = np.zeros(layout.size)
-    with Contained("the client failed; the server gets the noise around a zero update"):
+    said = unless_simulated("the client failed; the server gets the noise around a zero update")
+    with Contained(said) as attempt:
         try:
             # Where it is caught: a reply after a budget is spent looks like any other.
             _charge(noise, scheme, message, context)
@@ -74,6 +76,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
             update = layout.flatten(only_array_record(reply.content)) - origin
         except PrivacyBudgetExhausted as exhausted:
             logger.info("%s; the server gets the noise around a zero update", exhausted)
+    note_failure(attempt.failure)
     # Rounding to the model's dtypes comes after the noise, so it costs no privacy.
     private = layout.unflatten(origin, scheme.privatize(update, SecureRandom()))
     # The weight is 1 for everybody: the number of records would be a release of its own.
@@ -100,7 +103,7 @@ def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:
     Raises:
         ValueError: If `mods` has a mod that this app has already.
     """
-    app = ClientApp(mods=with_noise(mods, of="noised_client_app"))
+    app = ClientApp(mods=[told_failures_mod, *with_noise(mods, of="noised_client_app")])
     identity = identity_handler(
         app="noised_client_app of fl-dp", mods=mods or (), abilities=(Ability.NOISE,)
     )

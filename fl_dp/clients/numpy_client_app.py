@@ -10,6 +10,7 @@ the server as a code and a class name: an exception's text can carry data.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,7 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
 
+from fl_dp.protocol.failures import reason_in_full
 from fl_dp.protocol.flower_compat import ErrorCode, Mod
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
@@ -40,9 +42,10 @@ from .node_policy import node_policy_mod
 from .own_price import own_price_mod
 from .queries import StatisticsFn, evaluation_handler, statistic_handler, utility_handler
 from .record_sums import RecordsFn, sum_of_records
-from .records import config_of, metric_record, only_record
+from .records import config_of, metric_record, metrics_in, only_record
 from .secure_node import secure_node_handlers
 from .secure_sum import secure_sum_mod
+from .simulated_failures import note_failure, noted_failures, unless_simulated
 from .trained_unit import TrainedUnit, numpy_client_of, train_unit
 from .units import NodeUnits, sum_of_units
 
@@ -99,9 +102,11 @@ def numpy_client_app(
         Queries are answered as `fl_dp.clients.queries` says.
 
     Raises:
+        TypeError: If `client_fn` is no function of one argument, for instance a client itself.
         ValueError: If `mods` has `client_noise_mod`, which would add the noise twice, or
             `compression_mod`; or if there is nothing to answer with.
     """
+    _require_client_fn(client_fn)
     if client_fn is None and units is None and records is None:
         raise ValueError("numpy_client_app needs a client_fn, units or records to answer with")
     noised = with_noise(mods, of="numpy_client_app")
@@ -148,7 +153,7 @@ def numpy_client_app(
         loss, num_examples, metrics = make_client(context).evaluate(
             arrays.to_numpy_ndarrays(), config
         )
-        records = metric_record({"num-examples": num_examples, "loss": loss}, metrics)
+        records = metric_record({"num-examples": num_examples, "loss": loss}, metrics_in(metrics))
         return Message(RecordDict({METRICS_KEY: records}), reply_to=message)
 
     abilities: set[Ability] = set()
@@ -177,6 +182,31 @@ def numpy_client_app(
     return app
 
 
+def _require_client_fn(client_fn: object) -> None:
+    """Check that what is to make clients can be called with a node's context.
+
+    Raises:
+        TypeError: If it can't.
+    """
+    if client_fn is None:
+        return
+    if not callable(client_fn):
+        name = type(client_fn).__name__
+        raise TypeError(
+            f"client_fn is a {name}, not a function: write "
+            f"numpy_client_app(lambda context: {name}(...)), which makes a client for each message"
+        )
+    try:
+        inspect.signature(client_fn).bind(None)
+    except ValueError:  # a function in C has no signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            f"client_fn is called with the node's Context alone ({error}): write "
+            "numpy_client_app(lambda context: ...)"
+        ) from None
+
+
 def _answer_of_one(
     unit: TrainedUnit, model: ArrayRecord, instruction: RoundInstruction
 ) -> tuple[ArrayRecord, MetricRecord]:
@@ -197,20 +227,34 @@ def _answer_of_one(
 def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallable:
     """Run mods, outermost first, and a handler; reply to an exception without its text.
 
-    An exception's text can carry data. It stays readable in the node's own log.
+    An exception's text can carry data. It stays readable in the node's own log. A simulated node
+    tells it whole.
     """
     for mod in reversed(mods):
         handler = _wrapped(mod, handler)
 
     def answer(message: Message, context: Context) -> Message:
-        with Contained("the client failed; the server is told only the kind of error") as attempt:
-            return handler(message, context)
-        reason = type(attempt.failure).__name__
-        if isinstance(attempt.failure, Refused):
-            reason += f" {attempt.failure.code}"  # one of a few words, none of them made of data
+        said = unless_simulated("the client failed; the server is told only the kind of error")
+        with noted_failures() as noted:
+            with Contained(said) as attempt:
+                reply = handler(message, context)
+                for failure in noted[:1]:
+                    failure.attach_to(reply)
+                return reply
+            note_failure(attempt.failure)
+            reason = _kind_of(attempt.failure)
+            for failure in noted[:1]:
+                reason = reason_in_full(reason, failure)
         return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
     return answer
+
+
+def _kind_of(failure: BaseException | None) -> str:
+    """Return what a server may know of a failure."""
+    kind = type(failure).__name__
+    # One of a few words, none of them made of data.
+    return f"{kind} {failure.code}" if isinstance(failure, Refused) else kind
 
 
 def _wrapped(mod: Mod, handler: ClientAppCallable) -> ClientAppCallable:

@@ -31,7 +31,7 @@ from fl_dp.statistics import Evaluation, ScoreHistograms
 from fl_dp.statistics.wire import query_from_json
 from fl_dp.user_code import Contained, own_chance
 
-from .records import Config, config_of, only_record
+from .records import Config, config_of, metrics_in, only_record
 from .trained_unit import RECORDS_UTILITY
 from .units import NodeUnits
 
@@ -199,4 +199,4 @@ def _measured(
 ) -> tuple[float, dict[str, object]]:
     """Return a unit's number of examples, and its metrics with its loss by their names."""
     loss, num_examples, metrics = client.evaluate(model.to_numpy_ndarrays(), dict(config))
-    return real_number(num_examples), {**metrics, "loss": loss}
+    return real_number(num_examples), {**metrics_in(metrics), "loss": loss}

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from flwr.app import Message, MessageType, MetricRecord
 
 from fl_dp.protocol.instruction import RoundInstruction
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+_TOO_LARGE = 2**63  # for an integer on Flower's wire
 
 Config: TypeAlias = dict[str, Any]
 """Content of a message's ConfigRecord, by key."""
@@ -52,40 +58,66 @@ def instruction_of(message: Message) -> RoundInstruction | None:
     return found[0] if found else None
 
 
+def metrics_in(returned: object) -> Mapping[str, Any]:
+    """Return the metrics that a client's function returned; none if they are no dictionary."""
+    return returned if isinstance(returned, Mapping) else {}
+
+
 def metric_record(required: Mapping[str, Any], metrics: Mapping[str, Any]) -> MetricRecord:
     """Merge metrics into what a MetricRecord can hold.
 
+    A metric of another kind, or with the name of a required one, is left out: nobody asked for it,
+    and it must not cost the client its contribution. The node's log names it once.
+
     Raises:
-        TypeError: If a metric is not a number or a list of numbers, naming its key.
-        ValueError: If a metric has the name of one that is required.
+        TypeError: If a required number is none, naming its key.
     """
     record = MetricRecord()
     for key, value in metrics.items():
-        if key in required:
-            raise ValueError(f"metric '{key}' is reserved: rename it")
-        record[key] = _number(key, value)
+        number = _number(value)
+        if number is None or not isinstance(key, str) or key in required:
+            _say_once(f"metric {key!r:.50} is left out: {_reason(key, value, required)}")
+        else:
+            record[key] = number
     for key, value in required.items():
-        record[key] = _number(key, value)
+        number = _number(value)
+        if number is None:
+            raise TypeError(f"'{key}' is a {type(value).__name__}: return a number")
+        record[key] = number
     return record
 
 
-def _number(key: str, value: Any) -> int | float | list[int] | list[float]:
+def _reason(key: object, value: object, required: Mapping[str, Any]) -> str:
+    if key in required:
+        return "fl-dp itself sends a number of that name"
+    if not isinstance(key, str):
+        return "its name is no text"
+    return f"a {type(value).__name__} is no int, no float and no list of them"
+
+
+@lru_cache
+def _say_once(line: str) -> None:
+    logger.warning("%s (said once)", line)
+
+
+def _number(value: Any) -> int | float | list[int] | list[float] | None:
+    """Return a value as a MetricRecord holds it; None if it can't."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
-    if isinstance(value, list | tuple):
-        numbers = [_scalar(key, item) for item in value]
-        mixed = any(isinstance(number, float) for number in numbers)
-        return [float(number) for number in numbers] if mixed else numbers
-    return _scalar(key, value)
+    if not isinstance(value, list | tuple):
+        return _scalar(value)
+    numbers = [number for item in value if (number := _scalar(item)) is not None]
+    if len(numbers) < len(value):
+        return None
+    mixed = any(isinstance(number, float) for number in numbers)
+    return [float(number) for number in numbers] if mixed else numbers
 
 
-def _scalar(key: str, value: Any) -> int | float:
+def _scalar(value: Any) -> int | float | None:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, bool):
         return int(value)
-    if not isinstance(value, int | float):
-        raise TypeError(
-            f"metric '{key}' is a {type(value).__name__}: return an int, a float or a list of them"
-        )
-    return value
+    if isinstance(value, int):
+        return value if abs(value) < _TOO_LARGE else None
+    return value if isinstance(value, float) else None

@@ -51,6 +51,7 @@ from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation
 from .records import config_of, instruction_of
 from .secure_node import at_work, keys_folder, secure_node
+from .simulated_failures import note_failure
 from .slots import Slots, working_in
 from .summed import AskedSum, Values, summed_of
 
@@ -146,6 +147,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
                 values = work() if apart is None else _values_of(apart, terms)
                 steps = share.encode([weight * each for each in values], SecureRandom())
             if attempt.failure is not None:
+                note_failure(attempt.failure)
                 late = not summed.of_one
         if late or marked:
             node.store.put(None, silent, _FAILED if late else _ENDED)

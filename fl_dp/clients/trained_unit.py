@@ -17,7 +17,7 @@ from fl_dp.mechanisms import GaussianBundle
 from fl_dp.option_errors import require_positive
 from fl_dp.updates import VectorLayout
 
-from .records import Config
+from .records import Config, metrics_in
 
 RECORDS_UTILITY = "records"
 """The utility that needs no metric: how many records the unit has."""
@@ -29,7 +29,7 @@ class UnitReport:
 
     Attributes:
         num_examples: How many records it was trained on.
-        metrics: As `NumPyClient.fit` returns them.
+        metrics: As `NumPyClient.fit` returns them; what is asked for is taken out of them.
     """
 
     num_examples: int
@@ -148,7 +148,7 @@ def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> Train
     return TrainedUnit(
         arrays=ArrayRecord({name: _array_like(sent, values) for (name, sent), values in trained}),
         num_examples=num_examples,
-        metrics=metrics,
+        metrics=metrics_in(metrics),
     )
 
 

@@ -33,10 +33,13 @@ from fl_dp.user_code import Contained, own_chance
 
 from .cut_off import Apart
 from .records import Config
+from .simulated_failures import note_failure, unless_simulated
 from .slots import Slots, present_slots
 from .trained_unit import TrainedRows, TrainedUnit, UnitReport, numpy_client_of, train_unit
 
 logger = logging.getLogger("flwr.fl_dp.client")
+
+_FAILED = "unit %d failed and contributes zero"
 
 TrainMany = Callable[[Context, Sequence[int], ArrayRecord, Config], Iterable[TrainedRows]]
 """Trains units of a node, by their numbers, from a model, with a message's config."""
@@ -133,9 +136,14 @@ def sum_of_units(
         ):
             for rows in units.train_many(context, tuple(node.left), model, dict(config)):
                 node.add_rows(rows)
+    said = unless_simulated(_FAILED)
     for unit in tuple(node.left):
-        with Contained("unit %d failed and contributes zero", unit):
+        with Contained(said, unit) as attempt:
             node.add(unit, train(unit))
+        if attempt.failure is not None:
+            node.failures.append(attempt.failure)
+    if node.failures:
+        note_failure(node.failures[0], of_all=len(node.failures) == len(chosen))
     metrics = {SCALARS_METRIC: node.sums.scalars.tolist()}
     if instruction.utility is not None:
         metrics[UTILITY_METRIC] = [node.utilities.get(unit, math.nan) for unit in chosen]
@@ -151,6 +159,7 @@ class _NodeSums:
         sums: Clipped updates and their scalars.
         utilities: Of the units that were trained.
         left: Units that take part and are in no sum yet.
+        failures: What was raised, one for each unit that failed.
     """
 
     def __init__(
@@ -163,6 +172,7 @@ class _NodeSums:
         self.sums = BundleSum(bundle, layout, layout.flatten(model))
         self.utilities: dict[int, float] = {}
         self.left: list[int] = []
+        self.failures: list[BaseException] = []
         scales = instruction.scales or ()
         self._scales = dict(zip(instruction.units or (), scales, strict=bool(scales)))
 
@@ -221,11 +231,13 @@ class _NodeSums:
         weights: list[float] = []
         utilities: dict[int, float] = {}
         for row, (unit, report) in enumerate(zip(rows.units, rows.reports, strict=True)):
-            with Contained("unit %d failed and contributes zero", unit):
+            with Contained(unless_simulated(_FAILED), unit) as attempt:
                 measured = report.measured(self.sums.bundle)
                 utilities[unit] = self._utility(report)
                 weights.append(report.weight(self.instruction.weight_cap))
                 accepted.append((row, unit, measured))
+            if attempt.failure is not None:
+                self.failures.append(attempt.failure)
         places = [row for row, _, _ in accepted]
         vectors = rows.vectors if len(places) == len(rows.units) else rows.vectors[places]
         norms = self.sums.add_rows(

@@ -9,6 +9,8 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from .flower_compat import is_simulation
+
 
 class OwnGrid(Grid):
     """A grid of simulated nodes and of one run, for Flower before and from 1.43 on."""
@@ -48,3 +50,8 @@ class OwnGrid(Grid):
     @abstractmethod
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
         """Return replies to these messages that have come; not all of them at once, perhaps."""
+
+
+def simulates_nodes(grid: Grid) -> bool:
+    """Tell whether no node behind a grid is real: there nobody is protected from who simulates."""
+    return is_simulation(grid) or isinstance(grid, OwnGrid)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.secagg.masks import packed_bytes
@@ -119,9 +120,10 @@ class SecureSumMode(Mode):
 
     def failed(self, node: int, error: Error) -> None:
         """Let a node come back that lost its keys, and no late one. See `Mode.failed`."""
-        if error.reason == _UNKNOWN_KEYS:
+        kind = kind_in(error.reason)
+        if kind == _UNKNOWN_KEYS:
             self._sums.let_back(node)
-        elif error.reason == _LATE:
+        elif kind == _LATE:
             self._sums.note_late(node)
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:

@@ -104,10 +104,13 @@ plain_app.train()(failing_node)
     ("answer", "said"),
     [
         (failing_node, "^error: node 1 can't say what it will answer with"),
-        (plain_app, "^error: almost nobody contributes"),
+        (
+            plain_app,
+            r"^error: every client of a round failed \(20 in all\), so the simulation ends",
+        ),
     ],
 )
-def test_a_script_ends_in_one_line_where_no_node_can_contribute(
+def test_a_script_ends_in_one_line_and_a_traceback_where_no_node_can_contribute(
     answer: Callable[[Message, Context], Message], said: str, tmp_path: Path
 ) -> None:
     app = ServerApp()
@@ -122,7 +125,11 @@ def test_a_script_ends_in_one_line_where_no_node_can_contribute(
 
     with pytest.raises(SystemExit, match=said) as ended:
         simulate(app, answer, num_nodes=20)
-    assert "\n" not in str(ended.value)
+    line, *traceback = str(ended.value).splitlines()
+    assert "nothing was charged" in line or "stays spent" in line
+    assert traceback[0] == "Traceback (most recent call last):"
+    assert traceback[-1] == "ZeroDivisionError"
+    assert traceback.count(traceback[0]) == 1
 
 
 def test_a_mistake_in_a_script_keeps_its_traceback() -> None:

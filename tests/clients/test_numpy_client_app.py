@@ -26,6 +26,7 @@ from flwr.serverapp.strategy import FedAvg
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 
 from fl_dp.clients import numpy_client_app
+from fl_dp.clients.records import _say_once
 
 SECRET = "patient 4711 has condition X"
 MODEL: dict[str, np.ndarray] = {
@@ -252,33 +253,44 @@ def test_the_number_of_records_may_be_a_numpy_scalar(given: Any) -> None:
         ({"nested": 1}, "dict"),
         (b"bytes", "bytes"),
         (1j, "complex"),
-        (["north"], "str"),
-        ([1.0, None], "NoneType"),
-        (np.zeros((2, 2)), "list"),
-        (np.array(["north"]), "str"),
+        (2**63, "int"),
+        (["north"], "list"),
+        ([1.0, None], "list"),
+        (np.zeros((2, 2)), "ndarray"),
+        (np.array(["north"]), "ndarray"),
     ],
 )
-def test_a_metric_that_is_no_number_is_refused_and_named_in_the_node_s_log(
+def test_a_metric_that_is_no_number_is_left_out_and_named_in_the_node_s_log(
     kind: str, value: Any, named: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reply = answer_to(kind, Client(metrics={"accuracy": 1.0, "site": value}))
-    assert_refused(reply, "TypeError")
-    assert f"metric 'site' is a {named}" in caplog.text
+    _say_once.cache_clear()
+    found = metrics_in(answer_to(kind, Client(metrics={"accuracy": 1.0, "site": value})))
+    assert found["accuracy"] == 1.0
+    assert "site" not in found
+    assert f"metric 'site' is left out: a {named} is no int" in caplog.text
 
 
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_a_metric_named_num_examples_is_refused_and_named_in_the_node_s_log(
-    kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert_refused(answer_to(kind, Client(metrics={"num-examples": 1})), "ValueError")
-    assert "metric 'num-examples' is reserved" in caplog.text
+@pytest.mark.parametrize("name", ["num-examples", "loss", 7])
+def test_a_metric_never_takes_the_place_of_a_number_that_the_app_sends(name: Any) -> None:
+    client = Client(metrics={"accuracy": 1.0, name: 99}, num_examples=3, loss=0.5)
+    found = dict(metrics_in(answer_to("evaluate", client)))
+    assert found == {"accuracy": 1.0, "num-examples": 3, "loss": 0.5}
+    assert metrics_in(answer_to("train", client))["num-examples"] == 3
 
 
-def test_a_metric_named_loss_is_refused_when_evaluate_returns_the_loss_itself(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert_refused(answer_to("evaluate", Client(metrics={"loss": 1.0})), "ValueError")
-    assert "metric 'loss' is reserved" in caplog.text
+@pytest.mark.parametrize("metrics", [None, [1.0], "none"])
+def test_metrics_that_are_no_dictionary_cost_a_client_nothing(metrics: Any) -> None:
+    client = Client()
+    client.metrics = metrics
+    assert dict(metrics_in(answer_to("train", client))) == {"num-examples": 3}
+    assert dict(metrics_in(answer_to("evaluate", client))) == {"num-examples": 3, "loss": 0.5}
+
+
+@pytest.mark.parametrize("client_fn", [Client(), lambda: Client(), lambda context, unit: Client()])
+def test_what_can_t_make_a_client_is_refused_when_the_app_is_made(client_fn: Any) -> None:
+    with pytest.raises(TypeError, match=r"numpy_client_app\(lambda context: ") as refused:
+        numpy_client_app(client_fn)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_train_loss_may_be_reported() -> None:
@@ -349,7 +361,7 @@ def test_the_search_for_the_text_would_find_it() -> None:
     assert SECRET.encode() in pickle.dumps(answer_to("train", Client(), mods=[leaking]))
 
 
-def test_the_metric_that_was_refused_is_nowhere_in_the_reply() -> None:
+def test_the_metric_that_was_left_out_is_nowhere_in_the_reply() -> None:
     reply = answer_to("train", Client(metrics={"diagnosis": SECRET}))
     assert SECRET.encode() not in pickle.dumps(reply)
     assert b"diagnosis" not in pickle.dumps(reply)

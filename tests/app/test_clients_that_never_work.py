@@ -1,0 +1,216 @@
+"""In a simulation what never works costs one round, and says why with one traceback, whole."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message
+from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from trainings import record
+
+from fl_dp.app import simulate
+from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
+
+CLIENTS, ROUNDS = 10, 6
+HEADING = "Traceback (most recent call last):"
+
+
+class Works(NumPyClient):
+    def fit(self, parameters: Any, config: Any) -> Any:
+        return [each + 0.1 for each in parameters], 5, {}
+
+
+class Raises(NumPyClient):
+    def fit(self, parameters: Any, config: Any) -> Any:
+        raise LookupError("a column of patient 4711")
+
+
+class Exits(NumPyClient):
+    def fit(self, parameters: Any, config: Any) -> Any:
+        raise SystemExit(3)
+
+
+class Diverges(NumPyClient):
+    def fit(self, parameters: Any, config: Any) -> Any:
+        return [each * np.inf for each in parameters], 5, {}
+
+
+def plain(train: Callable[[Message, Context], Message]) -> ClientApp:
+    app = ClientApp()
+    app.train()(train)
+    return app
+
+
+def raising(message: Message, context: Context) -> Message:
+    raise LookupError("a column of patient 4711")
+
+
+def exiting(message: Message, context: Context) -> Message:
+    raise SystemExit(3)
+
+
+def noised(train: Callable[[Message, Context], Message]) -> ClientApp:
+    app = noised_client_app()
+    app.train()(train)
+    return app
+
+
+def hosting(client: type[NumPyClient]) -> ClientApp:
+    units = NodeUnits(client_fn=lambda context, unit: client(), count=lambda *_: 5)
+    return numpy_client_app(lambda context: client(), units=units)
+
+
+def trained(
+    tmp_path: Path, client: ClientApp, *, model: Any = None, num_nodes: int = CLIENTS, **plan: Any
+) -> int:
+    """Simulate a training at epsilon 8, and return the rounds that its ledger was charged."""
+    app = ServerApp()
+    ledger = str(tmp_path / "ledger.db")
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = DPFedAvg.with_budget(
+            epsilon=8.0,
+            rounds=ROUNDS,
+            num_clients=CLIENTS,
+            sampling_rate=1.0,
+            clipping_norm=1.0,
+            ledger=ledger,
+            **plan,
+        )
+        arrays = record(w=np.zeros(3, np.float32)) if model is None else model
+        strategy.start(grid, arrays, num_rounds=ROUNDS)
+
+    try:
+        simulate(app, client, num_nodes=num_nodes)
+    finally:
+        with PrivacyLedger.read(ledger) as spent:
+            tmp_path.joinpath("spent").write_text(str(spent.rounds_spent))
+    return spent_in(tmp_path)
+
+
+def spent_in(tmp_path: Path) -> int:
+    return int(tmp_path.joinpath("spent").read_text())
+
+
+NEVER_WORK: dict[str, tuple[ClientApp, dict[str, Any], str]] = {
+    "numpy_client_app": (
+        numpy_client_app(lambda c: Raises()),
+        {},
+        "LookupError: a column of patient 4711",
+    ),
+    "a plain app": (plain(raising), {}, "LookupError: a column of patient 4711"),
+    "sys.exit": (numpy_client_app(lambda c: Exits()), {}, "SystemExit: 3"),
+    "sys.exit in a plain app": (plain(exiting), {}, "SystemExit: 3"),
+    "client_fn": (numpy_client_app(lambda c: 1 / 0), {}, "ZeroDivisionError: division by zero"),  # type: ignore[arg-type, return-value]  # it raises
+    "units that a node adds up": (
+        hosting(Raises),
+        {"units_per_node": 5, "num_nodes": 2},
+        "LookupError: a column of patient 4711",
+    ),
+    "noise at the clients": (
+        numpy_client_app(lambda c: Raises()),
+        {"client_scheme": "gaussian"},
+        "LookupError: a column of patient 4711",
+    ),
+    "noise around a plain app": (
+        noised(raising),
+        {"client_scheme": "gaussian"},
+        "LookupError: a column of patient 4711",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NEVER_WORK)
+def test_clients_that_never_work_cost_a_simulation_one_round(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, plan, last = NEVER_WORK[kind]
+    with pytest.raises(SystemExit, match=r"^error: every client of a round failed") as ended:
+        trained(tmp_path, app, **plan)
+    assert spent_in(tmp_path) == 1
+    said = str(ended.value)
+    assert said.count(HEADING) == 1
+    assert said.splitlines()[1] == HEADING
+    assert said.splitlines()[-1] == last
+    logged = [each for each in caplog.records if each.exc_info or HEADING in each.getMessage()]
+    assert not logged  # the one traceback is that of the error
+
+
+def test_updates_that_are_never_finite_cost_a_simulation_one_round(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="One of them:\nan update was not finite"):
+        trained(tmp_path, numpy_client_app(lambda c: Diverges()))
+    assert spent_in(tmp_path) == 1
+
+
+def test_without_privacy_nothing_is_said_to_be_spent() -> None:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = UnprotectedFedAvg(selection=PoissonSelection(1.0))
+        strategy.start(grid, record(w=np.zeros(3, np.float32)), num_rounds=ROUNDS)
+
+    with pytest.raises(SystemExit, match="LookupError") as ended:
+        simulate(app, numpy_client_app(lambda c: Raises()), num_nodes=3)
+    assert "spent" not in str(ended.value)
+
+
+def test_one_client_that_never_works_ends_nothing_and_is_told_whole_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def client(context: Context) -> NumPyClient:
+        return Exits() if context.node_config["partition-id"] == 3 else Works()
+
+    with caplog.at_level(logging.WARNING):
+        assert trained(tmp_path, numpy_client_app(client)) == ROUNDS
+    assert caplog.text.count("SystemExit: 3") == 1
+
+
+def test_clients_that_stop_working_end_a_simulation_too(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def client(context: Context) -> NumPyClient:
+        calls.append(1)
+        return Works() if len(calls) <= 2 * CLIENTS else Raises()
+
+    with pytest.raises(SystemExit, match="every client of a round failed"):
+        trained(tmp_path, numpy_client_app(client))
+    assert spent_in(tmp_path) == 3
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_first_model_that_is_not_finite_is_refused_before_a_charge(
+    value: float, tmp_path: Path
+) -> None:
+    model = record(w=np.array([0.0, value], np.float32), steps=np.array([3]))
+    with pytest.raises(SystemExit, match=r"^error: 'w' of the first model holds a value") as ended:
+        trained(tmp_path, numpy_client_app(lambda c: Works()), model=model)
+    assert "\n" not in str(ended.value)
+    assert spent_in(tmp_path) == 0
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    [{"a": "text"}, {"a": b"bytes"}, {"a": None}, {"a": {}}, {"num-examples": 1}, None],
+    ids=str,
+)
+def test_metrics_that_no_plan_asks_for_cost_nobody_a_contribution(
+    metrics: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Measures(Works):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            trained, examples, _ = super().fit(parameters, config)
+            return trained, examples, metrics
+
+    assert trained(tmp_path, numpy_client_app(lambda c: Measures())) == ROUNDS
+    assert "failed" not in caplog.text
