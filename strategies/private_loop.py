@@ -28,7 +28,7 @@ from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.plan.noise import ClientNoise
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY, OFFERS_KEY, PRICE_KEY
+from fl_dp.protocol.keys import INSTRUCTION_KEY, OFFERS_KEY, PRICE_KEY, ROUNDS_KEY
 from fl_dp.protocol.own_price import TrainingPrice, offers_to_json
 from fl_dp.secagg import Roster as SecureRoster
 from fl_dp.secagg import SecureSumFailed
@@ -52,6 +52,7 @@ from .modes import (
     SecureSumMode,
     client_noise_of,
 )
+from .modes.node_budget import price_of_a_sum
 from .rehearsal import RehearsalFailed
 from .roster import Unit, nodes_of
 from .round_loop import EvaluateFn, LoopOptions, RoundLoop, ShouldStop
@@ -356,16 +357,25 @@ class PrivateLoop(RoundLoop):
 
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return the noise that nodes are to add, or the prices: an owner may not allow them."""
+        told = {ROUNDS_KEY: str(self.plan.charged_rounds)}
         if prices := self._prices():
-            return {OFFERS_KEY: offers_to_json(prices)}
+            return told | {OFFERS_KEY: offers_to_json(prices)}
+        if isinstance(self.plan.noise, DistributedNoise):
+            asked = RoundInstruction(
+                server_round=1,
+                of_records=self.plan.hosting.of_records,
+                secure_sum=price_of_a_sum(self.plan),
+            )
+            return told | {INSTRUCTION_KEY: asked.to_json()}
         if not isinstance(self.plan.noise, ClientNoise):
-            return {}
+            return told
         compression = None if self._compression.up == "none" else self._compression
         # Where groups have their own, the least that any is asked for: nobody knows its group yet.
         noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], compression, group=0)
         if noise.epsilon is not None:
             noise = replace(noise, epsilon=self.plan.budget.epsilon)
-        return {INSTRUCTION_KEY: RoundInstruction(server_round=1, client_noise=noise).to_json()}
+        instruction = RoundInstruction(server_round=1, client_noise=noise)
+        return told | {INSTRUCTION_KEY: instruction.to_json()}
 
     def _prices(self) -> tuple[TrainingPrice, ...]:
         """Return what the training costs a client of each group; none where nodes can't count it.

@@ -232,9 +232,13 @@ def ask_identities(
     first = list(nodes[:_ASKED_FIRST]) if is_simulation(grid) else list(nodes)
     with _unknown_question_unlogged():
         _ask(grid, first, answers, config=config, window=window)
-        if len(first) < len(nodes) and everyone(answers):
+        if len(first) < len(nodes) and (everyone(answers) or _some_take_no_part(answers)):
             _ask(grid, list(nodes[len(first) :]), answers, config=config, window=window)
     return answers
+
+
+def _some_take_no_part(answers: Answers) -> bool:
+    return any(takes_no_part(identity) for identity in answers.identities.values())
 
 
 @contextmanager
@@ -341,10 +345,7 @@ def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Abi
             _listed(answers, answers.silent),
             answers.timeout,
         )
-    for limit, words in _EXHAUSTED.items():
-        refused = [node for node, each in answers.identities.items() if each.exhausted is limit]
-        if refused:
-            logger.warning("%s: %s", _listed(answers, refused), words)
+    _require_enough(answers)
     _propose_groups(answers)
     _compare_versions(answers)
 
@@ -368,6 +369,42 @@ def _require_wire(answers: Answers) -> None:
             f"{identity.versions.get('fl-dp', '')} speaks version {identity.wire} of the messages, "
             f"and this server's {__version__} version {WIRE}. Install fl-dp {wanted} at {place} "
             "(docs/upgrades.md); nothing was charged"
+        )
+
+
+def takes_no_part(identity: NodeIdentity) -> str | None:
+    """Return why a node contributes nothing to this training, as it says itself; None: it does."""
+    if identity.refuses:
+        return "its owner does not allow this training, see its log"
+    if identity.joins_at == 0.0:
+        return "its owner allows less epsilon than any group of this training asks for"
+    return None if identity.exhausted is None else _EXHAUSTED[identity.exhausted]
+
+
+def _require_enough(answers: Answers) -> None:
+    """Name the nodes that take no part, as owners let them tell, or pay for a part of it.
+
+    Raises:
+        RehearsalFailed: If fewer than half of those that answered take part.
+    """
+    reasons: dict[str, list[int]] = {}
+    for node, identity in answers.identities.items():
+        if (reason := takes_no_part(identity)) is not None:
+            reasons.setdefault(reason, []).append(node)
+    absent = sum(map(len, reasons.values()))
+    told = "; ".join(f"{_listed(answers, nodes)}: {why}" for why, nodes in reasons.items())
+    if 2 * absent > len(answers.identities):
+        raise RehearsalFailed(
+            f"{absent} of the {len(answers.identities)} nodes that answered take no part: nothing "
+            f"was charged. Plan for those that do, or ask the owners. {told}"
+        )
+    for why, nodes in reasons.items():
+        logger.warning("%s: %s", _listed(answers, nodes), why)
+    if short := [node for node, each in answers.identities.items() if each.falls_short]:
+        logger.warning(
+            "%s: the node's own budget pays for a part of this training's rounds; it contributes "
+            "nothing to the others",
+            _listed(answers, short),
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -22,16 +23,17 @@ from fl_dp.accounting import NeighboringRelation
 from fl_dp.accounting.budget import Limit
 from fl_dp.protocol.identity import Ability, Form, NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY, WIRE, WIRE_KEY
+from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY, ROUNDS_KEY, WIRE, WIRE_KEY
 from fl_dp.user_code import Contained
 
 from .node_config import NodeConfig
-from .node_privacy import NodePrivacy
+from .node_policy import refusal_of_training
+from .node_privacy import NodePrivacy, in_simulation
 from .own_price import joins_at
 from .records import Config, config_of
 
 if TYPE_CHECKING:
-    from fl_dp.ledger.node import Charge
+    from fl_dp.ledger.node import Account, Charge, Spending
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -78,6 +80,11 @@ def identity_handler(
                 arrays = _forms(arrays_fn(context, config), forms_from_json(str(config[MODEL_KEY])))
             if attempt.failure is not None:
                 failed = type(attempt.failure).__name__
+        refusal = refusal_of_training(owner, config, _names_of_model(config))
+        if refusal is not None:
+            logger.warning("this node will take no part in the training: %s", refusal)
+        tells = owner.tell_exhausted or in_simulation()
+        exhausted = _exhausted_limit(context, config) if tells else None
         identity = NodeIdentity(
             name=owner.node_name,
             app=app,
@@ -85,7 +92,9 @@ def identity_handler(
             mods=tuple(getattr(mod, "__name__", "") for mod in mods),
             arrays=arrays,
             failed=failed,
-            exhausted=_exhausted_limit(context, config) if owner.tell_exhausted else None,
+            refuses=refusal is not None,
+            exhausted=exhausted,
+            falls_short=tells and exhausted is None and _falls_short(context, config),
             abilities=frozenset(abilities),
             joins_at=joins_at(context, config),
             budget=owner.max_epsilon if owner.tell_budget else None,
@@ -102,6 +111,11 @@ def _forms(arrays: Sequence[NDArray[Any]], model: Mapping[str, Form]) -> dict[st
     return {name: (tuple(each.shape), each.dtype) for name, each in zip(names, made, strict=False)}
 
 
+def _names_of_model(config: Config) -> Sequence[str]:
+    """Return the names of the model's parameters; none where the server does not tell them."""
+    return list(forms_from_json(str(config[MODEL_KEY]))) if MODEL_KEY in config else []
+
+
 def _versions() -> dict[str, str]:
     """Return the versions of the packages that are loaded."""
     from fl_dp import __version__  # the package's own, which imports this
@@ -112,29 +126,61 @@ def _versions() -> dict[str, str]:
 
 
 def _exhausted_limit(context: Context, config: Config) -> Limit | None:
-    """Return the limit by which the node's ledger would refuse a round of this training, if any.
+    """Return the limit by which the node's ledger would refuse a round of this training, if any."""
+    node = NodePrivacy.of(context, config)
+    asked = _asked(config, node)
+    if node.ledger is None or asked is None:
+        return None
+    spending = _spending(node.ledger, node, asked.account)
+    return Limit.CAP if spending is None else spending.limit_exceeded(asked)
+
+
+def _falls_short(context: Context, config: Config) -> bool:
+    """Tell whether the owner's cap has room for a round of this training, and not for all of it.
+
+    A training that has charged the node before is not judged: what is left of it is not known.
+    """
+    node = NodePrivacy.of(context, config)
+    cap, instruction = node.cap, RoundInstruction.of(config)
+    if cap is None:
+        return False
+    if instruction is not None and (summed := instruction.secure_sum) is not None:
+        return cap.epsilon < (summed.epsilon or 0.0) or cap.delta < (summed.delta or 0.0)
+    asked = _asked(config, node)
+    if node.ledger is None or asked is None:
+        return False
+    spending = _spending(node.ledger, node, asked.account)
+    if spending is None or (asked.limit is not None and asked.limit.run in spending.runs):
+        return False
+    planned = replace(asked, count=_rounds_of(config) * asked.count, limit=None)
+    return spending.limit_exceeded(planned) is not None
+
+
+def _rounds_of(config: Config) -> int:
+    """Return the most rounds of this training that the node may be charged; 1 if nobody says."""
+    if RECORD_PLAN_KEY in config:
+        from fl_dp.plan import RecordPlan
+
+        return RecordPlan.from_json(str(config[RECORD_PLAN_KEY])).participations
+    rounds = str(config.get(ROUNDS_KEY, ""))
+    return int(rounds) if rounds.isdecimal() else 1
+
+
+def _spending(path: str, node: NodePrivacy, account: Account) -> Spending | None:
+    """Return what the node's ledger has for its data; None: nothing may be spent any more.
 
     It is looked up by the source of the data alone: a fingerprint would depend on records.
     """
-    node = NodePrivacy.of(context, config)
-    if node.ledger is None:
-        return None
-    asked = _asked(config, node)
-    if asked is None:
-        return None
     from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
     from fl_dp.ledger.node import Spending
 
     if node.expires is not None and datetime.now(UTC).date() >= node.expires:
-        return Limit.CAP
+        return None
     try:
-        with NodeLedger.read(node.ledger) as ledger:
-            spending = ledger.spending_of_source(asked.account)
-            if ledger.revoked is not None:
-                return Limit.CAP
+        with NodeLedger.read(path) as ledger:
+            return None if ledger.revoked is not None else ledger.spending_of_source(account)
     except FileNotFoundError:
-        spending = Spending(unit=asked.account.unit)
-    return spending.limit_exceeded(asked)
+        return Spending(unit=account.unit)
 
 
 def _asked(config: Config, node: NodePrivacy) -> Charge | None:

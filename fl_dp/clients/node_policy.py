@@ -14,15 +14,18 @@ that sends another app only Flower's own verification of apps helps (`--trusted-
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, MessageType
+from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
 from fl_dp.protocol.keys import (
     ENCODER_KEY,
     IDENTITY_ACTION,
+    OFFERS_KEY,
     PRICE_KEY,
     RECORD_PLAN_KEY,
     UTILITY_ACTION,
@@ -102,12 +105,15 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     if category == MessageType.QUERY and action == IDENTITY_ACTION:
         return call_next(message, context)
     of_a_sum = category == MessageType.QUERY and action in SECURE_SUM_ACTIONS
+    offered = _offered(message)
     # What is charged before it is made finds out by itself that a ledger can't be read.
-    _require_permission(owner, charged=of_a_sum or bool(_offered(message)))
-    _require_allowed_app(owner, message)
+    _require_permission(owner, charged=of_a_sum or bool(offered))
+    _require_allowed_app(owner, message.metadata.message_type)
     if category == MessageType.TRAIN:
-        _require_shared_parameters(owner, message)
-        _require_encoder(owner, message)
+        content = without_terms(message.content)
+        for arrays in content.array_records.values():
+            _require_shared_parameters(owner, arrays)
+        _require_encoder(owner, content.config_records.values())
     if not owner.required:
         _require_time_since_the_last(owner, message, of_a_sum=of_a_sum)
         return call_next(message, context)
@@ -115,21 +121,57 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
         _require_verified_apps()
     if of_a_sum and owner.takes_part_in_sums:
         return call_next(message, context)  # nothing in them is made of data
-    offered = _offered(message)
     if category != MessageType.TRAIN and not offered & {DISTRIBUTED, RECORD_SUMS}:
         raise PolicyRefusal(
             f"this node trains privately and answers no {category} message: its owner set "
             "require-privacy or max-epsilon"
         )
-    if not any(required <= offered for required in owner.required):
-        asked = " or ".join("privacy=" + "+".join(sorted(each)) for each in owner.required)
-        hint = _HOW_TO_TAKE_PART if offered & {DISTRIBUTED, RECORD_SUMS} else ""
-        raise PolicyRefusal(
-            f"this node requires {asked}, and the message offers "
-            f"{' and '.join(sorted(offered)) or 'no privacy'}{hint}"
-        )
+    _require_offered(owner, offered)
     _require_time_since_the_last(owner, message, of_a_sum=of_a_sum)
     return call_next(message, context)
+
+
+def refusal_of_training(
+    owner: NodeConfig, config: Mapping[str, Any], parameters: Iterable[str]
+) -> str | None:
+    """Return why the owner does not allow a training that is rehearsed; None: it does.
+
+    It is what the node answers to each message of that training, but for how soon it comes.
+
+    Args:
+        owner: The configuration.
+        config: Of the rehearsal's query.
+        parameters: Names of the model's parameters.
+    """
+    instruction = RoundInstruction.of(config)
+    summed = instruction is not None and instruction.secure_sum is not None
+    offered = _kinds_offered([config], summed=summed)
+    if OFFERS_KEY in config:
+        offered |= {CENTRAL}
+    try:
+        _require_permission(owner, charged=bool(offered))
+        _require_allowed_app(owner, MessageType.TRAIN)
+        _require_shared_parameters(owner, parameters)
+        _require_encoder(owner, [config])
+        if owner.required:
+            if not owner.allow_unverified_apps:
+                _require_verified_apps()
+            _require_offered(owner, offered)
+    except PolicyRefusal as refused:
+        return str(refused)
+    return None
+
+
+def _require_offered(owner: NodeConfig, offered: frozenset[str]) -> None:
+    """Refuse a training that offers less privacy than the owner requires."""
+    if any(required <= offered for required in owner.required):
+        return
+    asked = " or ".join("privacy=" + "+".join(sorted(each)) for each in owner.required)
+    hint = _HOW_TO_TAKE_PART if offered & {DISTRIBUTED, RECORD_SUMS} else ""
+    raise PolicyRefusal(
+        f"this node requires {asked}, and the message offers "
+        f"{' and '.join(sorted(offered)) or 'no privacy'}{hint}"
+    )
 
 
 def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
@@ -161,9 +203,9 @@ def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
         )
 
 
-def _require_allowed_app(owner: NodeConfig, message: Message) -> None:
+def _require_allowed_app(owner: NodeConfig, message_type: str) -> None:
     """Refuse apps that the owner does not name, or not for this kind of question."""
-    category, _, action = message.metadata.message_type.partition(".")
+    category, _, action = message_type.partition(".")
     rules: list[tuple[str, tuple[AppRule, ...] | None]] = [(APPS_KEY, owner.apps)]
     if category == MessageType.EVALUATE or action == UTILITY_ACTION:
         rules.append((EVALUATION_KEY, owner.evaluation_from))
@@ -185,19 +227,17 @@ def _require_allowed_app(owner: NodeConfig, message: Message) -> None:
             raise PolicyRefusal(f"the app is {app}, and {key} allows {named}")
 
 
-def _require_shared_parameters(owner: NodeConfig, message: Message) -> None:
+def _require_shared_parameters(owner: NodeConfig, parameters: Iterable[str]) -> None:
     """Refuse to train what the owner does not share."""
-    for arrays in without_terms(message.content).array_records.values():
-        withheld = owner.withheld(arrays)
-        if withheld is not None:
-            raise PolicyRefusal(withheld)
+    withheld = owner.withheld(parameters)
+    if withheld is not None:
+        raise PolicyRefusal(withheld)
 
 
-def _require_encoder(owner: NodeConfig, message: Message) -> None:
+def _require_encoder(owner: NodeConfig, configs: Iterable[Mapping[str, Any]]) -> None:
     """Refuse to train on features that the owner does not name."""
     if owner.encoders is None:
         return
-    configs = without_terms(message.content).config_records.values()
     named = {str(config[ENCODER_KEY]) for config in configs if ENCODER_KEY in config}
     refused = owner.refused_encoder(named.pop() if len(named) == 1 else None)
     if refused is not None:
@@ -228,8 +268,12 @@ def _require_time_since_the_last(owner: NodeConfig, message: Message, *, of_a_su
 def _offered(message: Message) -> frozenset[str]:
     # A node drops the records of a sum before it trains: what they offer, nobody does.
     configs = list(without_terms(message.content).config_records.values())
+    return _kinds_offered(configs, summed=terms_in(message.content) is not None)
+
+
+def _kinds_offered(configs: Sequence[Mapping[str, Any]], *, summed: bool) -> frozenset[str]:
+    """Return the kinds of privacy that configs offer, inside a secure sum or outside."""
     instructions = [RoundInstruction.of(config) for config in configs]
-    summed = terms_in(message.content) is not None
     # A sum that counts against the cap of the client's records alone hides no more than those.
     of_records = any(each is not None and each.of_records for each in instructions) or any(
         unit != "client" for config in configs for unit in _units_charged(config)
@@ -244,7 +288,7 @@ def _offered(message: Message) -> frozenset[str]:
     return frozenset(kind for kind, is_offered in offered.items() if is_offered)
 
 
-def _units_charged(config: ConfigRecord) -> set[str]:
+def _units_charged(config: Mapping[str, Any]) -> set[str]:
     """Return the units that a secure sum would be charged to, by whichever key says so."""
     instruction = RoundInstruction.of(config)
     prices = [] if instruction is None else [instruction.secure_sum]

@@ -75,8 +75,11 @@ class NodeIdentity:
         mods: Names of the Flower mods around its training.
         arrays: Shape and dtype by name of what it will answer with; None: it can't say.
         failed: The kind of error with which it found that out, if that failed.
+        refuses: Whether its owner does not allow this training.
         exhausted: The limit by which its own ledger pays for no further round; None: it does, or
             its owner does not let it tell.
+        falls_short: Whether its own ledger pays for a round and not for the whole training; False
+            also where its owner does not let it tell.
         abilities: What its app can do.
         joins_at: Epsilon of the offered price at which it joins, 0 if at none; None: its owner asks
             for no price.
@@ -91,7 +94,9 @@ class NodeIdentity:
     mods: tuple[str, ...] = ()
     arrays: Mapping[str, Form] | None = None
     failed: str = ""
+    refuses: bool = False
     exhausted: Limit | None = None
+    falls_short: bool = False
     abilities: frozenset[Ability] = frozenset()
     joins_at: float | None = None
     budget: float | None = None
@@ -122,6 +127,8 @@ class NodeIdentity:
                 mods=tuple(map(_text, about["mods"])),
                 arrays=None if arrays is None else _forms(arrays),
                 failed=_text(about.get("failed")),
+                refuses=about.get("refuses") is True,
+                falls_short=about.get("falls_short") is True,
                 exhausted=_limit(about.get("exhausted")),
                 abilities=frozenset(map(Ability, about["abilities"])),
                 joins_at=_epsilon(about.get("joins_at")),

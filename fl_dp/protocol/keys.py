@@ -23,6 +23,9 @@ PRICE_KEY = "fl-dp-price"
 ENCODER_KEY = "fl-dp-encoder"
 """Config key of a train message: SHA-256 of the encoder whose vectors are trained on, if any."""
 
+ROUNDS_KEY = "fl-dp-rounds"
+"""In the config of an identity query: the most rounds that a node may be charged."""
+
 MODEL_KEY = "fl-dp-model"
 """Config key of the identity query: the model's array forms, as `forms_to_json` writes them."""
 
