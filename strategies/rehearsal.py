@@ -388,7 +388,7 @@ def _require_enough(answers: Answers) -> None:
         RehearsalFailed: If fewer than half of those that answered take part.
     """
     reasons: dict[str, list[int]] = {}
-    for node, identity in answers.identities.items():
+    for node, identity in sorted(answers.identities.items()):
         if (reason := takes_no_part(identity)) is not None:
             reasons.setdefault(reason, []).append(node)
     absent = sum(map(len, reasons.values()))

@@ -801,3 +801,98 @@ def test_an_exhausted_node_is_named_only_if_its_owner_allows_it(
     }
     for name, said in words.items():
         assert (node + said in caplog.text) == (told and spent and name == limit)
+
+
+# --- What a node can say of its owner and its budget, without data --------------------------------
+
+REFUSING = {
+    "require-privacy": "record",
+    "allow-unverified-apps": True,
+    "ledger-path": "/not/read/node.db",
+    "max-epsilon": 4.0,
+    "max-delta": 1e-5,
+}
+
+
+def owned(refusing: int, config: dict[str, Any], kind: type[LocalGrid] = LocalGrid) -> LocalGrid:
+    """Return nodes of which the last so many have owners who wrote this configuration."""
+    app = app_of()
+
+    def answer(message: Message, partition: int) -> Message | None:
+        said = config if partition >= N - refusing else {}
+        named = {"unit-name": f"ward {partition}", **said}
+        return app(message, Context(1, FIRST_NODE + partition, named, RecordDict(), {}))
+
+    return kind(answer, N, introduces=True)
+
+
+def test_a_run_whose_policy_most_owners_refuse_ends_before_a_charge_in_one_line(start: Any) -> None:
+    grid = owned(N - 1, REFUSING)
+    with pytest.raises(RehearsalFailed, match=rf"^{N - 1} of the {N} nodes .* take no part") as few:
+        start(grid)
+    assert_untouched(grid)
+    said = str(few.value)
+    assert "Node 'ward 1' (numpy_client_app of fl-dp)" in said
+    assert "'ward 0'" not in said
+    assert "nothing was charged" in said
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize("kind", [LocalGrid, Simulated])
+def test_owners_who_refuse_are_named_where_enough_take_part(
+    start: Any, kind: type[LocalGrid], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert start(owned(N // 2, REFUSING, kind)).rounds_completed == 1
+    named = "its owner does not allow this training" in caplog.text
+    assert named is (kind is LocalGrid)  # of a simulation the first few are asked
+
+
+KINDS_OF_PRIVACY: dict[str, dict[str, Any]] = {
+    "local": {"client_scheme": "gaussian", "noise_multiplier": 5.0},
+    "none": {},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_PRIVACY)
+def test_a_policy_is_held_against_the_training_that_is_rehearsed(
+    start: Any, tmp_path: Path, kind: str
+) -> None:
+    config = {
+        "require-privacy": "local",
+        "allow-unverified-apps": True,
+        "ledger-path": str(tmp_path / "node.db"),
+        "max-epsilon": 1e6,
+        "max-delta": 0.1,
+    }
+    grid, plan = owned(N, config), plan_of(N, **KINDS_OF_PRIVACY[kind])
+    if kind == "local":
+        assert start(grid, plan).rounds_completed == 1
+        return
+    with pytest.raises(RehearsalFailed, match="does not allow this training"):
+        start(grid, plan)
+    assert_untouched(grid)
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_a_budget_that_pays_for_a_part_of_the_rounds_is_said_before_the_first(
+    start: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, told: bool, rounds: int
+) -> None:
+    from fl_dp.plan import RecordPlan
+
+    records = RecordPlan.from_noise_multiplier(
+        1.0, delta=1e-5, sampling_rate=0.1, steps=5, participations=rounds, clipping_norm=1.0
+    )
+    cap = RecordPlan.from_noise_multiplier(
+        1.0, delta=1e-5, sampling_rate=0.1, steps=5, participations=1, clipping_norm=1.0
+    ).budget.epsilon
+    config = {
+        "ledger-path": str(tmp_path / "node.db"),
+        "max-epsilon": 1.05 * cap,
+        "max-delta": 1.2e-5,
+        "require-privacy": "none",
+        "tell-exhausted": told,
+    }
+    start(owned(1, config), record_plan=records)
+    said = "the node's own budget pays for a part of this training's rounds"
+    assert (said in caplog.text) is (told and rounds == 4)
