@@ -155,6 +155,7 @@ class ContributionCheck:
         self._nobody = Evidence(share=0.0, against=_ENOUGH)
         self._half = Evidence(share=_HALF, against=_ALL_BUT_A_FEW)
         self._counted = self._expected = self._variance = 0.0
+        self._log_ratio = 0.0  # of nobody against three quarters, over all rounds
         self._warned = self._suspected = False
         self._once = False  # whether half or more contributed in the rounds up to some round
 
@@ -176,6 +177,8 @@ class ContributionCheck:
         law = CohortLaw.of(self._plan, asked)
         for evidence in (self._nobody, self._half):
             evidence.observe(count, law, noise_std=noise_std)
+        nobody, enough = (_log_likelihood(count, law, share, noise_std) for share in (0.0, _ENOUGH))
+        self._log_ratio += nobody - enough
         self._counted += count
         self._expected += law.mean
         self._variance += noise_std**2
@@ -204,6 +207,21 @@ class ContributionCheck:
                 estimate,
             )
 
+    def conclude(self) -> None:
+        """Judge a training that is over.
+
+        Raises:
+            NobodyContributes: If nobody did in any of its rounds: surely, where counts are exact.
+                Else with three quarters of the units that are drawn contributing, its probability
+                is at most `SUSPICION`.
+        """
+        if self._variance == 0.0:
+            failed = self._counted == 0.0 < self._expected
+        else:
+            failed = self._log_ratio >= -math.log(SUSPICION)
+        if failed:
+            raise NobodyContributes(_likely_causes(self._plan, once=False, over=True))
+
     def _never_works(self, count: float, law: CohortLaw, noise_std: float) -> bool:
         """Tell of a first round whether an app that nobody has tried before never works."""
         if self._plan is None:  # nothing is paid: there is time
@@ -213,7 +231,7 @@ class ContributionCheck:
         return evidence.passes(SUSPICION)
 
 
-def _likely_causes(plan: PrivacyPlan | None, *, once: bool) -> str:
+def _likely_causes(plan: PrivacyPlan | None, *, once: bool, over: bool = False) -> str:
     spent = "" if plan is None else "; what the rounds so far were charged stays spent"
     if once:
         rest = "the last one" if plan is None else "the last one and noise"
@@ -226,9 +244,14 @@ def _likely_causes(plan: PrivacyPlan | None, *, once: bool) -> str:
     fewer = ""
     if plan is not None and plan.hosting.of_records:
         fewer = f"; nodes have far fewer records than num_clients = {plan.num_clients} declares"
+    noise = "the first one" if plan is None else "pure noise"
+    found = (
+        f"almost nobody contributes, and further models would be {noise}, so the training ends here"
+    )
+    if over:
+        found = f"almost nobody has contributed, and the last model is {noise}: the training failed"
     return (
-        "almost nobody contributes, and further models would be "
-        f"{'the first one' if plan is None else 'pure noise'}, so the training ends here{spent}. "
+        f"{found}{spent}. "
         "Likely causes, in this order: the client app raises an exception in every round (the log "
         "names the first node that failed); it answers with arrays of other names or shapes than "
         "the model's (numpy_client_app(arrays_fn=...) tells before anything is charged); it "

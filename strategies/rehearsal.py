@@ -129,6 +129,7 @@ _EXHAUSTED = {
     Limit.RUN: "the node's ledger has no room for a round within this training's own budget, "
     "which it has spent there: plan a larger one, or begin another training",
 }
+_IN_NO_GROUP = "its owner allows less epsilon than any group of this training asks for"
 _NO_SUCH_QUERY = "No query function registered"
 _ENGINE_S_HEADING = "An exception was raised when processing a message"  # what it was comes after
 _ENGINE_S_REASON = "<class 'ray."
@@ -377,7 +378,7 @@ def takes_no_part(identity: NodeIdentity) -> str | None:
     if identity.refuses:
         return "its owner does not allow this training, see its log"
     if identity.joins_at == 0.0:
-        return "its owner allows less epsilon than any group of this training asks for"
+        return _IN_NO_GROUP
     return None if identity.exhausted is None else _EXHAUSTED[identity.exhausted]
 
 
@@ -385,17 +386,19 @@ def _require_enough(answers: Answers) -> None:
     """Name the nodes that take no part, as owners let them tell, or pay for a part of it.
 
     Raises:
-        RehearsalFailed: If fewer than half of those that answered take part.
+        RehearsalFailed: If most of those that answered refuse or can't pay, or if none takes part.
+            Who is in no group, of groups with budgets of their own, is not drawn.
     """
     reasons: dict[str, list[int]] = {}
     for node, identity in sorted(answers.identities.items()):
         if (reason := takes_no_part(identity)) is not None:
             reasons.setdefault(reason, []).append(node)
-    absent = sum(map(len, reasons.values()))
+    absent, answered = sum(map(len, reasons.values())), len(answers.identities)
+    unable = absent - len(reasons.get(_IN_NO_GROUP, ()))
     told = "; ".join(f"{_listed(answers, nodes)}: {why}" for why, nodes in reasons.items())
-    if 2 * absent > len(answers.identities):
+    if 2 * unable > answered or 0 < absent == answered:
         raise RehearsalFailed(
-            f"{absent} of the {len(answers.identities)} nodes that answered take no part: nothing "
+            f"{absent} of the {answered} nodes that answered take no part: nothing "
             f"was charged. Plan for those that do, or ask the owners. {told}"
         )
     for why, nodes in reasons.items():

@@ -191,6 +191,8 @@ class RoundLoop(ABC):
                     "Training stops early after round %d: should_stop says so", server_round
                 )
                 break
+        if self._contribution_check is not None:
+            self._contribution_check.conclude()
         self._log.finished(result, time.monotonic() - began)
         return result
 

@@ -105,8 +105,9 @@ class RoundStrategy(Strategy):
             RehearsalFailed: If a node or the server optimizer will not work; nothing was spent.
             PrivacyBudgetExhausted: If not even one round is left and there is no checkpoint to go
                 on from: the model would come back untrained.
-            NobodyContributes: If (almost) no client's update was ever added; see
-                `PrivacyPlan.contribution_check`.
+            NobodyContributes: If (almost) no client's update was ever added, also when the last
+                round is over; see `PrivacyPlan.contribution_check`. In a simulation also if every
+                client of a round failed.
             RoundFailed: If three rounds in a row, or all, failed and there is no earlier model.
         """
         self.summary()

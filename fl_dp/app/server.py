@@ -21,7 +21,13 @@ from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import ENCODER_KEY, SIMULATED_LEDGERS_KEY
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
-from fl_dp.strategies import DPFedAvg, DPFedBuff, UnprotectedFedAvg, wait_for_roster
+from fl_dp.strategies import (
+    DPFedAvg,
+    DPFedBuff,
+    NobodyContributes,
+    UnprotectedFedAvg,
+    wait_for_roster,
+)
 from fl_dp.tasks.metrics import public_metrics
 from fl_dp.tasks.models import rests_in_turn
 from fl_dp.tasks.training import evaluate_with_probabilities
@@ -56,6 +62,9 @@ from .workload import (
 )
 
 logger = logging.getLogger("flwr.fl_dp")
+
+# No number of contributions: where it is not noisy, it depends on clients' data.
+_NOBODY = "Almost nobody contributed, so the last model is little more than the first one and noise"
 
 Training: TypeAlias = DPFedAvg | UnprotectedFedAvg
 
@@ -178,6 +187,7 @@ def _train_by_plan(
             secure_roster=roster_of(settings),
             **_options(folder, settings, record_plan, rng),
         )
+        failure: str | None = None
         try:
             result = _start(strategy, folder, grid, settings, told)
             if (choice := private_metrics(settings, target_delta(settings))) is not None:
@@ -192,12 +202,16 @@ def _train_by_plan(
                     rng=None if settings.privacy.noised_by == "nodes" else rng,
                     secure_roster=roster_of(settings),
                 )
+        except NobodyContributes:
+            failure = _NOBODY
+            raise
         finally:
             # Also after a failure: what was reserved is spent, and somebody has to say so.
             statement = replace(
                 privacy_statement(ledger),
                 shared_parameters=shared_parameters(settings),
                 public_inputs=what_was_public(settings),
+                failure=failure,
             )
             if record_plan is not None:
                 asked = strategy.most_participations
@@ -230,10 +244,19 @@ def _train_without_plan(
         **_options(folder, settings, record_plan, rng),
     )
     if record_plan is None:
-        folder.write_statement(NoPromise(rounds=settings.rounds))
-        return _start(strategy, folder, grid, settings, told)
+        nothing = NoPromise(rounds=settings.rounds)
+        folder.write_statement(nothing)
+        try:
+            return _start(strategy, folder, grid, settings, told)
+        except NobodyContributes:
+            folder.write_statement(replace(nothing, failure=_NOBODY))
+            raise
+    failure: str | None = None
     try:
         return _start(strategy, folder, grid, settings, told)
+    except NobodyContributes:
+        failure = _NOBODY
+        raise
     finally:
         asked = strategy.most_participations
         statement = statement_of_records(record_plan, settings, asked)
@@ -241,6 +264,7 @@ def _train_without_plan(
             replace(
                 statement,
                 rounds=strategy.rounds_completed,
+                failure=failure,
                 shared_parameters=shared_parameters(settings),
                 public_inputs=what_was_public(settings),
             )

@@ -22,7 +22,7 @@ from .promise import PrivacyStatement, RecordStatement
 
 _TOLERANCE = 1e-6  # relative: more than other versions of numpy and scipy round differently
 # Versions are those of whoever computes, and no ledger knows what a model is made of.
-_OF_ANY_STATEMENT = frozenset({"versions", "shared_parameters", "public_inputs"})
+_OF_ANY_STATEMENT = frozenset({"versions", "shared_parameters", "public_inputs", "failure"})
 _NOT_COMPARED = _OF_ANY_STATEMENT | {"ledger", "records"}  # the file's name may have changed
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 60

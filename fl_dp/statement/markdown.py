@@ -20,8 +20,9 @@ def statement_markdown(statement: PrivacyStatement | RecordStatement | NoPromise
 @statement_markdown.register
 def _of_nothing(statement: NoPromise) -> str:
     return (
-        "# Privacy statement\n\nNothing is promised: this run had `privacy=none`. "
-        "Its model and its metrics may show any client's data.\n"
+        f"# Privacy statement\n\n{_failed(statement.failure)}"
+        "Nothing is promised: this run had `privacy=none`. Its model and its "
+        "metrics may show any client's data.\n"
     )
 
 
@@ -125,10 +126,15 @@ def _of_records(statement: RecordStatement) -> str:
 
 
 def _opening(title: str, statement: Promise, warning: str, rows: Iterable[Row]) -> list[str]:
-    lines = [title, ""]
+    lines = [title, "", *_failed(statement.failure).splitlines()]
     if statement.insecure:
         lines += [f"> **{warning}** {statement.not_covered[0]}.", ""]
     return [*lines, "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
+
+
+def _failed(why: str | None) -> str:
+    """Return the warning above a training that counts as failed; nothing for any other."""
+    return "" if why is None else f"> **This training failed.** {why}.\n\n"
 
 
 def _closing(statement: Promise) -> list[str]:

@@ -37,6 +37,7 @@ class Promise:
             a node is neither released nor covered.
         public_inputs: What went into the model besides the units' data: encoders, public records,
             first weights. Nothing is promised to what they were made of. None: nothing did.
+        failure: Why the training counts as failed although it was charged; None: it does not.
     """
 
     delta: float
@@ -55,6 +56,7 @@ class Promise:
     versions: Mapping[str, str]
     shared_parameters: tuple[str, ...] | None = None
     public_inputs: tuple[str, ...] | None = None
+    failure: str | None = None
 
     @property
     def best_epsilon(self) -> float:
@@ -269,13 +271,16 @@ class NoPromise:
 
     Attributes:
         rounds: Planned rounds.
+        failure: See `Promise`.
     """
 
     rounds: int
+    failure: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return {"quoted": "none", "epsilon": {}, "delta": 0.0, "rounds": self.rounds}
+        failed = {} if self.failure is None else {"failure": self.failure}
+        return {"quoted": "none", "epsilon": {}, "delta": 0.0, "rounds": self.rounds, **failed}
 
 
 def _plain(value: Any) -> Any:

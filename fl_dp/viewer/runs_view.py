@@ -16,6 +16,7 @@ _STYLES = {
     RunState.FINISHED: "green",
     RunState.RUNNING: "cyan",
     RunState.SILENT: "yellow",
+    RunState.FAILED: "red",
     RunState.STOPPED: "yellow",
     RunState.BROKEN: "red",
 }

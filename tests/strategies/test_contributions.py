@@ -436,3 +436,66 @@ def test_the_check_starts_anew_in_a_new_process() -> None:
     with pytest.raises(NobodyContributes):
         for _ in range(5):
             again.observe(0.0, noise_std=7.1, asked=40)
+
+
+# --- When the last round is over ------------------------------------------------------------------
+
+
+def short(contributing: float, *, noise_std: float, rounds: int = 3) -> ContributionCheck:
+    """Return the check after a short training of 10 clients with rate 1."""
+    check = ContributionCheck(plan_of(10, rounds=rounds, contribution_check=True))
+    for _ in range(rounds):
+        check.observe(contributing, noise_std=noise_std, asked=10)
+    return check
+
+
+def test_a_short_training_to_which_nobody_contributed_ends_as_failed() -> None:
+    check = short(0.0, noise_std=4.0)  # three rounds are too few to end it before
+    with pytest.raises(NobodyContributes, match=r"the training failed.*stays spent.*Likely causes"):
+        check.conclude()
+
+
+@pytest.mark.parametrize("contributing", [10.0, 7.5])
+def test_a_training_to_which_enough_contributed_does_not(contributing: float) -> None:
+    short(contributing, noise_std=4.0).conclude()
+    short(contributing, noise_std=400.0).conclude()  # of such noise nothing can be told
+
+
+def test_noise_that_hides_everything_decides_nothing() -> None:
+    short(0.0, noise_std=400.0).conclude()
+
+
+def test_exact_counts_tell_surely() -> None:
+    nobody, one = ContributionCheck(None), ContributionCheck(None)
+    nobody.observe(0.0, noise_std=0.0, asked=2)
+    one.observe(1.0, noise_std=0.0, asked=2)
+    one.conclude()
+    with pytest.raises(NobodyContributes, match="the last model is the first one"):
+        nobody.conclude()
+    ContributionCheck(None).conclude()  # no round, no failure
+
+
+def test_how_often_a_training_is_called_failed_in_which_three_quarters_contributed() -> None:
+    rng = np.random.default_rng(5)
+    failed = 0
+    for _ in range(400):
+        check = ContributionCheck(plan_of(10, rounds=3, contribution_check=True))
+        for _ in range(3):
+            check.observe(
+                rng.binomial(10, 0.75) + 6.0 * rng.standard_normal(), noise_std=6.0, asked=10
+            )
+        try:
+            check.conclude()
+        except NobodyContributes:
+            failed += 1
+    assert failed <= 10  # at 1 in 100 it is above that once in 500 such tests
+
+
+def test_three_real_nodes_that_never_work_end_as_failed(tmp_path: Path) -> None:
+    plan = plan_of(
+        3, rounds=2, noise_multiplier=5.0, client_scheme="gaussian", contribution_check=True
+    )
+    with pytest.raises(NobodyContributes, match="the training failed"):
+        train(tmp_path, plan, able(Ability.NOISE)(fails), model())
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert ledger.rounds_committed == 2

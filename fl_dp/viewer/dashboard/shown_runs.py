@@ -159,6 +159,8 @@ def advice_for(run: FoundRun, age: float | None) -> str | None:
     if run.failed and run.card.state is not RunState.FINISHED:
         return "failed"
     match run.card.state:
+        case RunState.FAILED:
+            return "failed"
         case RunState.BROKEN | RunState.STOPPED | RunState.SILENT as state:
             return str(state)
         case RunState.RUNNING if run.card.round is None and age is not None and age > 120.0:

@@ -86,7 +86,7 @@ _YEAR = 365 * 24 * 3600
 _MOST_ROWS = 20  # of a chart's table
 _MOST_FIELDS = 500
 _MOST_CELLS = 500
-_ENDED = (RunState.FINISHED, RunState.STOPPED, RunState.BROKEN)
+_ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED, RunState.BROKEN)
 
 
 async def _form(request: Request) -> dict[str, str]:

@@ -24,6 +24,7 @@ class RunState(enum.StrEnum):
         RUNNING: It goes on: something was written lately.
         SILENT: It neither ended nor wrote anything for ten minutes and for five of its rounds: it
             was killed, or waits for its nodes.
+        FAILED: Its statement says so: nobody contributed.
         STOPPED: It ended before its last round: it wrote its statement, or its process is gone.
         BROKEN: Its settings can't be read.
     """
@@ -31,6 +32,7 @@ class RunState(enum.StrEnum):
     FINISHED = "finished"
     RUNNING = "running"
     SILENT = "silent"
+    FAILED = "failed"
     STOPPED = "stopped"
     BROKEN = "broken"
 
@@ -93,6 +95,7 @@ def state_of(
     stated: float | None,
     now: float,
     alive: bool | None = None,
+    failed: bool = False,
 ) -> RunState:
     """Return where a run with readable settings has got to.
 
@@ -105,7 +108,10 @@ def state_of(
         stated: When its statement was written, if it was.
         now: The time.
         alive: Whether its process is there; None: the times alone tell.
+        failed: Whether its statement says that it failed.
     """
+    if failed and stated is not None and stated >= released - _SAME_TIME:
+        return RunState.FAILED
     if done and stated is not None:
         return RunState.FINISHED
     # A statement is what a run ends with; one that is older is of before it was resumed.

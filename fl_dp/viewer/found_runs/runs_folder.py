@@ -205,6 +205,7 @@ class RunsFolder:
                 stated=stated,
                 now=self._clock(),
                 alive=None if process is None else is_there(process),
+                failed=statement is not None and statement["failed"],
             )
         card = RunCard(
             name=name,
@@ -279,6 +280,7 @@ class RunsFolder:
         bound = epsilon.get(quoted) if isinstance(epsilon, dict) and named else None
         unit = said.get("unit")
         return {
+            "failed": isinstance(said.get("failure"), str),
             "promises": quoted != "none",
             "epsilon": number(bound),
             "delta": number(said.get("delta")),
@@ -357,7 +359,8 @@ def _read_cells(root: Path, sweep: str) -> dict[str, dict[str, str | None]]:
 def _with_promise(card: RunCard, promise: Mapping[str, Any]) -> RunCard:
     # While a resumed run goes on, its statement is of before: what was spent since is more.
     goes_on = card.state in (RunState.RUNNING, RunState.SILENT)
-    known = {key: value for key, value in promise.items() if key != "epsilon" or not goes_on}
+    left_out = {"failed", "epsilon"} if goes_on else {"failed"}
+    known = {key: value for key, value in promise.items() if key not in left_out}
     return replace(card, **known)
 
 
