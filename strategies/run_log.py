@@ -8,6 +8,7 @@ from collections.abc import Callable
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
+from fl_dp.accounting import is_promise
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import PrivacyPlan, RecordPlan
 
@@ -81,8 +82,13 @@ def log_promise(plan: PrivacyPlan, ledger: SpentLedger, record_plan: RecordPlan 
         log_record_promise(record_plan)
     logger.info("\t├── Rule: %s", ledger.rule)
     logger.info("\t└── Ledger: %s", ledger.location)
+    if not is_promise(plan.budget.epsilon):
+        logger.warning(
+            "NO PRIVACY: epsilon %.4g promises nothing; 1 is strong, 8 weak but usual",
+            plan.budget.epsilon,
+        )
     if ledger.insecure:
-        logger.warning("The noise is INSECURE: anyone who knows the seed can subtract it")
+        logger.warning("NO PRIVACY: the noise is INSECURE, who knows the seed can subtract it")
 
 
 def log_record_promise(record_plan: RecordPlan, *, last: bool = False) -> None:

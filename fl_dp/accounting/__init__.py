@@ -4,7 +4,13 @@ from typing import TYPE_CHECKING
 
 from fl_dp.lazy_exports import lazy_exports
 
-from .budget import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted, default_delta
+from .budget import (
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyBudgetExhausted,
+    default_delta,
+    is_promise,
+)
 from .events import History, PoissonGaussianEvent, PrivacyEvent, freeze
 from .sampling import (
     CyclicSampling,
@@ -68,6 +74,7 @@ __all__ = [
     "epsilon_delta_trade_off",
     "freeze",
     "gaussian_trade_off",
+    "is_promise",
     "model_error",
     "optimal_coefficients",
     "squared_norm",

@@ -350,6 +350,8 @@ def _start(
             **_released(strategy),
         }
         clock = {"virtual_time": grid.now} if isinstance(grid, VirtualTime) else {}
+        if settings.privacy.insecure_seed is not None:
+            line["insecure"] = True  # its epsilon promises nothing
         folder.append_metrics(line | clock)
         told.released(line)
         folder.write_model(arrays)

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from fl_dp.app.overrides import quoted
+from fl_dp.app.overrides import ConfigError, quoted
 from fl_dp.app.settings.sweep import SWEEP
 from fl_dp.files import write_text
 
@@ -307,12 +307,18 @@ def _found(path: Path) -> Job:
     """Return the training that a folder holds.
 
     Raises:
+        ConfigError: If `flwr run` has made it, with the command that goes on with it.
         HeldElsewhere: If another process trains in it.
     """
     from fl_dp.app.run_folder import RunFolder
 
     folder = RunFolder(path)
     found = folder.read_settings()
+    if found.simulation.engine == "auto":  # `fl-dp run` decides, and its folders say what
+        raise ConfigError(
+            f"{path} is of a run by `flwr run`, whose nodes may be real: to go on with it write "
+            f"flwr run . CONNECTION --stream --run-config \"hydra-overrides='resume={path}'\""
+        )
     with folder.held():
         pass  # by the process that trains, once it is started: here nobody else has it
     [settings] = _checked([found])

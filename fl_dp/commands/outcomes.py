@@ -101,6 +101,9 @@ def measured_on(job: Job) -> str:
 
 
 def _quoted(statement: dict[str, Any]) -> float:
+    """Return the epsilon that a statement quotes; infinite where the noise can be predicted."""
+    if statement.get("insecure", False):
+        return math.inf
     return float(statement["epsilon"].get(statement["quoted"], math.inf))
 
 

@@ -63,6 +63,7 @@ def plan(
 
     With `--compare`: the error that independent, spaced and cyclic noise would leave in the model.
     """
+    from fl_dp.accounting import is_promise
     from fl_dp.app.cautions import cautions
     from fl_dp.app.compose import compose_settings
     from fl_dp.app.local.devices import Machine
@@ -122,6 +123,10 @@ def plan(
             f"{budget:g}: `fl-dp run` will refuse; raise privacy.epsilon or leave "
             "privacy.noise_multiplier out"
         )
+    insecure = settings.privacy.insecure_seed is not None
+    if not is_promise(view.bounds.best, insecure=insecure):
+        why = "privacy.insecure_seed" if insecure else f"epsilon {view.bounds.best:.4g}"
+        warn(f"NO PRIVACY: with {why} nothing is promised")
     if plot is not None:
         _draw(view, plot)
     if as_json:

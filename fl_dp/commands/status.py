@@ -17,7 +17,6 @@ _FAILED, _UNKNOWN, _STOPPED, _GOES_ON = 1, 2, 3, 4
 _PAUSE, _LONGEST_PAUSE = 3.0, 60.0  # seconds: each question starts Flower's command
 _SHARE = 0.1  # of the time so far that the end of the run may be noticed late
 _LONG_PENDING = 60.0
-_PATIENCE = 60.0  # with a SuperLink that is being restarted
 
 
 def status(
@@ -41,6 +40,9 @@ def status(
 
     - `fl-dp status 1234567890 production --wait --timeout 3600`
 
+    Ctrl-C ends the waiting, as it ends the log of `flwr run --stream`; the run goes on. `flwr stop
+    1234567890 production` stops it. With `--wait` a SuperLink that is down is waited for.
+
     Status 0: the run is complete. 1: it failed. 3: somebody stopped it. 4: it has not ended (with
     `--wait`: not within the time-out). 2: no SuperLink knows it.
     """
@@ -63,15 +65,19 @@ def _wait_for(run: str, connection: str | None, *, wait: bool, timeout: float | 
 
     began = heard = time.monotonic()
     said = ""
-    long_pending = False
+    long_pending = silent = False
     while True:
         try:
             found = run_status(run, connection)
-        except SuperLinkSilent:
-            if not said or time.monotonic() - heard > _PATIENCE:
+        except SuperLinkSilent as error:
+            waited = time.monotonic() - began
+            if not wait or (timeout is not None and waited >= timeout):
                 raise
+            if not silent:
+                silent = True
+                note(f"{error}: waiting for it; ctrl-C ends the waiting, not the run")
         else:
-            heard = time.monotonic()
+            heard, silent = time.monotonic(), False
             if not wait or found.ended or (timeout is not None and heard - began >= timeout):
                 return found
             if found.status != said:

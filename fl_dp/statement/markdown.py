@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import singledispatch
 
+from fl_dp.accounting import is_promise
+
 from .promise import NoPromise, PrivacyStatement, Promise, RecordStatement
 from .words import ACCOUNTANTS, ceiling, describe_event, neighbours_in_words, rounded_up
 
@@ -129,6 +131,9 @@ def _opening(title: str, statement: Promise, warning: str, rows: Iterable[Row]) 
     lines = [title, "", *_failed(statement.failure).splitlines()]
     if statement.insecure:
         lines += [f"> **{warning}** {statement.not_covered[0]}.", ""]
+    elif statement.epsilon and not is_promise(statement.best_epsilon):
+        too_large = f"epsilon {rounded_up(statement.best_epsilon)} promises nothing"
+        lines += [f"> **{warning}** {too_large}: 1 is strong, 8 weak but usual.", ""]
     return [*lines, "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
 
 
@@ -153,6 +158,8 @@ def _promise(statement: Promise, *, nothing: str = "") -> Row:
     if not nothing and statement.quoted in statement.epsilon:
         delta = ceiling(statement.delta, 3)
         promise = f"epsilon {rounded_up(statement.best_epsilon)} at delta {delta}"
+        if not is_promise(statement.best_epsilon, insecure=statement.insecure):
+            promise = f"no privacy: {promise} promises nothing"
     return "promise", f"**{promise}**, of a budget of {rounded_up(statement.budget.epsilon)}"
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from rich.table import Table
 from rich.text import Text
 
-from fl_dp.commands.terminal.numbers import epsilon_text
+from fl_dp.commands.terminal.numbers import NO_PRIVACY, epsilon_text
 from fl_dp.viewer.found_runs import RunCard, RunState
 
 _STYLES = {
@@ -117,7 +117,7 @@ def _rounds(card: RunCard) -> str:
 
 def _epsilon(card: RunCard) -> str:
     if not card.promises:
-        return "no promise"
+        return NO_PRIVACY
     return "-" if card.epsilon is None else epsilon_text(card.epsilon)
 
 

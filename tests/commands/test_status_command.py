@@ -117,14 +117,27 @@ def test_a_run_that_is_pending_for_long_is_said_once(
     assert said_on_stderr(said).count("has been pending for") == 1
 
 
-def test_a_superlink_that_is_started_anew_meanwhile_is_waited_for(
-    flower: Answers, monkeypatch: pytest.MonkeyPatch
+DOWN = "Connection is unavailable."
+
+
+@pytest.mark.parametrize("before", [(), (run_in("running"),)])
+def test_a_superlink_that_is_down_is_waited_for(
+    flower: Answers, tmp_path: Path, before: tuple[str, ...]
 ) -> None:
-    flower(run_in("running"), error("Connection is unavailable."), run_in("finished:failed"))
-    assert call("status", "17", "--wait").exit_code == 1
-    monkeypatch.setattr(status_command, "_PATIENCE", 0.0)
-    flower(run_in("running"), error("Connection is unavailable."))
-    assert call("status", "17", "--wait").exit_code == 2
+    flower(*before, error(DOWN), error(DOWN), run_in("finished:failed"))
+    said = call("status", "17", "--wait")
+    assert said.exit_code == 1
+    assert len(asked(tmp_path)) == len(before) + 3
+    assert said_on_stderr(said).count("waiting for it") == 1
+
+
+@pytest.mark.parametrize("options", [(), ("--wait", "--timeout", "0")])
+def test_a_superlink_that_is_down_is_status_2_where_nobody_waits(
+    flower: Answers, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    flower(error(DOWN))
+    assert call("status", "17", *options).exit_code == 2
+    assert len(asked(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
+from fl_dp.accounting import is_promise
+
 if TYPE_CHECKING:
     from fl_dp.accounting import EpsilonBounds
 
@@ -21,13 +23,13 @@ _ACCOUNTANTS = {
 }
 
 
-NO_PRIVACY_FROM = 1000.0
-"""Epsilon from which on a person reads `no privacy`: odds may change by a factor of e^1000."""
+NO_PRIVACY = "no privacy"
+"""What a person reads where nothing is promised."""
 
 
 def epsilon_text(epsilon: float) -> str:
     """Return an epsilon for a person, or that it protects nothing."""
-    return f"{epsilon:.4g}" if epsilon < NO_PRIVACY_FROM else "no privacy"
+    return f"{epsilon:.4g}" if is_promise(epsilon) else NO_PRIVACY
 
 
 def numbers_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:

@@ -14,10 +14,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
+from fl_dp.accounting import is_promise
 from fl_dp.commands.console import shows_live
 from fl_dp.tasks.metrics import Score
 
-from .numbers import NO_PRIVACY_FROM
+from .numbers import NO_PRIVACY
 
 # Takes one line of `metrics.jsonl`, and shows it.
 OnRound: TypeAlias = Callable[[dict[str, Any]], None]
@@ -244,11 +245,11 @@ def describe_round(
     """
     score = Score.in_line(line)
     parts = [f"round {line['round']}/{rounds}", f"{score.title} {score}"]
-    if line.get("epsilon", math.inf) < NO_PRIVACY_FROM:
+    if is_promise(line.get("epsilon"), insecure=line.get("insecure", False)):
         of = f"/{budget:.4g}" if math.isfinite(budget) else ""
         parts.append(f"epsilon {line['epsilon']:.3g}{of}")
     else:
-        parts.append("no privacy")
+        parts.append(NO_PRIVACY)
     if line["round"] < rounds:
         parts.append("time left unknown" if seconds_left is None else f"{_time(seconds_left)} left")
     return ", ".join(parts)

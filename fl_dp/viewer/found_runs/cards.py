@@ -57,7 +57,8 @@ class RunCard:
         delta: The delta that goes with it.
         budget: Epsilon that may be spent.
         unit: What epsilon protects, in the statement's words.
-        promises: False where the statement says that nothing is promised.
+        promises: False where nothing is promised: the statement says so, its epsilon is too large
+            to mean anything (`is_promise`), or the noise can be predicted.
         sweep: Name of the sweep's folder that it belongs to.
         variant: What tells it from its siblings there, but for the seed.
         place: Its place on the sweep's axis.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fl_dp.accounting import is_promise
 from fl_dp.app.run_process import PROCESS, is_there
 from fl_dp.tasks.metrics import Score
 
@@ -219,6 +220,7 @@ class RunsFolder:
             score=_unmeasured(settings) if measured is None else measured.score,
             test_loss=None if measured is None else measured.test_loss,
             epsilon=None if last is None else last.epsilon,
+            promises=settings.get("privacy.insecure_seed", "null") == "null",
             problems=(*problems, *rounds.problems),
         )
         return card if statement is None else _with_promise(card, statement)
@@ -281,7 +283,8 @@ class RunsFolder:
         unit = said.get("unit")
         return {
             "failed": isinstance(said.get("failure"), str),
-            "promises": quoted != "none",
+            "promises": quoted != "none"
+            and is_promise(number(bound) or 0.0, insecure=said.get("insecure") is True),
             "epsilon": number(bound),
             "delta": number(said.get("delta")),
             "budget": number(budget.get("epsilon")) if isinstance(budget, dict) else None,

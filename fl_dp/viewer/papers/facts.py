@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fl_dp import __version__
-from fl_dp.accounting import PoissonGaussianEvent
+from fl_dp.accounting import PoissonGaussianEvent, is_promise
 from fl_dp.accounting.events import History
 from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.ledger import LedgerAnchor
@@ -89,12 +89,19 @@ class Facts:
                 f"{self.run.card.name} had noise from a source that can be predicted, which is for "
                 "tests: no paper can rest on it"
             )
+        if not self.promises:
+            raise ValueError(
+                f"{self.run.card.name} promises nothing with epsilon "
+                f"{self.statement.best_epsilon:.4g}: no paper can rest on it"
+            )
         return self.statement
 
     @property
     def promises(self) -> bool:
         """Whether there is a promise to rest on."""
-        return not isinstance(self.statement, NoPromise) and not self.statement.insecure
+        if isinstance(self.statement, NoPromise):
+            return False
+        return is_promise(self.statement.best_epsilon, insecure=self.statement.insecure)
 
     def setting(self, key: str) -> str:
         """Return a setting as text; `not known` if the settings can't be read."""

@@ -195,10 +195,10 @@ def _promise(run: FoundRun) -> tuple[str, bool]:
     card, statement = run.card, run.statement
     if statement is None:
         return WORDS["budget.unknown"], True
+    if statement.get("quoted") != "none" and statement.get("insecure") is not False:
+        return WORDS["insecure"], True
     if not card.promises:
         return WORDS["budget.none"], True
-    if statement.get("insecure") is not False:
-        return WORDS["insecure"], True
     if card.epsilon is None or card.delta is None:
         return WORDS["budget.unknown"], True
     promised = WORDS["budget.promised"].format(
