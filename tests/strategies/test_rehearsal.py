@@ -201,6 +201,18 @@ def test_an_arrays_fn_that_fails_is_told_by_its_kind_alone(start: Any) -> None:
     assert "4711" not in str(said.value)
 
 
+def test_versions_are_of_what_is_imported_not_of_a_package_by_that_name(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nightly of Flower is a package of another name."""
+    monkeypatch.setattr("flwr.__version__", "1.43.0.dev1")
+    grid = grid_of(app_of())
+    assert start(grid).rounds_completed == 1
+    [answer] = grid.send_and_receive(grid.introductions[:1])
+    told = NodeIdentity.of(answer.content.config_records["identity"])
+    assert told.versions["flwr"] == "1.43.0.dev1"
+
+
 def test_another_version_is_a_warning(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     def answer(message: Message, partition: int) -> Message | None:
         if not message.metadata.message_type.startswith("query"):
