@@ -188,12 +188,31 @@ def check_data(settings: Settings) -> None:
     Raises:
         FileNotFoundError: If the data set is not there.
         ModuleNotFoundError: If a library that reads it is not installed.
-        ValueError: If it is corrupt, can't be split as asked, or has nothing to test on.
+        ValueError: If it is corrupt, can't be split as asked, leaves most clients without records,
+            or has nothing to test on.
     """
     if settings.task.partition != "nodes":
-        parts_of(settings)
+        _require_records(settings)
     if not len(dataset_of(settings).test_y):
         raise ValueError("the test part has no rows: the model could not be measured")
+
+
+def _require_records(settings: Settings) -> None:
+    """Check that half of the clients or more have records to train on.
+
+    Raises:
+        ValueError: If not.
+    """
+    parts = parts_of(settings)
+    if settings.task.partition != "dirichlet":  # no other one leaves a client without any
+        return
+    empty = sum(not len(rows) for rows in parts)
+    if 2 * empty > len(parts):
+        raise ValueError(
+            f"task.partition=dirichlet with task.alpha={settings.task.alpha:g} leaves {empty} of "
+            f"{len(parts)} clients without records, so the budget would pay for noise: write a "
+            "larger task.alpha or a smaller task.num_clients"
+        )
 
 
 def data_of_unit(

@@ -17,8 +17,10 @@ from trainings import plan_of, record
 
 from fl_dp import PrivacyLedger, server_app
 from fl_dp.app import simulate
+from fl_dp.app.compose import compose_settings
 from fl_dp.app.overrides import ConfigError
 from fl_dp.app.refusals import REFUSALS
+from fl_dp.app.workload import check_data
 from fl_dp.strategies import DPFedAvg, RosterTooLarge, UnfitModel
 
 
@@ -139,3 +141,11 @@ def test_a_mistake_in_a_script_keeps_its_traceback() -> None:
 
 def test_a_model_that_noise_would_ruin_is_refused_in_one_line() -> None:
     assert issubclass(UnfitModel, REFUSALS)
+
+
+def test_a_partition_that_leaves_most_clients_without_records_is_refused_in_one_line() -> None:
+    thin = compose_settings(["task.partition=dirichlet", "task.alpha=0.0001"])
+    with pytest.raises(ValueError, match=r"leaves \d+ of \d+ clients without records") as refused:
+        check_data(thin)
+    assert "\n" not in str(refused.value)
+    check_data(compose_settings(["task.partition=dirichlet"]))
