@@ -132,8 +132,7 @@ def _opening(title: str, statement: Promise, warning: str, rows: Iterable[Row]) 
     if statement.insecure:
         lines += [f"> **{warning}** {statement.not_covered[0]}.", ""]
     elif statement.epsilon and not is_promise(statement.best_epsilon):
-        too_large = f"epsilon {rounded_up(statement.best_epsilon)} promises nothing"
-        lines += [f"> **{warning}** {too_large}: 1 is strong, 8 weak but usual.", ""]
+        lines += [f"> **{warning}** So large an epsilon promises nothing: 8 is weak.", ""]
     return [*lines, "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
 
 
@@ -159,7 +158,7 @@ def _promise(statement: Promise, *, nothing: str = "") -> Row:
         delta = ceiling(statement.delta, 3)
         promise = f"epsilon {rounded_up(statement.best_epsilon)} at delta {delta}"
         if not is_promise(statement.best_epsilon, insecure=statement.insecure):
-            promise = f"no privacy: {promise} promises nothing"
+            promise = f"no privacy: {promise}"
     return "promise", f"**{promise}**, of a budget of {rounded_up(statement.budget.epsilon)}"
 
 

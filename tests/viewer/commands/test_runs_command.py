@@ -77,7 +77,7 @@ def test_the_table_has_a_row_a_run_and_names_a_sweep_once(folder: Path) -> None:
 
 def test_a_run_without_a_promise_says_so(tmp_path: Path) -> None:
     write_run(tmp_path / "a", quoted="none", epsilon=3.0)
-    assert "no promise" in call("runs", str(tmp_path)).stdout
+    assert "no privacy" in call("runs", str(tmp_path)).stdout
 
 
 def test_the_folder_of_one_run_lists_it(folder: Path) -> None:
@@ -104,7 +104,7 @@ def test_nothing_to_list_is_one_line(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--state", "finishd"], "finished, running, silent, stopped, broken"),
+        (["--state", "finishd"], "finished, running, silent, failed, stopped, broken"),
         (["--sort", "epsilom"], "got 'epsilom': did you mean epsilon?"),
     ],
 )
