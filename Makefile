@@ -56,7 +56,8 @@ FLOWER := tests/protocol tests/deploy tests/faults/test_real_nodes.py tests/app/
   tests/app/test_simulation.py tests/clients/test_hostile_server.py tests/clients/test_node_policy.py \
   tests/clients/test_node_privacy.py tests/clients/test_numpy_client_app.py \
   tests/commands/test_status_command.py tests/commands/new_app tests/examples/test_extend.py \
-  tests/strategies/test_exchange.py tests/strategies/test_rehearsal.py \
+  tests/examples/test_hub.py tests/strategies/test_exchange.py tests/strategies/test_field_cases.py \
+  tests/strategies/test_rehearsal.py \
   tests/strategies/test_server_optimizers.py tests/strategies/test_should_stop.py \
   tests/strategies/test_subclasses.py
 

@@ -974,7 +974,7 @@ def main() -> None:
     """Print the table."""
     logging.disable(logging.CRITICAL)
     np.seterr(all="ignore")
-    print(f"| case | flwr {version('flwr')} | fl-dp {version('fl-dp')} | held by |")
+    print(f"| case | flwr {flwr.__version__} | fl-dp {version('fl-dp')} | held by |")
     print("|---|---|---|---|")
     for case in CASES:
         print(f"| {case.name} | {case.stock()} | {case.ours()} | {link(case)} |", flush=True)
