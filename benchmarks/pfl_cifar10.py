@@ -16,7 +16,9 @@ an environment of its own. Theirs draws 50 clients with replacement, ours flips 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -32,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+NAMES = ("train_x", "train_y", "test_x", "test_y")
 PFL = "pfl[pytorch]==0.6.0"
 CLIENTS, COHORT, BATCH_SIZE = 1000, 50, 10
 LOCAL_RATE, CLIPPING_NORM = 0.1, 0.4
@@ -64,13 +67,12 @@ def their_cnn(seed: int) -> nn.Sequential:
 class Images:
     """The images, in memory once for all processes, and whose they are."""
 
-    def __init__(self, folder: Path, seed: int) -> None:
-        """Deal the training part to the clients."""
-        names = ("train_x", "train_y", "test_x", "test_y")
-        read = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in names]
+    def __init__(self, folder: Path, *, clients: int, seed: int) -> None:
+        """Deal the training part to so many clients."""
+        read = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in NAMES]
         self._x, self._y, self._test_x, self._test_y = read
         order = np.random.default_rng(seed).permutation(len(self._y))
-        self._rows = np.sort(order.reshape(CLIENTS, -1), axis=1)
+        self._rows = np.sort(order.reshape(clients, -1), axis=1)
 
     def of(self, client: int) -> tuple[Tensor, Tensor]:
         """Return the images and labels of one client."""
@@ -81,28 +83,75 @@ class Images:
     def accuracy(self, model: nn.Module) -> float:
         """Return the accuracy on the test part."""
         model.eval()
+        device = next(model.parameters()).device
         right = 0
         for at in range(0, len(self._test_y), 500):
-            some = torch.from_numpy(np.array(self._test_x[at : at + 500]))
-            labels = torch.from_numpy(np.array(self._test_y[at : at + 500]))
+            some = torch.from_numpy(np.array(self._test_x[at : at + 500])).to(device)
+            labels = torch.from_numpy(np.array(self._test_y[at : at + 500])).to(device)
             right += int((model(some).argmax(1) == labels).sum())
         return right / len(self._test_y)
 
 
-def train_with_pfl(images: Images, task: dict[str, Any]) -> float:
-    """Train with pfl-research; return the accuracy."""
+class Pace:
+    """Rounds and clients of a training by the clock, from the end of the first round on.
+
+    Attributes:
+        clients: How many were trained so far, which whoever trains them counts.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        """Measure for as long, or until the training ends."""
+        self.clients = 0
+        self._seconds = seconds
+        self._ends: list[float] = []
+        self._clients: list[int] = []
+
+    def round_ended(self) -> bool:
+        """Note the end of a round; return whether it was measured for long enough."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self._ends.append(time.perf_counter())
+        self._clients.append(self.clients)
+        return len(self._ends) > 1 and self._ends[-1] - self._ends[0] >= self._seconds
+
+    def measured(self) -> dict[str, float]:
+        """Return rounds and clients a second; nothing if a single round ended."""
+        rounds = len(self._ends) - 1
+        if rounds < 1:
+            return {}
+        seconds = self._ends[-1] - self._ends[0]
+        return {
+            "rounds": rounds,
+            "seconds_per_round": seconds / rounds,
+            "clients_per_s": (self._clients[-1] - self._clients[0]) / seconds,
+        }
+
+
+class _LongEnough(Exception):
+    """The pace is measured."""
+
+
+def train_with_pfl(images: Images, task: dict[str, Any], pace: Pace) -> float:
+    """Train with pfl-research, on the GPU where PyTorch sees one; return the accuracy."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByUser
     from pfl.algorithm.base import NNAlgorithmParams
     from pfl.algorithm.federated_averaging import FederatedAveraging
+    from pfl.callback.base import TrainingProcessCallback
     from pfl.data.federated_dataset import FederatedDataset
     from pfl.data.pytorch import PyTorchTensorDataset
     from pfl.data.sampling import get_user_sampler
     from pfl.hyperparam import NNTrainHyperParams
+    from pfl.metrics import Metrics
     from pfl.model.pytorch import PyTorchModel
     from pfl.privacy.gaussian_mechanism import GaussianMechanism
     from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
     from pfl_units import with_loss
+
+    class Paced(TrainingProcessCallback):
+        def after_central_iteration(self, *args: Any, **kwargs: Any) -> tuple[bool, Metrics]:
+            pace.clients += task["cohort"]
+            return pace.round_ended(), Metrics()
 
     np.random.seed(task["seed"])
     network = with_loss(their_cnn(task["seed"]))
@@ -111,31 +160,37 @@ def train_with_pfl(images: Images, task: dict[str, Any]) -> float:
         local_optimizer_create=torch.optim.SGD,
         central_optimizer=torch.optim.SGD(network.parameters(), lr=1.0),
     )
-    sampler = get_user_sampler("random", range(CLIENTS))
+    sampler = get_user_sampler("random", range(task["clients"]))
     dataset = FederatedDataset(lambda user: PyTorchTensorDataset(images.of(user)), sampler)
-    gaussian = GaussianMechanism(CLIPPING_NORM, task["noise_multiplier"])
+    postprocessors: list[Any] = [WeightByUser()]
+    if task["private"]:
+        gaussian = GaussianMechanism(CLIPPING_NORM, task["noise_multiplier"])
+        postprocessors.append(CentrallyAppliedPrivacyMechanism(gaussian))
     FederatedAveraging().run(
         backend=SimulatedBackend(
-            training_data=dataset,
-            val_data=dataset,
-            postprocessors=[WeightByUser(), CentrallyAppliedPrivacyMechanism(gaussian)],
+            training_data=dataset, val_data=dataset, postprocessors=postprocessors
         ),
         model=model,
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=task["rounds"],
             evaluation_frequency=task["rounds"] + 1,
-            train_cohort_size=COHORT,
+            train_cohort_size=task["cohort"],
             val_cohort_size=0,
         ),
         model_train_params=NNTrainHyperParams(
             local_batch_size=BATCH_SIZE, local_num_epochs=1, local_learning_rate=LOCAL_RATE
         ),
+        callbacks=[Paced()],
     )
     return images.accuracy(network)
 
 
-def train_with_ours(images: Images, task: dict[str, Any]) -> float:
-    """Train with `DPFedAvg`, all clients on one simulated node; return the accuracy."""
+def train_with_ours(images: Images, task: dict[str, Any], pace: Pace) -> float:
+    """Train with fl-dp in one process, on the GPU where PyTorch sees one; return the accuracy.
+
+    With privacy all clients are on one simulated node, which sums their clipped updates. Without
+    it each client is a node of its own, as nobody sums before the server then.
+    """
     from flwr.app import Array, ArrayRecord, Context
     from flwr.client import NumPyClient
     from flwr.serverapp import Grid, ServerApp
@@ -143,10 +198,14 @@ def train_with_ours(images: Images, task: dict[str, Any]) -> float:
     from fl_dp import PrivacyLedger, PrivacyPlan
     from fl_dp.app import simulate
     from fl_dp.clients import NodeUnits, numpy_client_app
-    from fl_dp.strategies import DPFedAvg
+    from fl_dp.clients.node_config import PARTITION_ID_KEY
+    from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
+    from fl_dp.tasks.device import training_device
     from fl_dp.tasks.models import get_arrays, set_arrays
 
-    model = their_cnn(task["seed"])
+    clients, rate = task["clients"], task["cohort"] / task["clients"]
+    device = training_device()
+    model = their_cnn(task["seed"]).to(device)
     reached = 0.0
 
     class OfOneClient(NumPyClient):
@@ -154,48 +213,63 @@ def train_with_ours(images: Images, task: dict[str, Any]) -> float:
             self._client = client
 
         def fit(self, parameters: Any, config: Any) -> tuple[Any, int, dict[str, Any]]:
+            pace.clients += 1
             set_arrays(model, parameters)
             model.train()
-            x, y = images.of(self._client)
+            x, y = (tensor.to(device) for tensor in images.of(self._client))
             optimizer = torch.optim.SGD(model.parameters(), lr=LOCAL_RATE)
-            for batch in torch.split(torch.randperm(len(y)), BATCH_SIZE):
+            for batch in torch.split(torch.randperm(len(y), device=device), BATCH_SIZE):
                 optimizer.zero_grad()
                 torch.autograd.backward(functional.cross_entropy(model(x[batch]), y[batch]))
                 optimizer.step()
             return list(get_arrays(model).values()), len(y), {}
 
-    def made(context: Context, unit: int) -> OfOneClient:
-        return OfOneClient(unit)
+    def paced(server_round: int, arrays: ArrayRecord) -> None:
+        if server_round > 0 and pace.round_ended():
+            raise _LongEnough
+
+    def train(strategy: DPFedAvg | UnprotectedFedAvg, grid: Grid) -> None:
+        start = ArrayRecord({name: Array(each) for name, each in get_arrays(model).items()})
+        with contextlib.suppress(_LongEnough):
+            arrays = strategy.start(
+                grid, start, num_rounds=task["rounds"], evaluate_fn=paced
+            ).arrays
+            set_arrays(model, arrays.to_numpy_ndarrays())
 
     server = ServerApp()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         nonlocal reached
-        plan = PrivacyPlan.from_noise_multiplier(
-            task["noise_multiplier"],
-            delta=DELTA,
-            rounds=task["rounds"],
-            num_clients=CLIENTS,
-            sampling_rate=COHORT / CLIENTS,
-            clipping_norm=CLIPPING_NORM,
-            units_per_node=CLIENTS,
-            contribution_check=False,  # which would add to the noise
-        )
-        print(f"epsilon of the clients that are there: {plan.budget.epsilon:.4g}", file=sys.stderr)
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            PrivacyLedger.open(Path(folder) / "ledger.db", plan) as ledger,
-        ):
-            start = ArrayRecord({name: Array(each) for name, each in get_arrays(model).items()})
-            strategy = DPFedAvg(plan=plan, ledger=ledger)
-            arrays = strategy.start(grid, start, num_rounds=task["rounds"]).arrays
-        set_arrays(model, arrays.to_numpy_ndarrays())
+        if task["private"]:
+            plan = PrivacyPlan.from_noise_multiplier(
+                task["noise_multiplier"],
+                delta=DELTA,
+                rounds=task["rounds"],
+                num_clients=clients,
+                sampling_rate=rate,
+                clipping_norm=CLIPPING_NORM,
+                units_per_node=clients,
+                contribution_check=False,  # which would add to the noise
+            )
+            print(f"epsilon of clients that are there: {plan.budget.epsilon:.4g}", file=sys.stderr)
+            with (
+                tempfile.TemporaryDirectory() as folder,
+                PrivacyLedger.open(Path(folder) / "ledger.db", plan) as ledger,
+            ):
+                train(DPFedAvg(plan=plan, ledger=ledger), grid)
+        else:
+            train(UnprotectedFedAvg(selection=PoissonSelection(rate)), grid)
         reached = images.accuracy(model)
 
-    units = NodeUnits(client_fn=made, count=lambda *_: CLIENTS)
-    client = numpy_client_app(lambda context: OfOneClient(0), units=units)
-    simulate(server, client, num_nodes=1)
+    def alone(context: Context) -> OfOneClient:
+        return OfOneClient(int(context.node_config[PARTITION_ID_KEY]))
+
+    if task["private"]:
+        units = NodeUnits(client_fn=lambda _, unit: OfOneClient(unit), count=lambda *_: clients)
+        simulate(server, numpy_client_app(alone, units=units), num_nodes=1)
+    else:
+        simulate(server, numpy_client_app(alone), num_nodes=clients)
     return reached
 
 
@@ -225,6 +299,16 @@ def published_noise() -> float:
     return of_a_million * COHORT / NOISE_COHORT
 
 
+def done(task: dict[str, Any]) -> dict[str, float]:
+    """Do what a process of its own is asked for; return the accuracy, seconds and pace."""
+    torch.set_num_threads(1)
+    images = Images(Path(task["folder"]), clients=task["clients"], seed=task["seed"])
+    pace = Pace(task["seconds"])
+    begun = time.perf_counter()
+    accuracy = FRAMEWORKS[task["framework"]](images, task, pace)
+    return {"accuracy": accuracy, "seconds": time.perf_counter() - begun, **pace.measured()}
+
+
 def run(framework: str, task: dict[str, Any]) -> dict[str, float]:
     """Train in a process of its own; return the accuracy and the seconds."""
     from peers import CACHE, environment
@@ -233,14 +317,14 @@ def run(framework: str, task: dict[str, Any]) -> dict[str, float]:
     if framework == "pfl-research":
         torch_here = version("torch").partition("+")[0]
         python = environment(framework, [PFL, f"torch=={torch_here}"], CACHE)
-    done = subprocess.run(
+    process = subprocess.run(
         [str(python), __file__, "--task", json.dumps({"framework": framework, **task})],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ,
         check=True,
     )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    found: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
     return found
 
 
@@ -254,12 +338,7 @@ def main() -> None:
     parser.add_argument("--task", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.task is not None:
-        task = json.loads(options.task)
-        torch.set_num_threads(1)
-        images = Images(Path(task["folder"]), task["seed"])
-        begun = time.perf_counter()
-        accuracy = FRAMEWORKS[task["framework"]](images, task)
-        print(json.dumps({"accuracy": accuracy, "seconds": time.perf_counter() - begun}))
+        print(json.dumps(done(json.loads(options.task))))
         return
     from peers import CACHE
 
@@ -267,6 +346,10 @@ def main() -> None:
     prepare(folder)
     shared = {
         "folder": str(folder),
+        "private": True,
+        "clients": CLIENTS,
+        "cohort": COHORT,
+        "seconds": math.inf,  # all rounds
         "rounds": options.rounds,
         "noise_multiplier": published_noise(),
     }

@@ -23,7 +23,7 @@ from fl_dp.clients.made_up_records import gradients_of
 from fl_dp.clients.module_template import ModuleTemplate
 from fl_dp.clients.record_loss import LossOfEach
 from fl_dp.plan import RecordPlan
-from fl_dp.tasks.datasets.shipped import load_digits
+from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.models import build_model, get_arrays, set_arrays
 from fl_dp.tasks.training import DeviceData, UnitData, evaluate, train_locally, train_together
 from fl_dp.user_code import own_chance
@@ -234,7 +234,11 @@ def test_arrays_and_records_come_and_go_unchanged(device: torch.device) -> None:
     assert {each.device.type for each in there.parameters()} == {device.type}
     for name, each in get_arrays(there).items():
         np.testing.assert_array_equal(each, arrays[name])
-    dataset, rows = load_digits(), np.array([5, 0, 5])
+    x, y = np.random.default_rng(0).normal(size=(6, 1, 8, 8)).astype(np.float32), np.arange(6)
+    dataset = Dataset(
+        name="made up", train_x=x, train_y=y, test_x=x[:1], test_y=y[:1], num_classes=10
+    )
+    rows = np.array([5, 0, 5])
     for free_memory in (0, 1 << 40):  # moved for each use, and once for all
         features, labels = DeviceData(dataset, device, free_memory=free_memory).records(rows)
         assert {features.device.type, labels.device.type} == {device.type}
