@@ -45,6 +45,46 @@ for module in pkgutil.iter_modules(getattr(room, "__path__", ()), sys.argv[1] + 
 """
 
 
+# A run of Flower's that computes nothing, on the same private SuperLink: Flower's own part.
+FLOWER_ALONE = {
+    "alone_server.py": """
+from pathlib import Path
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+@app.main()
+def main(grid, context):
+    nodes = []
+    while len(nodes) < 2:
+        nodes = list(grid.get_node_ids())
+    ask = [Message(RecordDict(), dst_node_id=node, message_type="train") for node in nodes]
+    grid.send_and_receive(ask)
+    Path(__file__).with_name("answered").write_text("done\\n")
+""",
+    "alone_client.py": """
+from flwr.app import Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+@app.train()
+def train(message, context):
+    return Message(RecordDict(), reply_to=message)
+""",
+    "alone.py": """
+from fl_dp.app.local.launch import App, LocalSuperLink
+from fl_dp.app.settings import Settings
+
+settings = Settings().hosting(100)  # two nodes
+with LocalSuperLink(App(server="alone_server", client="alone_client")) as engine:
+    engine.run(settings, [], lambda: None)
+""",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One thing to time.
@@ -97,19 +137,36 @@ class Checkout:
         self._runs += 1
         folder = self.scratch / f"run-{self._runs}"
         asked = ["rounds=100", f"output_dir={self.scratch}", f"run_name={folder.name}", *overrides]
+        command = [sys.executable, "-P", "-m", "fl_dp", "run", *asked]
+        return self._until(folder / "metrics.jsonl", FIRST_ROUND, command)
+
+    def flower_alone(self) -> float:
+        """Return the seconds until two nodes of Flower's engine have answered to nothing."""
+        self._runs += 1
+        folder = self.scratch / f"run-{self._runs}"
+        folder.mkdir()
+        for name, text in FLOWER_ALONE.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        paths = {"PYTHONPATH": os.pathsep.join([str(folder), str(self.path)])}
+        return self._until(folder / "answered", 1, [sys.executable, "-m", "alone"], paths)
+
+    def _until(
+        self, file: Path, lines: int, command: list[str], environment: dict[str, str] | None = None
+    ) -> float:
+        """Return the seconds until a command has written so many lines; it is stopped then."""
         start = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fl_dp", "run", *asked],
+            command,
             cwd=self.scratch,
-            env=self._environment,
+            env=self._environment | (environment or {}),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         try:
-            while not _lines(folder / "metrics.jsonl") >= FIRST_ROUND:
+            while not _lines(file) >= lines:
                 seconds = time.perf_counter() - start
                 if process.poll() is not None or seconds > LONGEST:
-                    raise RuntimeError(f"no round in {self.path} after {seconds:.0f} s: {asked}")
+                    raise RuntimeError(f"nothing in {file} after {seconds:.0f} s: {command}")
                 time.sleep(0.02)
             return time.perf_counter() - start
         finally:
@@ -169,6 +226,11 @@ def cases(ours: Checkout, before: Checkout | None) -> list[Case]:
         ),
         run(1),
         run(50),
+        Case(
+            name="Flower's engine to the first answers, a run that computes nothing",
+            ours=ours.flower_alone,
+            before=None,  # it is Flower's
+        ),
         Case(
             name="fl-dp run to the first round, in one process",
             ours=lambda: ours.first_round("simulation.engine=in_process"),

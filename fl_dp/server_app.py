@@ -1,4 +1,8 @@
-"""The Flower `ServerApp`: trains, or asks for a statistic, as `hydra-overrides` say."""
+"""The Flower `ServerApp`: trains, or asks for a statistic, as `hydra-overrides` say.
+
+Flower's engine loads the apps before it starts its workers, and calls `main` beside them. So what
+a training imports is imported in `main`.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +12,18 @@ import shlex
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fl_dp.app.compose import compose_settings
-from fl_dp.app.recipes import recipe_of
-from fl_dp.app.refusals import shorten_refusals
-from fl_dp.app.server import train
-from fl_dp.app.statistics import answer_statistic
-
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one training, or answer one statistic."""
+    from fl_dp.app.compose import compose_settings
+    from fl_dp.app.recipes import recipe_of
+    from fl_dp.app.refusals import shorten_refusals
+    from fl_dp.app.server import train
+    from fl_dp.app.statistics import answer_statistic
+
     for name in ("flwr", "flwr.fl_dp"):  # Flower logs what ends a run, and so do we
         shorten_refusals(logging.getLogger(name))
     overrides = shlex.split(str(context.run_config.get("hydra-overrides", "")))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import local_grid
+import pytest
 
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
@@ -99,3 +100,60 @@ print(json.dumps(sorted(sys.modules)))
 
 def test_settings_are_composed_without_flower() -> None:
     assert "flwr" not in loaded_by(COMPOSED)
+
+
+BEFORE_THE_ENGINE = """
+import json, sys
+
+from fl_dp.app.local import launch, one_process
+
+def started(engine):
+    print(json.dumps(sorted(sys.modules)), flush=True)
+    raise SystemExit(0)
+
+launch.LocalSuperLink.__enter__ = one_process.OneProcess.__enter__ = started
+sys.argv[:1] = ["fl-dp", "run"]
+
+from fl_dp.commands.entry import main
+
+main()
+"""
+
+
+@pytest.mark.parametrize("engine", ["flower", "in_process"])
+def test_an_engine_is_started_before_flower_and_accountants_are_imported(
+    tmp_path: Path, engine: str
+) -> None:
+    """They are imported while it starts, in processes of its own."""
+    asked = (f"output_dir={tmp_path}", "rounds=2", f"simulation.engine={engine}")
+    loaded = loaded_by(BEFORE_THE_ENGINE, *asked)
+    ours = {"fl_dp.ledger", "fl_dp.plan", "fl_dp.strategies", "fl_dp.app.run_folder"}
+    assert (ACCOUNTING | OPACUS | ours | {"flwr", "ray", "sklearn", "torch"}) & loaded == set()
+    assert "fl_dp.app.settings" in loaded  # they were composed
+
+
+def test_flowers_engine_loads_the_server_s_app_without_what_a_training_imports() -> None:
+    """Ray starts after that alone: Flower loads both apps first, one after the other."""
+    loaded = loaded_by("import json, sys, fl_dp.server_app; print(json.dumps(list(sys.modules)))")
+    rooms = {"fl_dp.app.server", "fl_dp.ledger", "fl_dp.strategies"}
+    assert (ACCOUNTING | OPACUS | COMMAND_LINE | rooms | {"torch"}) & loaded == set()
+
+
+WAITING = """
+import json, sys
+from fl_dp.app.local import one_process
+
+class Nobody:
+    @staticmethod
+    def readline():
+        print(json.dumps(sorted(sys.modules)), flush=True)
+        return b""
+
+sys.stdin = type("Stdin", (), {"buffer": Nobody})
+one_process._play("fl_dp.server_app", "fl_dp.app.task_client", sys.argv[1])
+"""
+
+
+def test_a_process_that_waits_for_a_training_has_imported_what_it_takes(tmp_path: Path) -> None:
+    loaded = loaded_by(WAITING, str(tmp_path / "none"))
+    assert {"torch", "fl_dp.app.server", "fl_dp.strategies", "sqlalchemy"} <= loaded

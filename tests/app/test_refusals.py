@@ -16,7 +16,7 @@ from local_grid import LocalGrid, answer_with_update
 from trainings import plan_of, record
 
 from fl_dp import PrivacyLedger, server_app
-from fl_dp.app import simulate
+from fl_dp.app import server, simulate
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.overrides import ConfigError
 from fl_dp.app.refusals import REFUSALS
@@ -44,7 +44,7 @@ def test_too_many_nodes_under_flwr_run_are_one_line(monkeypatch: pytest.MonkeyPa
     def train(grid: Grid, settings: object, run_id: str) -> None:
         raise refused
 
-    monkeypatch.setattr(server_app, "train", train)
+    monkeypatch.setattr(server, "train", train)
     grid = LocalGrid(answer_with_update([]), 0)
     with pytest.raises(RosterTooLarge):
         server_app.app(grid, Context(1, 0, {}, RecordDict(), {}))
@@ -55,7 +55,7 @@ def test_too_many_nodes_under_flwr_run_are_one_line(monkeypatch: pytest.MonkeyPa
 def test_what_a_task_brings_is_said_under_flwr_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(server_app, "train", lambda *_, **__: None)
+    monkeypatch.setattr(server, "train", lambda *_, **__: None)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     config = {"hydra-overrides": "task=fashion_mnist"}
     grid = LocalGrid(answer_with_update([]), 0)

@@ -27,11 +27,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import tomli_w
 
-from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
 from fl_dp.files import full_disk_named
 
@@ -39,6 +38,9 @@ from .devices import Machine, num_workers
 from .flower_runs import BIN, RunStatus, RunUnknown, run_status
 from .processes import stop_with_descendants
 from .superlink import CLOSED_PATH, FOLDER_VARIABLE, users_can_be_told_apart
+
+if TYPE_CHECKING:  # with ledgers and accountants, while engines can already start
+    from fl_dp.app.run_folder import RunFolder
 
 _CONNECTION = "fl-dp"
 _STARTUP_TIMEOUT = 60.0

@@ -198,6 +198,8 @@ def _play(server_module: str, client_module: str, folder: str) -> None:
     server = importlib.import_module(server_module).app
     client = importlib.import_module(client_module).app
 
+    importlib.import_module("fl_dp.app.server")  # the app does when it is called; now nobody waits
+
     import torch
 
     from .simulation import play

@@ -25,11 +25,12 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-
-from fl_dp.protocol.flower_compat import Receive, Scope, Send, WebApp, superlink_behind
-from fl_dp.protocol.flower_versions import FlowerChanged
+from typing import TYPE_CHECKING
 
 from .processes import descendants, end_with, kill_all
+
+if TYPE_CHECKING:  # with Flower, which whoever starts a SuperLink can spare
+    from fl_dp.protocol.flower_compat import Receive, Scope, Send, WebApp
 
 CLOSED_PATH = "/fl-dp/closed-to-others"
 """Answered by the guard itself, and so by no SuperLink without one."""
@@ -137,6 +138,9 @@ def main() -> None:
         SystemExit: If nodes without keys, or everybody, would get in by `--open-to-nodes`, or
             Flower has no such command any more.
     """
+    from fl_dp.protocol.flower_compat import superlink_behind
+    from fl_dp.protocol.flower_versions import FlowerChanged
+
     guard = partial(OwnUserOnly, open_to_all=_open_to_all(sys.argv))
     try:
         flower_superlink = superlink_behind(guard if users_can_be_told_apart() else None)
