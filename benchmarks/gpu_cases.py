@@ -289,7 +289,8 @@ class Attention(nn.Module):
         tokens = states.shape[1]
         later = torch.ones(tokens, tokens, dtype=torch.bool, device=states.device).triu(1)
         mixed = scores.masked_fill(later, -math.inf).softmax(3) @ value
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return out
 
 
 class Block(nn.Module):
@@ -306,7 +307,8 @@ class Block(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Return states of the same shape, `(n, tokens, width)`."""
         states = states + self.attention(states)
-        return states + self.mlp(states)
+        out: Tensor = states + self.mlp(states)
+        return out
 
 
 class Decoder(nn.Module):

@@ -148,7 +148,7 @@ def train_with_pfl(images: Images, task: dict[str, Any], pace: Pace) -> float:
     from pfl.privacy.privacy_mechanism import CentrallyAppliedPrivacyMechanism
     from pfl_units import with_loss
 
-    class Paced(TrainingProcessCallback):
+    class Paced(TrainingProcessCallback):  # type: ignore[misc]  # pfl has no types
         def after_central_iteration(self, *args: Any, **kwargs: Any) -> tuple[bool, Metrics]:
             pace.clients += task["cohort"]
             return pace.round_ended(), Metrics()
