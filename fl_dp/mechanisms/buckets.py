@@ -12,13 +12,14 @@ ones the place, those in between toss the coin. What they can't decide, more bit
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .randomness import SecureRandom
+from .randomness import CHUNK, SecureRandom
 
 BUCKETS_A_SCALE = 5
 """A bucket is a power of two, between 2^-6 and 2^-5 of the law's scale."""
@@ -30,6 +31,19 @@ Odds: TypeAlias = Callable[
 
 _SLOT_BITS = 14  # the two tables stay in the cache
 _REST_BITS = np.uint64(64 - _SLOT_BITS)
+
+
+class _Work(threading.local):
+    """Work arrays of one thread: fresh memory for each chunk costs more than the draws."""
+
+    def __init__(self) -> None:
+        self.words = np.empty(CHUNK + 2, dtype=np.uint64)
+        self.slot = np.empty(CHUNK, dtype=np.int64)
+        self.surely = np.empty(CHUNK, dtype=np.uint64)
+        self.unsure = np.empty(CHUNK, dtype=np.bool_)
+
+
+_work = _Work()
 
 
 class Buckets:
@@ -79,13 +93,19 @@ class Buckets:
     def propose(
         self, count: int, rng: SecureRandom, odds: Odds
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Return `count` proposals, and the numbers of those that are not accepted, ascending."""
-        words = rng.words(count)
-        slot = (words >> _REST_BITS).view(np.int64)
+        """Return at most `CHUNK` proposals, and the numbers of those that are not accepted, ascending."""
+        words = rng.words(count, room=_work.words)
+        slot, surely = _work.slot[:count], _work.surely[:count]
+        bits = slot.view(np.uint64)
+        np.right_shift(words, _REST_BITS, out=bits)
         value = self._slot_low.take(slot, mode="clip")
-        value += (words & self._place).view(np.int64)
-        unsure = np.flatnonzero((words & self._coin) >= self._surely.take(slot, mode="clip"))
-        words, slot = words[unsure], slot[unsure]
+        self._surely.take(slot, mode="clip", out=surely)
+        np.bitwise_and(words, self._coin, out=bits)
+        unsure = np.flatnonzero(np.greater_equal(bits, surely, out=_work.unsure[:count]))
+        np.bitwise_and(words, self._place, out=bits)
+        value += slot
+        words = words[unsure]
+        slot = (words >> _REST_BITS).view(np.int64)
         bucket = self._bucket[slot]
         torn = np.flatnonzero(self._torn[slot])
         if torn.size:

@@ -85,9 +85,14 @@ class SecureRandom:
         """The source of the stream's key, in words for the ledger; never the key or the seed."""
         return self.INSECURE_KIND if self._insecure else self.SECURE_KIND
 
-    def words(self, count: int) -> NDArray[np.uint64]:
-        """Return `count` independent uniform 64-bit words, shape `(count,)`."""
-        drawn = np.empty(count + 2, dtype=np.uint64)  # the cipher wants room for one block more
+    def words(self, count: int, *, room: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
+        """Return `count` independent uniform 64-bit words, shape `(count,)`.
+
+        Args:
+            count: How many.
+            room: Memory for them, at least two words longer: the cipher wants a block more.
+        """
+        drawn = np.empty(count + 2, dtype=np.uint64) if room is None else room
         into = drawn.view(np.uint8).data
         with self._lock:
             stream = self._stream
