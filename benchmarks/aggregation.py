@@ -102,8 +102,11 @@ class Round:
     def release(self) -> ArrayRecord:
         """Add the noise, divide, and write the model."""
         noise = self.stream.next(MECHANISM.law, self.size, SecureRandom(), index=0)
-        mean = MECHANISM.release(
-            self.clipped.total, noise, divided_by=self.cohort, out=noise.view(np.float64)
+        mean = noise.view(np.float64)
+        self.clipped.each_block(
+            lambda total, place: MECHANISM.release(
+                total, noise[place], divided_by=self.cohort, out=mean[place]
+            )
         )
         return self.layout.merge(self.layout.unflatten(self.origin, mean), self.model)
 

@@ -93,7 +93,7 @@ class Buckets:
     def propose(
         self, count: int, rng: SecureRandom, odds: Odds
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Return at most `CHUNK` proposals, and the numbers of those that are not accepted, ascending."""
+        """Return proposals, at most `CHUNK`, and the numbers of those not accepted, ascending."""
         words = rng.words(count, room=_work.words)
         slot, surely = _work.slot[:count], _work.surely[:count]
         bits = slot.view(np.uint64)

@@ -194,12 +194,11 @@ class GridMechanism(ABC):
             )
         released = np.empty(total.shape, dtype=np.float64) if out is None else out
         exact, flat = np.asarray(total).reshape(-1), released.reshape(-1)
+        divisor = divided_by / self.grid  # exact: the grid is a power of two
 
         def add(part: slice) -> None:
             np.add(exact[part], drawn[part], out=flat[part])
-            flat[part] *= self.grid
-            if divided_by != 1.0:
-                flat[part] /= divided_by
+            flat[part] /= divisor
 
         in_blocks(total.size, add)
         return released

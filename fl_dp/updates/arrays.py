@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -115,10 +116,47 @@ def written(items: NDArray[Any], *, declared: str | None = None) -> Array:
         declared: `Array.dtype`, by default their own.
     """
     items = np.asarray(items, order="C")
+    flat = items.reshape(-1)
+
+    def copy(out: NDArray[Any]) -> None:
+        out[...] = flat
+
+    return made(items.dtype, items.shape, copy, declared=declared)
+
+
+def made(
+    dtype: np.dtype[Any],
+    shape: tuple[int, ...],
+    write: Callable[[NDArray[Any]], None],
+    *,
+    declared: str | None = None,
+) -> Array:
+    """Return an array as Flower would write it, whose numbers are written where they travel.
+
+    Args:
+        dtype: Of its plain numbers.
+        shape: Of the array.
+        write: Given the flat array of its numbers in C order, zeros so far, to write into.
+        declared: `Array.dtype`, by default that of the numbers.
+    """
+    size = math.prod(shape)
+    header = _header(dtype, shape)
+    # A stream hands out its only bytes without a copy, where nobody has a view of them any more.
+    stream = io.BytesIO(bytes(len(header) + size * dtype.itemsize))
+    view = stream.getbuffer()
+    view[: len(header)] = header
+    write(np.ndarray(size, dtype, view, len(header)))
+    del view
+    return Array(declared or str(dtype), shape, _STYPE, stream.getvalue())
+
+
+@lru_cache(maxsize=256)
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """Return what an .npy file of such an array begins with."""
     stream = io.BytesIO()
-    npy.write_array_header_1_0(stream, npy.header_data_from_array_1_0(items))
-    data = b"".join((stream.getvalue(), items.reshape(-1).data.cast("B")))
-    return Array(declared or str(items.dtype), items.shape, _STYPE, data)
+    described = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    npy.write_array_header_1_0(stream, described)
+    return stream.getvalue()
 
 
 def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

@@ -129,9 +129,25 @@ class _Sum:
     @property
     def total(self) -> NDArray[np.float64]:
         """The sum so far, shape `(layout.size,)`: memory that later updates are added to."""
-        if (scales := self._taken_scales()) is not None:
-            self._for_each_block(lambda index: self._add_last(index, scales))
+        if self._scales is not None:
+            self.each_block(lambda total, place: None)
         return self._total
+
+    def each_block(self, use: Callable[[NDArray[np.float64], slice], object]) -> None:
+        """Let threads use the sum so far block by block, each while the cache has it.
+
+        Args:
+            use: Given a block of `total` and its place in the flat vector.
+        """
+        last = self._taken_scales()
+
+        def add_and_use(index: int) -> None:
+            if last is not None:
+                self._add_last(index, last)
+            block = self._blocks[index]
+            use(block.total, block.place)
+
+        self._for_each_block(add_and_use)
 
     def _load(self, values: _Values) -> list[float]:
         """Put an update into the scratch memory; return the norm of each group.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms.threads import in_blocks
 
-from .arrays import ArrayForm, array_of, form_of, read, written
+from .arrays import ArrayForm, array_of, form_of, made, read
 
 _USUAL = (np.dtype(np.float32), np.dtype(np.float64))  # what NumPy and PyTorch compute with
 
@@ -157,7 +157,7 @@ class VectorLayout:
         They have the dtypes that NumPy computes with, so that a server optimizer can read them:
         float32 stands in for bfloat16 until `merge` writes the model.
         """
-        return ArrayRecord({spec.name: written(_array(spec, vectors)) for spec in self.released})
+        return ArrayRecord({spec.name: _array(spec, vectors) for spec in self.released})
 
     def merge(self, released: ArrayRecord, model: ArrayRecord) -> ArrayRecord:
         """Return `model` with its released arrays replaced, in the model's order and forms."""
@@ -183,19 +183,20 @@ class VectorLayout:
             yield values.reshape(-1)
 
 
-def _array(spec: ArraySpec, vectors: Sequence[NDArray[np.float64]]) -> NDArray[Any]:
+def _array(spec: ArraySpec, vectors: Sequence[NDArray[np.float64]]) -> Array:
     """Return an array whose numbers are rounded once, after vectors are added in float64."""
-    array = np.empty(spec.shape, dtype=spec.dtype)
-    flat, parts = array.reshape(-1), [vector[spec.start : spec.stop] for vector in vectors]
+    parts = [vector[spec.start : spec.stop] for vector in vectors]
 
-    def write(place: slice) -> None:
-        if len(parts) == 1:
-            flat[place] = parts[0][place]
-        else:
-            np.add(parts[0][place], parts[1][place], out=flat[place], casting="same_kind")
+    def write(flat: NDArray[Any]) -> None:
+        def write_block(place: slice) -> None:
+            if len(parts) == 1:
+                flat[place] = parts[0][place]
+            else:
+                np.add(parts[0][place], parts[1][place], out=flat[place], casting="same_kind")
 
-    in_blocks(flat.size, write)
-    return array
+        in_blocks(flat.size, write_block)
+
+    return made(spec.dtype, spec.shape, write)
 
 
 def _readable_as(form: ArrayForm, expected: ArrayForm) -> bool:

@@ -169,22 +169,21 @@ class CentralMode(Mode):
         return released_by(plan, bundle, self._mean(rng), scalars)
 
     def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
-        plan, mechanism, total = self._plan, self._mechanism, self._sums.updates.total
-        capped = plan.release.capped_denominator
-        if capped:
-            # max(bound, weights) divides: one unit moves the quotient by at most 2 C / bound.
-            # The quotient is put on a grid of its own, as it is no multiple of the sum's steps.
-            updates = self._sums.bundle.updates
-            steps = total * (updates.grid / max(plan.denominator, self._weight))
-            steps *= 1.0 / mechanism.grid
-            total = np.trunc(steps, out=steps)
-        noise = self._stream.next(mechanism.law, total.size, rng, index=self._index)
-        return mechanism.release(
-            total,
-            noise,
-            divided_by=1.0 if capped else plan.denominator,
-            out=noise.view(np.float64),
-        )
+        plan, mechanism, sums = self._plan, self._mechanism, self._sums.updates
+        noise = self._stream.next(mechanism.law, self.layout.size, rng, index=self._index)
+        mean = noise.view(np.float64)  # in its place: no noise is left behind
+        if not plan.release.capped_denominator:
+            sums.each_block(
+                lambda total, place: mechanism.release(
+                    total, noise[place], divided_by=plan.denominator, out=mean[place]
+                )
+            )
+            return mean
+        # max(bound, weights) divides: one unit moves the quotient by at most 2 C / bound.
+        # The quotient is put on a grid of its own, as it is no multiple of the sum's steps.
+        steps = sums.total * (sums.grid / max(plan.denominator, self._weight))
+        steps *= 1.0 / mechanism.grid
+        return mechanism.release(np.trunc(steps, out=steps), noise, out=mean)
 
     def _mechanism_of(self, bundle: GaussianBundle) -> GaussianMechanism:
         """Return the mechanism of the sum of updates, or of their mean by a capped denominator."""

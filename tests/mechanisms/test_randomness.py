@@ -6,6 +6,7 @@ import hashlib
 import math
 import multiprocessing
 import subprocess
+import tracemalloc
 from collections.abc import Callable
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
@@ -19,6 +20,8 @@ from laws import ALARM, DRAWS, counts_p
 from scipy import stats
 
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.discrete_gaussian import discrete_gaussian
+from fl_dp.mechanisms.randomness import CHUNK
 
 
 def test_coins_come_up_at_the_rate_and_independently() -> None:
@@ -26,6 +29,26 @@ def test_coins_come_up_at_the_rate_and_independently() -> None:
     assert stats.binomtest(int(coins.sum()), DRAWS, 0.05).pvalue > ALARM
     centred = coins - 0.05
     assert abs(np.mean(centred[1:] * centred[:-1])) < 5 * 0.05 * 0.95 / np.sqrt(DRAWS)
+
+
+def test_words_in_memory_of_the_caller_s_are_the_stream_s() -> None:
+    room = np.zeros(1_002, dtype=np.uint64)
+    words = SecureRandom(insecure_seed=7).words(1_000, room=room)
+    assert np.shares_memory(words, room)
+    np.testing.assert_array_equal(words, SecureRandom(insecure_seed=7).words(1_000))
+
+
+def test_chunks_of_noise_share_their_work_arrays() -> None:
+    """Fresh memory for each would take longer than the draws."""
+    law = discrete_gaussian(2.0**30)
+    law.sample(CHUNK, SecureRandom())
+    tracemalloc.start()
+    try:
+        law.sample(CHUNK, SecureRandom())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * 8 * CHUNK  # what is returned, one chunk, and a few that no table decides
 
 
 def test_millions_of_coins_are_as_many_words_of_the_stream() -> None:

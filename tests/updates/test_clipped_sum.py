@@ -462,6 +462,26 @@ def test_a_row_that_fails_half_way_adds_none(monkeypatch: pytest.MonkeyPatch) ->
     assert not total.total.any()
 
 
+@pytest.mark.usefixtures("_small_blocks")
+@pytest.mark.parametrize("clipping_norms", [(1.0,), (1.0, 0.01, 0.1, 2.0, 0.5, 1.0)])
+def test_blocks_of_a_sum_are_whole_and_are_all_of_it(clipping_norms: tuple[float, ...]) -> None:
+    """The last update is in each block before it is handed out, once."""
+    model, updates = many_updates()
+    whole, in_blocks = start(model, clipping_norms), start(model, clipping_norms)
+    for update in updates:
+        whole.add(update)
+        in_blocks.add(update)
+    handed_out = np.full(in_blocks.layout.size, np.nan)
+
+    def copy(total: np.ndarray, place: slice) -> None:
+        assert np.isnan(handed_out[place]).all()
+        handed_out[place] = total
+
+    in_blocks.each_block(copy)
+    np.testing.assert_array_equal(handed_out, whole.total)
+    np.testing.assert_array_equal(in_blocks.total, whole.total)
+
+
 # A node that sums its own units
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,20 @@ def test_a_server_optimizer_steps_a_model_with_bfloat16(strategy: Any) -> None:
     new = layout.merge(stepped, arrays)
     assert (new["w"].dtype, new["w"].numpy().dtype) == ("bfloat16", np.dtype("V2"))
     assert (layout.flatten(new) > vector).all()
+
+
+def test_a_model_is_written_once_where_it_travels() -> None:
+    """Its numbers take the memory of its bytes, and no array beside them."""
+    layout = VectorLayout.of(ArrayRecord({"w": Array(np.zeros(1_000_000, np.float32))}))
+    vector = np.linspace(-1.0, 1.0, layout.size)
+    tracemalloc.start()
+    try:
+        model = layout.unflatten(vector, vector)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(model["w"].numpy(), (2 * vector).astype(np.float32))
+    assert peak < 1.5 * 4 * layout.size
 
 
 def test_a_client_may_send_float32_for_bfloat16_and_not_the_reverse() -> None:

@@ -11,8 +11,9 @@ clients holds as before: whoever changes one record changes one vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fl_dp.mechanisms.threads import processors
 from fl_dp.tasks.models.weights import set_weights
 from fl_dp.user_code import Contained
 
@@ -82,9 +84,8 @@ class Encoder:
             drawn = self._body.fitted(public)
             body = drawn.state_dict()
             encoder = Encoder(drawn, group_norm=self._group_norm, device=self._device)
-        with encoder._threads():
-            parts = (encoder._maps(some)[:count].cpu() for some, count in self._batches(public))
-            vectors = torch.cat([*told(parts, len(public), "public records")])
+        parts = encoder._of_batches(encoder._maps, public)
+        vectors = torch.cat([*told(parts, len(public), "public records")])
         finite = vectors[vectors.isfinite().all(dim=1)]
         statistics = PublicStatistics.fit(finite, project=project, shrink=shrink)
         return encoder.by(replace(statistics, body=body))
@@ -109,8 +110,7 @@ class Encoder:
             ValueError: If the network does not take such records, or the statistics are of vectors
                 of another length.
         """
-        with self._threads():
-            parts = [self._each(some)[:count].cpu() for some, count in self._batches(records)]
+        parts = [*self._of_batches(self._each, records)]
         encoded: NDArray[np.float32] = torch.cat(parts).numpy()
         return encoded
 
@@ -123,16 +123,39 @@ class Encoder:
         [(nothing, _)] = self._batches(np.zeros((1, *input_shape), np.float32))
         return self._normalised(self._maps(nothing)).shape[1]
 
-    @contextmanager
-    def _threads(self) -> Iterator[None]:
-        """Compute in one thread: on small arrays several wait for each other, 10 times as long."""
-        threads = torch.get_num_threads()
-        if isinstance(self._body, Scattering | Patches) and self._device.type == "cpu":
-            torch.set_num_threads(1)
+    def _of_batches(
+        self, work: Callable[[Tensor], Tensor], records: NDArray[Any]
+    ) -> Iterator[Tensor]:
+        """Yield what some work makes of records, in their order, batch by batch.
+
+        Threads that end with it do the work: they take denormal numbers for zeros, which noise of
+        this process must not. Our own networks compute in one thread each, as several wait for
+        each other on small arrays; a network of somebody's own computes one batch at a time.
+        """
+        apart = isinstance(self._body, Scattering | Patches) and self._device.type == "cpu"
+        count, each = (processors(), 1) if apart else (1, torch.get_num_threads())
+        before = torch.get_num_threads()
+
+        def prepare() -> None:
+            torch.set_num_threads(each)  # of this thread
+            torch.set_flush_denormal(True)
+
+        def done(batch: tuple[Tensor, int]) -> Tensor:
+            some, many = batch
+            return work(some)[:many].cpu()
+
+        waiting: deque[Future[Tensor]] = deque()
+        pool = ThreadPoolExecutor(count, "fl-dp-encoder", prepare)
         try:
-            yield
+            for batch in self._batches(records):
+                waiting.append(pool.submit(done, batch))
+                if len(waiting) > 2 * count:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
         finally:
-            torch.set_num_threads(threads)
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(before)
 
     def _batches(self, records: NDArray[Any]) -> Iterator[tuple[Tensor, int]]:
         """Yield records some at a time, and how many they are.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 import pytest
@@ -92,6 +93,60 @@ def test_a_vector_does_not_depend_on_how_many_records_there_are(
     together = encoder(images[:41])
     np.testing.assert_array_equal(encoder(images[:7]), together[:7])
     assert encoder(images[:0]).shape == (0, 20)
+
+
+def test_threads_change_no_bit(
+    encoder: Encoder, images: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Vectors are those of one batch after another in this thread, as no thread shares one."""
+    monkeypatch.setattr("fl_dp.tasks.features.encoder.processors", lambda: 3)
+    threads = torch.get_num_threads()
+    vectors = encoder(images[:100])
+    assert torch.get_num_threads() == threads
+    torch.set_num_threads(1)
+    try:
+        alone = [encoder._each(some)[:count] for some, count in encoder._batches(images[:100])]
+    finally:
+        torch.set_num_threads(threads)
+    np.testing.assert_array_equal(vectors, torch.cat(alone).numpy())
+
+
+def test_every_processor_encodes_our_own_features(
+    images: NDArray[np.float32], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_dp.tasks.features.encoder.processors", lambda: 2, raising=False)
+    both_at_work = Barrier(2)
+    whole = Encoder._maps
+
+    def waiting(encoder: Encoder, records: torch.Tensor) -> torch.Tensor:
+        if len(records) > 1:
+            both_at_work.wait(timeout=60)  # breaks where a second thread never comes
+        return whole(encoder, records)
+
+    monkeypatch.setattr(Encoder, "_maps", waiting)
+    assert plain("scattering")(images[:64]).any()
+    assert not both_at_work.broken
+
+
+class Tiny(nn.Module):
+    """A network that shows whether products below the smallest normal number are zero."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        product = torch.full((len(images), 8), 1e-30) * 1e-10
+        return torch.cat([torch.ones(len(images), 1), (product != 0.0).float()], dim=1)
+
+
+def test_denormal_numbers_are_zeros_for_the_network_and_for_nothing_else(
+    images: NDArray[np.float32],
+) -> None:
+    """They would take most of the time; noise of this process is drawn as ever."""
+    flushes = torch.set_flush_denormal(True)
+    torch.set_flush_denormal(False)
+    if not flushes:
+        pytest.skip("this processor can't take denormal numbers for zeros")
+    np.testing.assert_array_equal(Encoder(Tiny())(images[:40])[:, 1:], 0.0)
+    assert (torch.full((8,), 1e-30) * 1e-10 != 0.0).all()
+    assert (np.full(8, 1e-300) * 1e-10 != 0.0).all()
 
 
 def test_records_of_another_shape_are_an_error(encoder: Encoder) -> None:
