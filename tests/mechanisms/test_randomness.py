@@ -88,9 +88,9 @@ class FirstWordsSmall(SecureRandom):
 
     calls = 0
 
-    def words(self, count: int) -> np.ndarray:
+    def words(self, count: int, **room: Any) -> np.ndarray:
         self.calls += 1
-        words = super().words(count)
+        words = super().words(count, **room)
         return words & np.uint64(2047) if self.calls == 1 else words
 
 
@@ -105,7 +105,7 @@ class ConstantRandom(SecureRandom):
 
     word = 0
 
-    def words(self, count: int) -> np.ndarray:
+    def words(self, count: int, **room: Any) -> np.ndarray:
         return np.full(count, self.word, dtype=np.uint64)
 
 
@@ -141,8 +141,8 @@ def test_exponentials_near_zero_are_uniform_below_2_to_the_minus_30() -> None:
     class NearZero(SecureRandom):
         calls = 0
 
-        def words(self, count: int) -> np.ndarray:
-            words = super().words(count)
+        def words(self, count: int, **room: Any) -> np.ndarray:
+            words = super().words(count, **room)
             self.calls += 1
             if self.calls % 2:  # no halving, and a fraction below 2^-6 ...
                 return words >> np.uint64(12) << np.uint64(12) | np.uint64(1)
@@ -160,8 +160,8 @@ def test_exponentials_far_out_forget_how_far_they_came() -> None:
     class FarOut(SecureRandom):
         calls = 0
 
-        def words(self, count: int) -> np.ndarray:
-            words = super().words(count)
+        def words(self, count: int, **room: Any) -> np.ndarray:
+            words = super().words(count, **room)
             self.calls += 1
             if self.calls % 2:  # ... and a fraction that is settled in the same word
                 return words >> np.uint64(7) << np.uint64(7) | np.uint64(1 << 6)
