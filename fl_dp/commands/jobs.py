@@ -307,16 +307,16 @@ def _found(path: Path) -> Job:
     """Return the training that a folder holds.
 
     Raises:
-        ConfigError: If `flwr run` has made it, with the command that goes on with it.
+        ConfigError: If its nodes are real, with the command that goes on with it.
         HeldElsewhere: If another process trains in it.
     """
     from fl_dp.app.run_folder import RunFolder
 
     folder = RunFolder(path)
     found = folder.read_settings()
-    if found.simulation.engine == "auto":  # `fl-dp run` decides, and its folders say what
+    if found.task.partition == "nodes":  # their own data: no simulation can go on with it
         raise ConfigError(
-            f"{path} is of a run by `flwr run`, whose nodes may be real: to go on with it write "
+            f"{path} is of a run by `flwr run`, whose nodes are real: to go on with it write "
             f"flwr run . CONNECTION --stream --run-config \"hydra-overrides='resume={path}'\""
         )
     with folder.held():

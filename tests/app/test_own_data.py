@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from fl_dp.app import workload
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.overrides import ConfigError
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import TaskClient, app, hosted_units
 from fl_dp.app.workload import check_data, data_of_unit, dataset_of, initial_arrays_of, parts_of
+from fl_dp.commands.jobs import find_jobs
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
@@ -402,3 +404,11 @@ def test_a_client_as_a_unit_still_refuses_a_table_with_a_bad_row(
     settings = settings_for(folder, server, "task.partition=nodes")
     with pytest.raises(ValueError, match="missing values"):
         data_of_unit(settings, 0, {"data-path": str(folder)})
+
+
+def test_a_run_of_real_nodes_is_gone_on_with_by_the_command_that_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "real")
+    folder.create(compose_settings([*PUBLIC, "task.partition=nodes"]))
+    with pytest.raises(ConfigError, match=r"flwr run \. CONNECTION --stream") as refused:
+        find_jobs([f"resume={folder.path}"], multirun=False)
+    assert f"hydra-overrides='resume={folder.path}'" in str(refused.value)
