@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from fl_dp import clock
 from fl_dp.ledger import PrivacyLedger
 
 from .exchange import BATCH, SHORTEST_PAUSE, batches, longer
@@ -144,7 +144,7 @@ class Buffer:
             timeout: Seconds. Nobody works on an ask for longer than `max_staleness + 1` of these,
                 after which its answer would be too old.
         """
-        deadline, pause = time.monotonic() + timeout, SHORTEST_PAUSE
+        deadline, pause = clock.now() + timeout, SHORTEST_PAUSE
         for sent, each in self._under_way.items():
             if current.weight_of(each) == 0.0:  # too old: nobody needs its model any more
                 self._under_way[sent] = replace(each, origin=None)
@@ -169,11 +169,11 @@ class Buffer:
                     "nobody is left who may be asked: a buffer is released before it is full"
                 )
                 return
-            if time.monotonic() >= deadline:
+            if clock.now() >= deadline:
                 self._log.warn_once("a buffer was not full in time, and is released as it is")
                 return
             if not taken:
-                time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+                clock.sleep(min(pause, deadline - clock.now()))
                 pause = longer(pause)
 
     def _ask(self, grid: Grid, current: OpenBuffer, timeout: float) -> None:
@@ -192,7 +192,7 @@ class Buffer:
         self._ledger.ask(names)  # on disk before anybody hears of it
         self._progress.asked([unit.node for unit in units])
         lifetime = timeout * (self._selection.max_staleness + 1)
-        until = time.monotonic() + lifetime
+        until = clock.now() + lifetime
         asked = [
             Asked(
                 unit=unit, name=name, index=current.index, origin=current.draft.origin, until=until
@@ -223,7 +223,7 @@ class Buffer:
                     self._log.warn_once("a reply came that was not waited for; it is ignored")
                 else:
                     self._waiting.append((asked, reply))
-        now = time.monotonic()
+        now = clock.now()
         for sent in [sent for sent, each in self._under_way.items() if now >= each.until]:
             self._waiting.append((self._under_way.pop(sent), None))
         return [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]

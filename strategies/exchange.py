@@ -7,7 +7,6 @@ reply is handed over as it comes.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -16,6 +15,7 @@ from typing import TypeAlias
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fl_dp import clock
 from fl_dp.protocol.flower_compat import is_simulation
 from fl_dp.protocol.own_grid import simulates_nodes
 
@@ -89,13 +89,13 @@ def exchange(
     unhurried = patient and simulates_nodes(grid)
     if unhurried:
         timeout, messages = patience(grid, timeout), map(_lasting, messages)
-    deadline = time.monotonic() + timeout
+    deadline = clock.now() + timeout
     unsent = iter(messages)
     # After 1/3 and 2/3 of the time-out.
     reminders = deque(deadline - timeout * left / ATTEMPTS for left in range(ATTEMPTS - 1, 0, -1))
     under_way: set[str] = set()
     pause = SHORTEST_PAUSE
-    while (now := time.monotonic()) < deadline:
+    while (now := clock.now()) < deadline:
         if remind is not None and reminders and now >= reminders[0]:
             reminders.popleft()
             unsent = chain(unsent, remind())
@@ -105,7 +105,7 @@ def exchange(
         idle = True
         # In batches: a grid reads all the replies that it is asked for into memory.
         for asked in batches(list(under_way)):
-            if time.monotonic() >= deadline:
+            if clock.now() >= deadline:
                 return
             replies = deque(
                 reply
@@ -114,13 +114,13 @@ def exchange(
             )
             if replies:
                 idle = False
-                deadline = time.monotonic() + timeout if unhurried else deadline
+                deadline = clock.now() + timeout if unhurried else deadline
                 # The next are sent before these are handed over: no node waits for our arithmetic.
                 _top_up(grid, unsent, under_way, window)
             while replies:
                 yield replies.popleft()
         if idle:
-            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+            clock.sleep(min(pause, deadline - clock.now()))
             pause = longer(pause)
         else:
             pause = SHORTEST_PAUSE

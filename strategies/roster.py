@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from flwr.serverapp import Grid
 
+from fl_dp import clock
 from fl_dp.option_errors import NamesOptions
 from fl_dp.protocol.flower_compat import is_simulation
 
@@ -185,15 +185,15 @@ def wait_for_roster(
     declared = f"the plan declares {num_clients} clients"
     if units_per_node > 1:
         declared += f", up to {units_per_node} on each of {wanted} nodes"
-    deadline = time.monotonic() + timeout
+    deadline = clock.now() + timeout
     warned, most = False, 0
     while True:
         nodes = sorted(grid.get_node_ids())
         if len(nodes) > most and is_simulation(grid):  # which are made one by one
-            most, deadline = len(nodes), time.monotonic() + timeout
+            most, deadline = len(nodes), clock.now() + timeout
         if len(nodes) == wanted or (len(nodes) > wanted and roster_may_grow):
             return nodes
-        late = time.monotonic() >= deadline
+        late = clock.now() >= deadline
         if len(nodes) < wanted and late:
             lower = f", or declare {{num_clients={len(nodes) * units_per_node}}}" if nodes else ""
             raise RosterIncomplete(
@@ -216,6 +216,6 @@ def wait_for_roster(
                 "notices, about a minute; waiting for that, at most %.0f s",
                 declared,
                 len(nodes),
-                deadline - time.monotonic(),
+                deadline - clock.now(),
             )
-        time.sleep(_PAUSE)
+        clock.sleep(_PAUSE)

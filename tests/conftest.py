@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from fixed_draws import FRESH, fix_draws, use_keys
 from hypothesis import settings
+from owned_clock import OwnedClock
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
@@ -108,6 +109,14 @@ def simulations_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
             files, "simulations_folder", lambda: own if Path.home() == home else of_a_user()
         )
         yield
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> OwnedClock:
+    """Give each test a clock of its own: no deadline of ours runs by the machine's."""
+    owned = OwnedClock()
+    owned.put_in_place(monkeypatch)
+    return owned
 
 
 @pytest.hookimpl(tryfirst=True)

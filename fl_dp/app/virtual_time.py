@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import heapq
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
+from fl_dp import clock
 from fl_dp.protocol.own_grid import OwnGrid
 
 
@@ -70,14 +70,14 @@ class VirtualTime(OwnGrid):
                 self._pushed += 1
                 due = self.now + self._delay(self._place_of(message.metadata.dst_node_id))
                 heapq.heappush(self._due, (due, self._pushed, message_id))
-                self._given_up_at[message_id] = time.monotonic() + message.metadata.ttl
+                self._given_up_at[message_id] = clock.now() + message.metadata.ttl
         return ids
 
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
         """Return the answer that is due next, if it is among these and computed."""
         at_once = [each for each in message_ids if each not in self._given_up_at]
         replies = list(self._grid.pull_messages(at_once)) if at_once else []
-        while self._due and time.monotonic() > self._given_up_at[self._due[0][2]]:
+        while self._due and clock.now() > self._given_up_at[self._due[0][2]]:
             del self._given_up_at[heapq.heappop(self._due)[2]]  # else it would hold up the others
         if not self._due or self._due[0][2] not in message_ids:
             return replies

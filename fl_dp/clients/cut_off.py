@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +18,8 @@ from typing import NoReturn, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fl_dp import clock
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -40,7 +40,7 @@ class Apart:
         Args:
             work: Returns float64 of shape `(size,)`; what it raises is logged.
             size: Of its result.
-            until: Time by `time.monotonic` at which it is over.
+            until: Time by `clock.now` at which it is over.
 
         Raises:
             OSError: If the system has no process left.
@@ -100,13 +100,11 @@ class Apart:
 
     def _received(self) -> NDArray[np.float64] | None:
         received, wanted = bytearray(), 8 * self._size
-        poll = select.poll()
-        poll.register(self._results, select.POLLIN)
         with suppress(BrokenPipeError):
             os.write(self._gate, b"1")
         while len(received) < wanted:
-            left = self._until - time.monotonic()
-            if left <= 0.0 or not poll.poll(left * 1000.0):
+            left = self._until - clock.now()
+            if left <= 0.0 or not clock.readable(self._results, left):
                 return None
             part = os.read(self._results, min(_PART, wanted - len(received)))
             if not part:
@@ -137,7 +135,7 @@ def _live(
         for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(each, signal.SIG_DFL)  # Flower's would report the end of its own process
         # By the system: its parent may be gone by then, and the work hold the interpreter's lock.
-        signal.setitimer(signal.ITIMER_REAL, max(0.0, until - time.monotonic()) + _GRACE)
+        signal.setitimer(signal.ITIMER_REAL, max(0.0, until - clock.now()) + _GRACE)
         if os.read(gate, 1):
             # OpenMP's pool of the thread that forked has no threads here, and would wait for them.
             worker = Thread(target=send)

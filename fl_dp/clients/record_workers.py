@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
@@ -20,6 +19,8 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+
+from fl_dp import clock
 
 from .record_batches import Batch, RecordBatches, joined_alike
 
@@ -140,7 +141,7 @@ class _RecordReader:
         try:
             # Ended after twice the time. What decides about a record is the time that its worker
             # took, whenever the parent reads the answer.
-            if not connection.poll(None if limit is None else 2.0 * limit):
+            if not clock.readable(connection, None if limit is None else 2.0 * limit):
                 self.end()
                 return None
             took, batches = connection.recv()
@@ -169,6 +170,6 @@ def _read(
             if os.getppid() != parent:
                 return
         rows = connection.recv()
-        began = time.monotonic()
+        began = clock.now()
         batches = records.__getitems__(rows)
-        connection.send((time.monotonic() - began, batches))
+        connection.send((clock.now() - began, batches))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -22,6 +21,7 @@ from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
+from fl_dp import clock
 from fl_dp.accounting import (
     NeighboringRelation,
     PoissonGaussianEvent,
@@ -101,7 +101,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         if asked is not None and asked.of_records:
             raise Refused("terms", "gradients of records leave a node in a secure sum alone")
         return call_next(message, context)
-    began = time.monotonic()
+    began = clock.now()
     terms, content = SumTerms.from_json(text), content_digest(message.content)
     receipts = receipts_in(message.content)
     message.content = without_terms(message.content)
@@ -139,7 +139,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         marked = real and weight > 0.0
         if marked:
             node.store.put(None, silent, _BEGUN)
-        if slots is not None and time.monotonic() > slots.begin:
+        if slots is not None and clock.now() > slots.begin:
             # Nothing was read yet, so that depends on no data, and is over with this sum.
             logger.error("marks and ledger took until the work's first slot: nothing is added")
         elif weight:
@@ -156,10 +156,10 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             steps = share.encode(nothing, SecureRandom())
         masked = part.message(steps)
     if due is not None:
-        left = began + due - time.monotonic()
+        left = began + due - clock.now()
         if left < 0.0:
             logger.error("noise and masks were %.3g s late: reply_after is too short", -left)
-        time.sleep(max(0.0, left))
+        clock.sleep(left)
     if late:
         raise Refused("late", "work failed or was late: this run gets nothing more")
     return Message(masked_to_content(masked), reply_to=message)

@@ -7,11 +7,12 @@ at a fixed start, whether its coin came up or not.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+
+from fl_dp import clock
 
 _APART = 0.125  # of the time, before the slots and behind them: to make ready, and to add up
 _USED = 0.8  # of a slot; the rest is for ending what overran it
@@ -23,7 +24,7 @@ class Overrun(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Slots:
-    """Times of the slots, by `time.monotonic`.
+    """Times of the slots, by `clock.now`.
 
     Attributes:
         begin: Of the first.
@@ -59,10 +60,10 @@ class Slots:
 
 
 def _wait(until: float) -> None:
-    left = until - time.monotonic()
+    left = until - clock.now()
     if left < 0.0:
         raise Overrun(f"{-left:.3g} s late for a slot")
-    time.sleep(left)
+    clock.sleep(left)
 
 
 _present: ContextVar[Slots | None] = ContextVar("slots", default=None)

@@ -7,11 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from command_line import call, said_on_stderr
+from waiting import until
 
 from fl_dp.app.local.processes import descendants
 from fl_dp.app.run_folder import RunFolder
@@ -46,19 +46,13 @@ def test_a_run_that_is_asked_to_end_takes_everything_down(tmp_path: Path) -> Non
         "output_dir=" + str(tmp_path),
         cwd=tmp_path,
     )
-    waited_until = time.monotonic() + 120
-    while len(RunFolder(tmp_path / "it").read_metrics()) < 2:
-        assert run.poll() is None, run.communicate()[0]
-        assert time.monotonic() < waited_until
-        time.sleep(0.05)
+    until(lambda: run.poll() is not None or len(RunFolder(tmp_path / "it").read_metrics()) >= 2)
+    assert run.poll() is None, run.communicate()[0]
     started = descendants(run.pid)
     assert started
     run.terminate()
-    assert run.wait(timeout=60) == 130
-    deadline = time.monotonic() + 20
-    while any(Path(f"/proc/{pid}").exists() and alive(pid) for pid in started):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    assert run.wait() == 130
+    until(lambda: not any(map(alive, started)))
 
 
 def alive(pid: int) -> bool:
@@ -85,13 +79,10 @@ def test_a_run_that_is_stopped_by_ctrl_c_leaves_a_valid_folder_and_goes_on(tmp_p
         cwd=tmp_path,
     )
     folder = RunFolder(tmp_path / "it")
-    waited_until = time.monotonic() + 120
-    while len(folder.read_metrics()) < 3:
-        assert run.poll() is None, run.communicate()[0]
-        assert time.monotonic() < waited_until
-        time.sleep(0.05)
+    until(lambda: run.poll() is not None or len(folder.read_metrics()) >= 3)
+    assert run.poll() is None, run.communicate()[0]
     os.killpg(run.pid, signal.SIGINT)
-    said = run.communicate(timeout=60)[0]
+    said = run.communicate()[0]
     assert run.returncode == 130, said
     assert f"resume={folder.path}" in said.replace("\n", "")
 
@@ -102,7 +93,7 @@ def test_a_run_that_is_stopped_by_ctrl_c_leaves_a_valid_folder_and_goes_on(tmp_p
     assert folder.statement_page.read_text().startswith("# Privacy statement")
 
     resumed = start(f"resume={folder.path}", "--json", cwd=tmp_path)
-    said = resumed.communicate(timeout=400)[0]
+    said = resumed.communicate()[0]
     assert resumed.returncode == 0, said
     after = json.loads(said[said.index("{") :])
     assert after["runs"][0]["epsilon"] <= 8.0
@@ -132,13 +123,11 @@ def test_a_folder_without_a_run_can_not_be_resumed(tmp_path: Path) -> None:
 
 
 def test_what_a_process_started_is_found_in_whatever_session_it_runs() -> None:
-    script = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True)"
-    parent = subprocess.Popen([sys.executable, "-c", script + "; time.sleep(60)"])
+    script = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True)"
+    parent = subprocess.Popen([sys.executable, "-c", script + "; time.sleep(600)"])
     try:
-        waited_until = time.monotonic() + 20
-        while not (found := descendants(parent.pid)):
-            assert time.monotonic() < waited_until
-            time.sleep(0.05)
+        until(lambda: descendants(parent.pid))
+        found = descendants(parent.pid)
         assert len(found) == 1
         os.kill(found[0], signal.SIGKILL)
     finally:

@@ -70,7 +70,7 @@ def main(grid, context):
         return sorted(
             reply.error.reason if reply.has_error() else "answered" for reply in replies
         )
-    Path(TOLD, "replies.json").write_text(json.dumps([ask(20.0), ask(240.0)]))
+    Path(TOLD, "replies.json").write_text(json.dumps([ask(60.0), ask(240.0)]))
 """,
 }
 

@@ -30,7 +30,6 @@ SILOS = ("privacy=distributed_records", "task.num_clients=5", "clipping.norm=1")
 def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message, int], Message]:
     """Five real nodes, which answer when they are ready, of this process."""
     work_here(monkeypatch)
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
     contexts = []
     for node in range(5):
         (tmp_path / f"node-{node}").mkdir()

@@ -116,7 +116,6 @@ def test_a_number_is_learned_and_measured_as_scikit_learn_does(
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message, int], Message]:
     """Return five real nodes of this process, each with a ledger of its own."""
     work_here(monkeypatch)
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
     contexts = []
     for node in range(5):
         (tmp_path / f"node-{node}").mkdir()

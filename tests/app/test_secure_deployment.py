@@ -144,8 +144,7 @@ def test_a_node_that_is_killed_in_any_phase_ends_no_training(
     killer = threading.Thread(target=kill, daemon=True)
     killer.start()
     folder = train(deployment, place, phase)
-    killer.join(timeout=1.0)
-    assert not killer.is_alive()
+    killer.join()
     with PrivacyLedger.read(folder.ledger) as ledger:
         assert ledger.rounds_spent == ROUNDS
         assert ledger.rounds_committed == ROUNDS

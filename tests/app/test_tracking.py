@@ -7,7 +7,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from command_line import call, said_on_stderr
 from local_grid import LocalGrid, answer_with_app
 from tracked_files import Written, mlflow_run, tensorboard_files, wandb_runs
+from waiting import until
 
 from fl_dp.app.checkpoints import save_checkpoint
 from fl_dp.app.compose import ConfigError, compose_settings
@@ -240,7 +240,7 @@ def test_a_real_training_is_scraped_before_it_ends(
     ended = MetricsPage.ended
 
     def scraped_first(page: MetricsPage, *how: Any) -> None:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
             seen.append(answer.read().decode())
         ended(page, *how)
 
@@ -250,7 +250,7 @@ def test_a_real_training_is_scraped_before_it_ends(
     assert 'fl_dp_promise_epsilon{run="run"} 4.0' in text
     assert not any(secret in text for secret in SECRETS)
     with pytest.raises(OSError):
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10)
+        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=120)
 
 
 def test_a_port_that_is_taken_ends_a_run_before_it_has_a_ledger(tmp_path: Path) -> None:
@@ -325,10 +325,8 @@ def test_a_resumed_run_goes_on_in_the_same_tracker_run(
     if name == "tensorboard":
         assert sorted(tensorboard_files(folder.path / name).rounds) == [0, 1, 2, 3]
         return
-    deadline = time.monotonic() + 60  # W&B's own process writes on after the run's end
-    while not all("state" in each.facts for each in wandb_runs(folder.path)):
-        assert time.monotonic() < deadline, "no state was written"
-        time.sleep(0.1)
+    # W&B's own process writes on after the run's end.
+    until(lambda: all("state" in each.facts for each in wandb_runs(folder.path)))
     first, second = wandb_runs(folder.path)
     assert (first.facts["state"], second.facts["state"]) == ('"failed"', '"finished"')
     assert first.facts["id"] == second.facts["id"] == recorder.starts[0].identity

@@ -105,7 +105,7 @@ def test_the_lock_of_a_process_that_is_killed_is_gone(tmp_path: Path) -> None:
     with pytest.raises(HeldElsewhere, match="another process works"), held_alone(lock, "works"):
         pass
     child.kill()
-    child.wait(30)
+    child.wait()
     try:  # also while a process lives that it had forked off
         with held_alone(lock, "works"):
             pass

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from owned_clock import OwnedClock
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset
@@ -67,10 +67,6 @@ def panics() -> None:
     raise Panic("one record can't be tokenised")
 
 
-def hangs() -> None:
-    time.sleep(600.0)
-
-
 class Records(Dataset[tuple[Tensor, Tensor]]):
     """Records that each move a step by the clipping norm; one does something else before."""
 
@@ -117,19 +113,23 @@ def fitted(client: OpacusClient) -> float:
         (leaves, {"num_workers": 1}),
         (panics, {}),
         (panics, {"num_workers": 2}),
-        (hangs, {"num_workers": 2, "timeout": 0.5}),
+        (None, {"num_workers": 1, "timeout": 60}),  # hangs
     ],
 )
 @pytest.mark.parametrize("at_once", [None, 3])
 def test_a_record_that_can_not_be_read_moves_what_is_sent_by_its_own_gradient_alone(
-    tmp_path: Path, bad: Callable[[], None], loader: dict[str, Any], at_once: int | None
+    tmp_path: Path,
+    clock: OwnedClock,
+    bad: Callable[[], None] | None,
+    loader: dict[str, Any],
+    at_once: int | None,
 ) -> None:
     """By 1 a step, where all others move it by 19; the noise is beyond 6 deviations once in 1e9."""
     how = replace(HOW, physical_batch_size=at_once)
     slack = 6.0 * NOISE * np.sqrt(2 * STEPS)
     usual = sent_of(tmp_path / "usual.db", Records(nothing), how=how, **loader)
     assert usual == pytest.approx(STEPS * RECORDS, abs=slack)
-    sent = sent_of(tmp_path / "bad.db", Records(bad), how=how, **loader)
+    sent = sent_of(tmp_path / "bad.db", Records(bad or clock.hang), how=how, **loader)
     assert usual - sent == pytest.approx(STEPS, abs=slack)
 
 

@@ -7,27 +7,29 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from owned_clock import OwnedClock
 
+from fl_dp import clock
 from fl_dp.clients.cut_off import Apart
 from fl_dp.clients.deadline import _watched
 
-LONG, SHORT = 120.0, 0.3  # seconds
+LONG = 3600.0  # seconds
 
 
-def holds_the_lock() -> Any:
+def holds_the_lock(clock: OwnedClock) -> Any:
     """Work for more than a lifetime, in one call that never gives the interpreter's lock away."""
+    clock.say_that_it_hangs()
     return re.match("(a+)+$", "a" * 60 + "b")
 
 
-def apart(work: Callable[[], Any], seconds: float = LONG, size: int = 3) -> Apart:
-    return Apart(work, size, until=time.monotonic() + seconds)
+def apart(work: Callable[[], Any], size: int = 3) -> Apart:
+    return Apart(work, size, until=clock.now() + LONG)
 
 
 def test_an_array_comes_back_and_nothing_else() -> None:
@@ -50,9 +52,17 @@ def test_an_array_that_no_pipe_holds_at_once_comes_back_whole() -> None:
     assert np.array_equal(done, np.arange(10**6))
 
 
-def test_what_holds_the_interpreter_s_lock_is_cut_off() -> None:
+def test_what_holds_the_interpreter_s_lock_is_cut_off(clock: OwnedClock) -> None:
     """A thread would hold this one, too, and never come to an end."""
-    assert apart(holds_the_lock, SHORT).result() is None
+    assert apart(lambda: holds_the_lock(clock)).result() is None
+    assert clock.now() == LONG
+
+
+def test_what_is_ready_after_its_time_is_not_taken(clock: OwnedClock) -> None:
+    """Else the time of one unit would decide about what is added of it."""
+    with apart(lambda: np.arange(3)) as late:
+        clock.sleep(LONG)
+        assert late.result() is None
 
 
 def test_what_comes_after_the_fork_stays_here() -> None:
@@ -65,15 +75,16 @@ def test_what_comes_after_the_fork_stays_here() -> None:
     assert done.tolist() == [7.0]
 
 
-def test_descendants_end_with_it() -> None:
+def test_descendants_end_with_it(clock: OwnedClock) -> None:
     read, write = os.pipe()
     os.set_inheritable(write, True)
     sleeps = [sys.executable, "-c", "import time; time.sleep(3600)"]
 
     def work() -> Any:
-        subprocess.run(sleeps, close_fds=False, check=False)
+        with subprocess.Popen(sleeps, close_fds=False):
+            clock.hang()
 
-    late = apart(work, 1.0)
+    late = apart(work)
     os.close(write)
     assert late.result() is None
     assert os.read(read, 1) == b""  # when the last of them is gone, and not before
@@ -139,13 +150,14 @@ def test_work_that_nobody_asked_for_never_begins() -> None:
 def test_a_process_without_a_parent_ends_itself() -> None:
     """Also while it holds the interpreter's lock: the node may end a message at any time."""
     program = """
-import os, re, sys, time
+import os, re, signal, sys
+from fl_dp import clock
 from fl_dp.clients.cut_off import Apart
-from fl_dp.clients.deadline import _watched
 def work():
-    print("begun", flush=True)
+    print(0.0 < signal.getitimer(signal.ITIMER_REAL)[0] <= 3601.0, flush=True)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)  # sooner than that, for the test's sake
     re.match("(a+)+$", "a" * 60 + "b")
-apart = Apart(work, 1, until=time.monotonic() + 1.0)
+apart = Apart(work, 1, until=clock.now() + 3600.0)
 os.write(apart._gate, b"1")
 os._exit(0)
 """
@@ -153,7 +165,7 @@ os._exit(0)
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
-    assert (ended.returncode, ended.stdout) == (0, "begun\n")
+    assert (ended.returncode, ended.stdout) == (0, "True\n")
 
 
 def test_torch_works_in_parallel_there_after_it_did_here() -> None:

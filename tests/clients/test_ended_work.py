@@ -178,13 +178,13 @@ def test_a_message_that_meets_another_one_at_work_can_come_again(tmp_path: Path)
 
     def waits() -> None:
         begun.set()
-        assert may_end.wait(60.0)
+        assert may_end.wait()
 
     federation = federation_of(tmp_path, "training", waits)
     first: list[str] = []
     working = Thread(target=lambda: first.append(code(asked_of_unit(federation, 1))))
     working.start()
-    assert begun.wait(60.0)
+    assert begun.wait()
     try:
         assert code(asked_of_unit(federation, 2)) == "Refused busy"
     finally:

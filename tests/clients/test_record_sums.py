@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
+from owned_clock import OwnedClock
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -138,16 +138,15 @@ def test_records_beyond_the_public_bound_take_no_part() -> None:
     assert np.array_equal(answer(records, instruction=few)[0], answer(records[:4])[0])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("timeout", "summed"), [(0, 3), (0.5, 2)])
 def test_a_record_that_is_slower_than_its_loader_waits_is_not_in_the_sum(
-    timeout: float, summed: int
+    clock: OwnedClock, timeout: float, summed: int
 ) -> None:
     """A `DataLoader` would give up the whole sum, so that one record decided about all others."""
 
     class Slow(OneByOne):
         def __getitem__(self, row: int) -> Record:
-            time.sleep(1.5 * (row == 0))
+            clock.sleep(1.5 * (row == 0))
             return super().__getitem__(row)
 
     loader = DataLoader(Slow(usual(3)), num_workers=1, timeout=timeout)

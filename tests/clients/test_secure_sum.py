@@ -26,6 +26,7 @@ from one_node import (
     Federation,
     code,
 )
+from owned_clock import OwnedClock
 from scipy.stats import chi2, chisquare
 from worked_here import work_here
 
@@ -428,7 +429,6 @@ def test_coins_without_a_time_to_answer_are_refused(
     The plan asks for both; a server need not have one.
     """
     work_here(monkeypatch)
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
     federation = Federation(tmp_path)
     asked = federation.content(COINS)
     assert code(federation.train(asked, sampling_rate=0.5)) == "Refused terms"
@@ -469,7 +469,7 @@ class Sent:
     """What left a node in some sums, and what was in it before it was masked."""
 
     def __init__(self, folder: Path, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
-        federation, clock = Federation(folder), [0.0]
+        federation, clock = Federation(folder), OwnedClock()
         self.steps: list[Any] = []
         self.left_at: list[float] = []
         self.messages: list[MaskedMessage] = []
@@ -480,24 +480,20 @@ class Sent:
             return message(part, steps)
 
         def slow(*told: Any) -> Any:
-            clock[0] += 0.7
+            clock.sleep(0.7)
             return train(*told)
-
-        def sleep(seconds: float) -> None:
-            clock[0] += seconds
 
         with monkeypatch.context() as patch:
             work_here(patch)
             patch.setattr(Participation, "message", kept)
             patch.setattr("fl_dp.clients.units.train_unit", slow)
-            patch.setattr("fl_dp.clients.secure_sum.time.monotonic", lambda: clock[0])
-            patch.setattr("fl_dp.clients.secure_sum.time.sleep", sleep)
+            clock.put_in_place(patch)
             asked = federation.content(replace(INSTRUCTION, sampling_rate=rate, secure_sum=PRICE))
             for number in range(1, SUMS + 1):
-                clock[0] = 0.0
+                began = clock.now()
                 reply = federation.train(asked, number=number, sampling_rate=rate, reply_after=5.0)
                 assert code(reply) == "answered"
-                self.left_at.append(clock[0])
+                self.left_at.append(round(clock.now() - began, 9))
                 self.messages.append(masked_of(reply.content, longest=2 * SIZE))
                 assert sorted(reply.content) == ["bundles", "masked"]
 

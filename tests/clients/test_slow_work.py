@@ -1,7 +1,7 @@
 """Secret coins: the time of one unit or record decides about that unit alone, or about one bit.
 
-The node under attack trains in processes, as a real one does. What it adds to the sum is read off
-before its noise.
+The node under attack trains in processes, as a real one does, by a clock of the test. What it adds
+to the sum is read off before its noise.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from numpy.typing import NDArray
 from one_node import INSTRUCTION, REQUIRED, RUN, SIZE, Federation, code
+from owned_clock import OwnedClock, machine_clock
 from scipy.stats import ks_2samp
 from secure_nodes import Adds
 from torch import Tensor, nn
@@ -37,19 +38,21 @@ from fl_dp.protocol.secure_sum import DONE_ACTION, text_to_content, with_receipt
 NOBODY, EVERYBODY = 1e-12, 1.0 - 1e-12  # rates of secret coins, as good as 0 and 1 in these tests
 UNITS, SLOW = 3, 1
 C = 1.0  # what one unit or record is clipped to, and charged as
-SECONDS = 6.0
-LATE = 4.0  # seconds, for work that is never done; a tenth of it for marks and ledger
+SECONDS = 3600.0  # of the test's clock; the machine's own alarm is beyond it
 
 
-@pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise and masks of three coordinates need no second."""
-    monkeypatch.setattr("fl_dp.secagg.terms._LEAST_RESERVE", 0.05)
-
-
-def holds_the_lock() -> Any:
+def matches_for_ever() -> Any:
     """Work for more than a lifetime, in one call that never gives the interpreter's lock away."""
     return re.match("(a+)+$", "a" * 60 + "b")
+
+
+@pytest.fixture
+def holds_the_lock(clock: OwnedClock) -> Callable[[], Any]:
+    def work() -> Any:
+        clock.say_that_it_hangs()
+        return matches_for_ever()
+
+    return work
 
 
 class Added:
@@ -107,42 +110,38 @@ def of_fatal(fatal: list[int | None], **loader: Any) -> NodeRecords:
     )
 
 
-def answered(federation: Federation, within: float = SECONDS) -> str:
+def answered(federation: Federation) -> str:
     """Return how the node answers a sum of all its units under coins."""
     content = federation.content(asked(EVERYBODY, max_units=UNITS))
-    return code(federation.train(content, sampling_rate=EVERYBODY, reply_after=within))
-
-
-def sleeps(*_: Any) -> Any:
-    time.sleep(3600)
+    return code(federation.train(content, sampling_rate=EVERYBODY, reply_after=SECONDS))
 
 
 def fails() -> None:
     raise ValueError("its training fails")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("slow", [holds_the_lock, fails])
+@pytest.mark.parametrize("hangs", [True, False])
 def test_a_unit_that_is_slow_moves_the_sum_by_its_own_update_alone(
-    tmp_path: Path, added: Added, slow: Callable[[], Any]
+    tmp_path: Path, added: Added, holds_the_lock: Callable[[], Any], hangs: bool
 ) -> None:
     """As one that fails at once, which is its neighbour: all others are in the sum."""
-    assert answered(of_units(tmp_path, slow)) == "answered"
+    assert answered(of_units(tmp_path, holds_the_lock if hangs else fails)) == "answered"
     assert np.abs(added.values[-1] - [(UNITS - 1) * C, 0.0, 0.0]).max() < 1e-3
 
 
-@pytest.mark.slow
-def test_units_are_not_trained_together_in_slots(tmp_path: Path, added: Added) -> None:
+def test_units_are_not_trained_together_in_slots(
+    tmp_path: Path, added: Added, clock: OwnedClock
+) -> None:
     """One that takes for ever would leave all others behind."""
-    assert answered(of_units(tmp_path, train_many=sleeps)) == "answered"
+    assert answered(of_units(tmp_path, train_many=lambda *_: clock.hang())) == "answered"
     assert np.abs(added.values[-1] - [UNITS * C, 0.0, 0.0]).max() < 1e-3
 
 
 class Records:
     """Records that add the clipping norm each; one of them may never be done."""
 
-    def __init__(self, slow: int | None = None) -> None:
-        self.slow = slow
+    def __init__(self, slow: int | None = None, hang: Callable[[], Any] = bool) -> None:
+        self.slow, self.hang = slow, hang
         self.summed: list[list[int]] = []
 
     def __len__(self) -> int:
@@ -151,7 +150,7 @@ class Records:
     def clipped_sum(self, rows: Sequence[int], clipping_norm: float) -> Any:
         self.summed.append(list(rows))
         if self.slow in rows:
-            holds_the_lock()
+            self.hang()
         return {"w": np.array([clipping_norm * len(rows), 0.0, 0.0])}, len(rows)
 
 
@@ -171,18 +170,21 @@ def asked_of_records(rate: float) -> RoundInstruction:
 
 @pytest.mark.parametrize("rate", [NOBODY, EVERYBODY])
 def test_no_sum_is_of_the_records_that_one_s_time_left(
-    tmp_path: Path, added: Added, rate: float
+    tmp_path: Path,
+    added: Added,
+    clock: OwnedClock,
+    holds_the_lock: Callable[[], Any],
+    rate: float,
 ) -> None:
     """The node says once that it was late, whatever its coins were, and nothing more in that run.
 
     With all but the slow record in one world and none in the other, sums would lie 199 C apart.
     """
-    federation = of_records(tmp_path, Records(slow=7))
+    federation = of_records(tmp_path, Records(slow=7, hang=holds_the_lock))
     content = federation.content(asked_of_records(rate))
-    times = {"sampling_rate": rate, "reply_after": LATE}
-    began = time.monotonic()
+    times = {"sampling_rate": rate, "reply_after": SECONDS}
     assert code(federation.train(content, **times)) == "Refused late"
-    assert time.monotonic() - began >= LATE  # at the time of every answer
+    assert clock.now() == pytest.approx(SECONDS)  # the time of every answer
     assert not any(each.any() for each in added.values)
     # Nor what has neither coin nor clock.
     everybody = federation.content(asked_of_records(1.0))
@@ -310,14 +312,12 @@ def test_as_many_gradients_are_computed_for_every_outcome_of_the_coins(rate: flo
 
 def test_a_slot_that_begins_late_is_the_end_of_the_work() -> None:
     """Else the time of what came before would decide about its unit."""
-    now = time.monotonic()
     with pytest.raises(Overrun):
-        next(Slots(begin=now - 1.0, end=now + 60.0, until=now + 60.0).waited(3))
+        next(Slots(begin=-1.0, end=60.0, until=60.0).waited(3))
 
 
-@pytest.mark.slow
 def test_a_node_whose_own_marks_take_too_long_is_silent_for_one_sum(
-    tmp_path: Path, added: Added, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, added: Added, clock: OwnedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No data were read before, so nobody's time shows, and a slow disk does not end its run."""
     federation = of_units(tmp_path)
@@ -328,7 +328,7 @@ def test_a_node_whose_own_marks_take_too_long_is_silent_for_one_sum(
 
         def slow(*told: Any) -> None:
             charge(*told)
-            time.sleep(0.2 * SECONDS)
+            clock.sleep(0.2 * SECONDS)
 
         patch.setattr(secure_sum, "_charge", slow)
         assert code(federation.train(content, **times)) == "answered"
@@ -337,8 +337,10 @@ def test_a_node_whose_own_marks_take_too_long_is_silent_for_one_sum(
     assert np.abs(added.values[-1] - [UNITS * C, 0.0, 0.0]).max() < 1e-3
 
 
-def test_a_node_whose_count_takes_too_long_sends_nothing(tmp_path: Path, added: Added) -> None:
-    assert answered(of_units(tmp_path, count=sleeps), within=LATE) == "Refused late"
+def test_a_node_whose_count_takes_too_long_sends_nothing(
+    tmp_path: Path, added: Added, clock: OwnedClock
+) -> None:
+    assert answered(of_units(tmp_path, count=lambda *_: clock.hang())) == "Refused late"
     assert not any(each.any() for each in added.values)
 
 
@@ -363,12 +365,17 @@ REPLIES, LATEST = 200, 1.0
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_the_time_of_an_answer_shows_no_coin(tmp_path: Path) -> None:
+def test_the_time_of_an_answer_shows_no_coin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Answers with coins up and down in turn, while the work holds the interpreter's lock.
 
-    One false alarm in a million.
+    By the machine's clock, as no other test: its time is what an attacker sees. One false alarm in
+    a million.
     """
-    federation = of_units(tmp_path, client_fn=lambda *_: Unit(holds_the_lock), count=lambda *_: 1)
+    machine_clock(monkeypatch)
+    monkeypatch.setattr("fl_dp.secagg.terms._LEAST_RESERVE", 0.05)  # for three coordinates
+    federation = of_units(tmp_path, client_fn=lambda *_: Unit(matches_for_ever), count=lambda *_: 1)
     took: dict[float, list[float]] = {NOBODY: [], EVERYBODY: []}
     for number in range(1, 2 * REPLIES + 1):
         rate = (NOBODY, EVERYBODY)[number % 2]

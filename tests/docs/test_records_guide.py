@@ -44,14 +44,11 @@ def test_a_real_node_without_a_ledger_is_told_what_to_write() -> None:
         guide["client_fn"](Context(1, FIRST_NODE, {"partition-id": 1}, RecordDict(), {}))
 
 
-def test_the_guide_to_records_across_silos_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_guide_to_records_across_silos_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     guide: dict[str, Any] = {}
     for code in (each for each in blocks if "NodeRecords" in each or "nodes=10" in each):
         exec(compile(code, "docs/records.md", "exec"), guide)
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
     for node in range(10):
         (tmp_path / f"{node}").mkdir()
     contexts = [

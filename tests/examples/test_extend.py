@@ -243,9 +243,9 @@ def superlink(tmp_path: Path, site: Path) -> Iterator[dict[str, str]]:
             start_new_session=True,
         )
     try:
-        for _ in range(600):
+        while True:
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1.0).close()
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=60.0).close()
                 break
             except (urllib.error.URLError, OSError):
                 assert process.poll() is None, (home / "superlink.log").read_text()

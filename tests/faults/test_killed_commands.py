@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import until
 
 from fl_dp.app.local.processes import descendants
 
@@ -43,7 +43,4 @@ def test_a_superlink_ends_with_a_run_that_is_killed_and_takes_its_folder_along()
     finally:
         holder.kill()
         holder.wait()
-    deadline = time.monotonic() + 30
-    while Path(folder).exists() or not all(map(gone, started)):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    until(lambda: not Path(folder).exists() and all(map(gone, started)))

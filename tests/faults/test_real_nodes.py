@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 from deployment import Deployment
-from fault_app import SECRET, FaultApp, until
+from fault_app import SECRET, FaultApp
 from loopback_proxy import LoopbackProxy
 from soundness import require_sound, require_sound_buffers
 from stages import STAGES
+from waiting import until
 
 from fl_dp import PrivacyBudget, PrivacyPlan
 from fl_dp.accounting.sampling import BufferedSampling

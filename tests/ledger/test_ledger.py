@@ -295,7 +295,7 @@ def test_threads_can_share_a_ledger_or_open_their_own(place: Place) -> None:
     start = threading.Barrier(4)
 
     def reserve_some(ledger: PrivacyLedger | None) -> list[Reservation]:
-        start.wait(30)
+        start.wait()
         if ledger is None:
             ledger = PrivacyLedger.open(place.location, LONG_PLAN)
         return [ledger.reserve(round=number) for number in range(1, 6)]
@@ -316,7 +316,7 @@ def test_a_new_ledger_that_many_open_at_once_has_one_plan(place: Place) -> None:
     start = threading.Barrier(4)
 
     def open_it(_: int) -> int:
-        start.wait(30)
+        start.wait()
         with PrivacyLedger.open(place.location, PLAN) as ledger:
             return len(ledger.entries)
 
@@ -453,7 +453,7 @@ def test_a_database_whose_defaults_are_lax_or_strict_changes_nothing(
 
     def reserve_some(_: int) -> None:
         with PrivacyLedger.open(location, LONG_PLAN) as ledger:
-            start.wait(30)
+            start.wait()
             for number in range(1, 11):
                 ledger.reserve(round=number)
 

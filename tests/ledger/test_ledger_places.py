@@ -79,7 +79,7 @@ def test_a_full_disk_is_told_apart_from_a_corrupted_ledger(tmp_path: Path) -> No
             ledger.reserve(round=spent + 1)
         """
     )
-    said, _ = child.communicate(timeout=120)
+    said, _ = child.communicate()
     error, counts = said.splitlines()
     spent, known = map(int, counts.split())
     assert "can't be read or written" in error

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
+from concurrent import futures
+from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,15 +122,21 @@ def test_where_a_part_fails_in_another_thread_no_other_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(threads, "processors", lambda: 2)
-    began, here = threading.Event(), []
+    helpers: list[Future[None]] = []
+    here: list[int] = []
+
+    def submitted(*given: Any) -> Future[None]:
+        helpers.append(submit(*given))
+        return helpers[-1]
 
     def work(index: int) -> None:
         if threading.current_thread() is not threading.main_thread():
-            began.set()
             raise MemoryError("of a part")
-        assert began.wait(10)
-        time.sleep(0.2)  # the other thread's error is over
+        futures.wait(helpers)  # the other thread's error is over
         here.append(index)
+
+    submit = threads.submit
+    monkeypatch.setattr(threads, "submit", submitted)
 
     with pytest.raises(MemoryError, match="of a part"):
         threads.share(9, work)
@@ -142,11 +150,17 @@ def test_nobody_works_on_behind_the_error_of_a_part(monkeypatch: pytest.MonkeyPa
 
     def work(index: int) -> None:
         if threading.current_thread() is threading.main_thread():
-            assert began.wait(10)
+            assert began.wait()
             raise MemoryError("of a part")
         began.set()
-        over.wait(0.2)
+        over.wait(60.0)
         late.append(index)
+
+    def waited_for(running: list[Future[None]]) -> None:
+        over.set()
+        futures.wait(running)
+
+    monkeypatch.setattr(threads, "wait", waited_for)
 
     with pytest.raises(MemoryError, match="of a part"):
         threads.share(9, work)

@@ -16,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 from killed_servers import Deadly, Killed, Watched, unmixed
 from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, introducing, reply
 from noise_covariance import covariance, covariance_p
+from owned_clock import OwnedClock
 from trainings import FixedClient, client_fn, plan_of
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
@@ -661,17 +662,18 @@ def test_answers_come_in_the_order_of_their_delays_on_a_clock_that_never_waits()
     assert seen == [(3, 1.0), (1, 2.0), (2, 3.0), (0, 4.0)]
 
 
-def test_a_silent_node_does_not_stop_the_clock_for_good() -> None:
+def test_a_silent_node_does_not_stop_the_clock_for_good(clock: OwnedClock) -> None:
     answer = moving_by(0.0, 2)
     grid = LocalGrid(lambda message, place: None if place == 0 else answer(message, place), 2)
-    clock = VirtualTime(grid, lambda place: 1.0 + place)
+    virtual = VirtualTime(grid, lambda place: 1.0 + place)
     content = RecordDict({"arrays": model(), "config": ConfigRecord()})
     messages = [
         Message(content, message_type="train", dst_node_id=FIRST_NODE + place, ttl=ttl)
-        for place, ttl in ((0, 1e-9), (1, 60.0))
+        for place, ttl in ((0, 1.0), (1, 60.0))
     ]
-    ids = list(clock.push_messages(messages))
-    assert [each.metadata.src_node_id for each in clock.pull_messages(ids)] == [FIRST_NODE + 1]
+    ids = list(virtual.push_messages(messages))
+    clock.sleep(2.0)
+    assert [each.metadata.src_node_id for each in virtual.pull_messages(ids)] == [FIRST_NODE + 1]
 
 
 def test_delays_follow_their_seed_and_their_spread() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,27 +15,13 @@ from fl_dp.strategies.roster import RosterIncomplete, wait_for_roster
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from local_grid import EitherName
+from owned_clock import OwnedClock
 
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.virtual_time import VirtualTime
 from fl_dp.protocol.own_grid import OwnGrid
 
 Answer = Callable[[Message], Iterable[Message]]
-
-
-class Clock:
-    """Stands for `time`: it moves only when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.pauses: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
 
 
 @dataclass
@@ -48,7 +33,9 @@ class Due:
 class ScriptedGrid(EitherName):
     """Stores what is pushed, and hands out the replies of `answer` when their time has come."""
 
-    def __init__(self, clock: Clock, answer: Answer | None = None, *, delay: float = 0.0) -> None:
+    def __init__(
+        self, clock: OwnedClock, answer: Answer | None = None, *, delay: float = 0.0
+    ) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.clock = clock
         self.answer = answer or (lambda message: [ok(message)])
@@ -85,7 +72,7 @@ class ScriptedGrid(EitherName):
             message.metadata.__dict__["_message_id"] = f"m{next(self._ids)}"
             self.pushed.append(message)
             self._waiting.add(message.metadata.message_id)
-            self.due += [Due(self.clock.now + self.delay, each) for each in self.answer(message)]
+            self.due += [Due(self.clock.now() + self.delay, each) for each in self.answer(message)]
             ids.append(message.metadata.message_id)
         self.pushes.append(len(ids))
         self.most_waiting = max(self.most_waiting, len(self._waiting))
@@ -97,7 +84,7 @@ class ScriptedGrid(EitherName):
         ready = [
             each
             for each in self.due
-            if each.at <= self.clock.now and each.reply.metadata.reply_to_message_id in asked
+            if each.at <= self.clock.now() and each.reply.metadata.reply_to_message_id in asked
         ]
         self.due = [each for each in self.due if each not in ready]
         self._waiting -= {each.reply.metadata.reply_to_message_id for each in ready}
@@ -111,13 +98,6 @@ class ScriptedGrid(EitherName):
 
 class InMemoryGrid(ScriptedGrid):
     """Simulated nodes, which are known by the name of their grid."""
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(sys.modules[exchange.__module__], "time", clock)
-    return clock
 
 
 def instruction(node: int) -> Message:
@@ -156,7 +136,7 @@ def ids(messages: Sequence[Message]) -> list[str]:
 
 
 @pytest.mark.parametrize("window", [None, 1, 7, 32, 500])
-def test_each_message_gets_its_reply_once(clock: Clock, window: int | None) -> None:
+def test_each_message_gets_its_reply_once(clock: OwnedClock, window: int | None) -> None:
     grid = ScriptedGrid(clock)
     seen = answered(through(grid, 100, window=window))
     assert sorted(seen) == sorted(ids(grid.pushed))
@@ -164,13 +144,15 @@ def test_each_message_gets_its_reply_once(clock: Clock, window: int | None) -> N
 
 
 @pytest.mark.parametrize("window", [1, 7, 32, 50])
-def test_no_more_than_the_window_is_under_way(clock: Clock, window: int) -> None:
+def test_no_more_than_the_window_is_under_way(clock: OwnedClock, window: int) -> None:
     grid = ScriptedGrid(clock, delay=0.03)
     through(grid, 100, window=window)
     assert grid.most_waiting == window
 
 
-def test_real_nodes_get_their_messages_at_once_in_requests_of_a_bounded_size(clock: Clock) -> None:
+def test_real_nodes_get_their_messages_at_once_in_requests_of_a_bounded_size(
+    clock: OwnedClock,
+) -> None:
     grid = ScriptedGrid(clock, delay=1.0)
     replies = exchange(grid, instructions(100), window=None, timeout=60.0)
     next(replies)
@@ -179,7 +161,7 @@ def test_real_nodes_get_their_messages_at_once_in_requests_of_a_bounded_size(clo
     replies.close()
 
 
-def test_a_message_is_taken_when_it_is_its_turn(clock: Clock) -> None:
+def test_a_message_is_taken_when_it_is_its_turn(clock: OwnedClock) -> None:
     grid, taken = ScriptedGrid(clock), []
 
     def on_demand() -> Iterable[Message]:
@@ -193,13 +175,13 @@ def test_a_message_is_taken_when_it_is_its_turn(clock: Clock) -> None:
     assert len(list(replies)) == 19
 
 
-def test_no_messages_ask_nobody(clock: Clock) -> None:
+def test_no_messages_ask_nobody(clock: OwnedClock) -> None:
     grid = ScriptedGrid(clock)
     assert list(exchange(grid, [], window=None, timeout=60.0)) == []
     assert grid.asked == []
 
 
-def test_a_reply_belongs_to_the_message_it_names_whoever_sent_it(clock: Clock) -> None:
+def test_a_reply_belongs_to_the_message_it_names_whoever_sent_it(clock: OwnedClock) -> None:
     def from_the_superlink(message: Message) -> Iterable[Message]:
         reply = failed(message)
         reply.metadata.__dict__["_src_node_id"] = 1
@@ -212,14 +194,14 @@ def test_a_reply_belongs_to_the_message_it_names_whoever_sent_it(clock: Clock) -
     assert {reply.metadata.src_node_id for reply in replies} == {1}
 
 
-def test_a_second_reply_to_the_same_message_is_ignored(clock: Clock) -> None:
+def test_a_second_reply_to_the_same_message_is_ignored(clock: OwnedClock) -> None:
     grid = ScriptedGrid(clock, lambda message: [ok(message), ok(message), failed(message)])
     replies = through(grid, 5, window=2)
     assert len(replies) == 5
     assert not any(reply.has_error() for reply in replies)
 
 
-def test_replies_to_messages_of_somebody_else_are_ignored(clock: Clock) -> None:
+def test_replies_to_messages_of_somebody_else_are_ignored(clock: OwnedClock) -> None:
     class Overflowing(ScriptedGrid):
         def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
             stranger = instruction(7)
@@ -234,7 +216,7 @@ def test_replies_to_messages_of_somebody_else_are_ignored(clock: Clock) -> None:
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("leaves_out", [False, True])
 def test_a_message_that_could_not_be_stored_is_a_missing_client(
-    clock: Clock, window: int | None, leaves_out: bool
+    clock: OwnedClock, window: int | None, leaves_out: bool
 ) -> None:
     # Flower's HTTP grid says None in its place, the one in memory leaves it out.
     grid = ScriptedGrid(clock)
@@ -243,38 +225,40 @@ def test_a_message_that_could_not_be_stored_is_a_missing_client(
     seen = answered(through(grid, 30, window=window))
     assert sorted(seen) == sorted(ids(grid.pushed))
     assert len(seen) == 20
-    assert clock.now < 1.0
+    assert clock.now() < 1.0
 
 
-def test_when_nothing_could_be_stored_nothing_is_waited_for(clock: Clock) -> None:
+def test_when_nothing_could_be_stored_nothing_is_waited_for(clock: OwnedClock) -> None:
     grid = ScriptedGrid(clock)
     grid.refused = lambda message: True
     assert through(grid, 30, window=4) == []
-    assert clock.now == 0.0
+    assert clock.now() == 0.0
 
 
-def test_after_the_timeout_what_is_missing_is_given_up_and_never_looked_at(clock: Clock) -> None:
+def test_after_the_timeout_what_is_missing_is_given_up_and_never_looked_at(
+    clock: OwnedClock,
+) -> None:
     def slow_for_odd_nodes(message: Message) -> Iterable[Message]:
         return [ok(message)] if message.metadata.dst_node_id % 2 == 0 else []
 
     grid = ScriptedGrid(clock, slow_for_odd_nodes)
     assert len(list(exchange(grid, instructions(10), window=None, timeout=5.0))) == 5
-    assert clock.now == pytest.approx(5.0)
+    assert clock.now() == pytest.approx(5.0)
     late = [message for message in grid.pushed if message.metadata.dst_node_id % 2]
-    grid.due += [Due(clock.now, ok(message)) for message in late]
+    grid.due += [Due(clock.now(), ok(message)) for message in late]
     asked_before = len(grid.asked)
     seen = answered(exchange(grid, instructions(2), window=None, timeout=5.0))
     assert not set(seen) & set(ids(late))
     assert not {each for asked in grid.asked[asked_before:] for each in asked} & set(ids(late))
 
 
-def test_after_the_timeout_nobody_is_asked_any_more(clock: Clock) -> None:
+def test_after_the_timeout_nobody_is_asked_any_more(clock: OwnedClock) -> None:
     grid = ScriptedGrid(clock, lambda message: [])
     assert list(exchange(grid, instructions(10), window=4, timeout=5.0)) == []
     assert len(grid.pushed) == 4
 
 
-def test_a_slow_reader_does_not_extend_the_timeout(clock: Clock) -> None:
+def test_a_slow_reader_does_not_extend_the_timeout(clock: OwnedClock) -> None:
     grid = ScriptedGrid(clock)
     seen = []
     for reply in exchange(grid, instructions(100), window=4, timeout=5.0):
@@ -286,7 +270,7 @@ def test_a_slow_reader_does_not_extend_the_timeout(clock: Clock) -> None:
 
 
 def test_pauses_are_short_while_replies_come_and_at_most_a_quarter_of_a_second(
-    clock: Clock,
+    clock: OwnedClock,
 ) -> None:
     grid = ScriptedGrid(clock, delay=20.0)
     through(grid, 2, window=1)
@@ -296,7 +280,7 @@ def test_pauses_are_short_while_replies_come_and_at_most_a_quarter_of_a_second(
     assert clock.pauses[again - 1] == 0.25  # back to short ones after the first reply
 
 
-def test_a_pause_is_never_much_longer_than_the_waiting_so_far(clock: Clock) -> None:
+def test_a_pause_is_never_much_longer_than_the_waiting_so_far(clock: OwnedClock) -> None:
     through(ScriptedGrid(clock, delay=1.0), 1)
     waited = list(itertools.accumulate(clock.pauses))
     assert all(
@@ -305,7 +289,7 @@ def test_a_pause_is_never_much_longer_than_the_waiting_so_far(clock: Clock) -> N
     )
 
 
-def test_what_a_grid_raises_is_raised_on(clock: Clock) -> None:
+def test_what_a_grid_raises_is_raised_on(clock: OwnedClock) -> None:
     class Broken(ScriptedGrid):
         def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
             raise ConnectionResetError("gone")
@@ -314,7 +298,7 @@ def test_what_a_grid_raises_is_raised_on(clock: Clock) -> None:
         through(Broken(clock), 2)
 
 
-def test_whoever_stops_reading_leaves_the_grid_usable(clock: Clock) -> None:
+def test_whoever_stops_reading_leaves_the_grid_usable(clock: OwnedClock) -> None:
     grid = ScriptedGrid(clock, delay=0.1)
     replies = exchange(grid, instructions(20), window=5, timeout=60.0)
     next(replies)
@@ -324,7 +308,7 @@ def test_whoever_stops_reading_leaves_the_grid_usable(clock: Clock) -> None:
     assert sorted(seen) == sorted(ids(grid.pushed[pushed:]))
 
 
-def test_a_reply_is_not_kept_once_it_is_handed_over(clock: Clock) -> None:
+def test_a_reply_is_not_kept_once_it_is_handed_over(clock: OwnedClock) -> None:
     grid = ScriptedGrid(clock)
     alive: list[weakref.ref[Message]] = []
     most = 0
@@ -337,23 +321,23 @@ def test_a_reply_is_not_kept_once_it_is_handed_over(clock: Clock) -> None:
     assert most <= 1
 
 
-def test_at_most_a_batch_of_replies_is_read_into_memory_at_once(clock: Clock) -> None:
+def test_at_most_a_batch_of_replies_is_read_into_memory_at_once(clock: OwnedClock) -> None:
     grid = ScriptedGrid(clock)
     through(grid, 200)
     assert max(len(asked) for asked in grid.asked) == 32
 
 
-def test_slow_nodes_at_the_front_do_not_hold_up_those_behind(clock: Clock) -> None:
+def test_slow_nodes_at_the_front_do_not_hold_up_those_behind(clock: OwnedClock) -> None:
     def first_forty_never(message: Message) -> Iterable[Message]:
         return [ok(message)] if message.metadata.dst_node_id >= 140 else []
 
     grid = ScriptedGrid(clock, first_forty_never)
     replies = exchange(grid, instructions(100), window=None, timeout=60.0)
     assert len([next(replies) for _ in range(60)]) == 60
-    assert clock.now == 0.0
+    assert clock.now() == 0.0
 
 
-def test_the_window_is_bounded_in_a_simulation_and_not_on_real_nodes(clock: Clock) -> None:
+def test_the_window_is_bounded_in_a_simulation_and_not_on_real_nodes(clock: OwnedClock) -> None:
     # Twice the 32 threads that the engine has at most: each has a message in reserve.
     assert default_window(InMemoryGrid(clock)) == 64
     assert default_window(ScriptedGrid(clock)) is None
@@ -361,7 +345,7 @@ def test_the_window_is_bounded_in_a_simulation_and_not_on_real_nodes(clock: Cloc
 
 @pytest.mark.parametrize("delay", [290.0, 310.0])
 def test_simulated_nodes_are_as_slow_as_the_machine_is_busy_and_waited_for_while_answers_come(
-    clock: Clock, delay: float
+    clock: OwnedClock, delay: float
 ) -> None:
     """Seconds until an answer: Ray starts slowly, and works as slowly on a busy machine."""
     grid = InMemoryGrid(clock, delay=delay)
@@ -370,7 +354,7 @@ def test_simulated_nodes_are_as_slow_as_the_machine_is_busy_and_waited_for_while
     assert min(message.metadata.ttl for message in grid.pushed) > 12 * 290.0
 
 
-def test_real_nodes_and_rounds_have_the_time_that_was_given(clock: Clock) -> None:
+def test_real_nodes_and_rounds_have_the_time_that_was_given(clock: OwnedClock) -> None:
     real, simulated = ScriptedGrid(clock, delay=61.0), InMemoryGrid(clock, delay=61.0)
     assert not list(exchange(real, instructions(3), window=None, timeout=60.0, patient=True))
     assert not through(simulated, 3)
@@ -379,7 +363,7 @@ def test_real_nodes_and_rounds_have_the_time_that_was_given(clock: Clock) -> Non
 
 @pytest.mark.parametrize("ahead", [lambda grid: grid, lambda grid: VirtualTime(grid, lambda _: 1)])
 def test_nodes_that_answer_one_by_one_in_this_process_are_waited_for_before_a_training(
-    clock: Clock, ahead: Callable[[OwnGrid], OwnGrid]
+    clock: OwnedClock, ahead: Callable[[OwnGrid], OwnGrid]
 ) -> None:
     """Each takes 40 s: the second is done after the 60 s that real nodes have together."""
 
@@ -398,18 +382,17 @@ def test_nodes_that_answer_one_by_one_in_this_process_are_waited_for_before_a_tr
 
 
 def test_a_simulation_s_roster_is_waited_for_while_nodes_are_made(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: OwnedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[wait_for_roster.__module__], "time", clock)
     made, stuck = InMemoryGrid(clock), InMemoryGrid(clock)
-    monkeypatch.setattr(made, "get_node_ids", lambda: range(int(clock.now / 40.0)))
+    monkeypatch.setattr(made, "get_node_ids", lambda: range(int(clock.now() / 40.0)))
     assert len(wait_for_roster(made, 5, timeout=60.0)) == 5
     stuck.nodes = [100]
     with pytest.raises(RosterIncomplete, match="1 nodes are connected after 60 s"):
         wait_for_roster(stuck, 5, timeout=60.0)
 
 
-def test_the_roster_is_waited_for(clock: Clock) -> None:
+def test_the_roster_is_waited_for(clock: OwnedClock) -> None:
     grid = ScriptedGrid(clock)
     grid.nodes = [103, 101]
     with pytest.raises(RosterIncomplete, match="declares 3 clients, but 2 nodes are connected"):

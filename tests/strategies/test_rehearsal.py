@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import re
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,6 +31,7 @@ from local_grid import (
     arrays_of,
     reply,
 )
+from owned_clock import OwnedClock
 from scipy.stats import norm
 from trainings import plan_of, record
 
@@ -730,7 +730,7 @@ def test_a_node_that_stays_silent_ends_a_capped_run_before_anything_is_spent(sta
 
 @pytest.mark.parametrize("kind", [LocalGrid, Simulated])
 def test_simulated_nodes_that_answer_slowly_are_waited_for(
-    start: Any, kind: type[LocalGrid]
+    start: Any, clock: OwnedClock, kind: type[LocalGrid]
 ) -> None:
     """A second for all of them, on a machine that needs a third for each."""
 
@@ -738,7 +738,7 @@ def test_simulated_nodes_that_answer_slowly_are_waited_for(
         def replies_to(self, message_ids: Any) -> Any:
             if self.sent:
                 return super().replies_to(message_ids)
-            time.sleep(0.3)
+            clock.sleep(0.3)
             return super().replies_to(list(message_ids)[:1])
 
     Slow.__name__ = kind.__name__

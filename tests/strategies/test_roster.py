@@ -83,7 +83,7 @@ def test_a_node_that_was_restarted_counts_twice_for_a_while_and_that_is_waited_f
     def later(seconds: float) -> None:
         grid.num_nodes = {5: 3, 3: 4}[grid.num_nodes]  # another one is late meanwhile
 
-    monkeypatch.setattr("fl_dp.strategies.roster.time.sleep", later)
+    monkeypatch.setattr("fl_dp.clock.sleep", later)
     assert len(wait_for_roster(grid, 4, timeout=60.0, roster_may_grow=False)) == 4
     assert "5 nodes are connected: one that was restarted counts twice" in caplog.text
 

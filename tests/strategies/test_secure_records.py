@@ -137,7 +137,6 @@ def union(silos: Sequence[Data]) -> Data:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes answer when they are ready, of this process: that they do not is another test."""
     work_here(monkeypatch)
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
 
 
 @pytest.fixture

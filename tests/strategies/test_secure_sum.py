@@ -191,7 +191,6 @@ def test_several_units_a_node(tmp_path: Path) -> None:
 
 def test_coins_at_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work_here(monkeypatch)
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
     # Each unit adds one to the same coordinate, so that the sum counts those whose coin came up.
     ones = [np.zeros(shape) for shape in SHAPES]
     ones[0][0, 0] = 1.0

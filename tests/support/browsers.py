@@ -16,7 +16,7 @@ from chromium import chromium, chromium_path
 __all__ = ["WAIT", "chromium", "chromium_or_skip", "expect", "serious", "watched_page"]
 
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
-WAIT = 60_000  # milliseconds: more than anything here takes on a busy machine
+WAIT = 240_000  # milliseconds: more than anything here takes on a busy machine
 
 
 def chromium_or_skip() -> None:

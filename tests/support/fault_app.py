@@ -5,8 +5,6 @@ It trains a vector of eight numbers, without PyTorch: a message takes as long as
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from stages import Place
@@ -136,11 +134,3 @@ class FaultApp:
         """Return how often a node's client was asked to train."""
         file = self.place.path / f"{node}.began"
         return len(file.read_text()) if file.exists() else 0
-
-
-def until(happened: Callable[[], object], *, seconds: float = 180.0) -> None:
-    """Wait until something has happened."""
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.1)

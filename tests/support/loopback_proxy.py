@@ -68,7 +68,7 @@ class LoopbackProxy:
                 self._break(near)
                 continue
             try:
-                far = socket.create_connection(("127.0.0.1", self._target), timeout=10)
+                far = socket.create_connection(("127.0.0.1", self._target), timeout=120)
             except OSError:
                 self._break(near)
                 continue

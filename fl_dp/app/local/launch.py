@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # with ledgers and accountants, while engines can already sta
     from fl_dp.app.run_folder import RunFolder
 
 _CONNECTION = "fl-dp"
-_STARTUP_TIMEOUT = 60.0
+_STARTUP_TIMEOUT = 240.0  # seconds, for a busy machine
 _LONGEST_RAY_FOLDER = 40  # Ray's sockets lie below it, and a socket's path has at most 103 bytes
 
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}

@@ -42,7 +42,7 @@ def page_at(clock: Clock) -> Iterator[MetricsPage]:
 
 def get(page: MetricsPage, path: str, host: str | None = None) -> tuple[int, str, str]:
     """Return status, kind and text."""
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=120)
     connection.request("GET", path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     said = answer.read().decode()
@@ -107,7 +107,7 @@ def test_a_run_tells_the_page_what_it_tells_any_tracker() -> None:
         run.start(RunStart(name="run", rounds=1, promise={"promise/epsilon": 1.0, "seed": 7}))
         run.released({"round": 0, "test_loss": 2.0, "participants": 3, "seconds": 1.5})
         run._followers[0].tell_no_more()
-        run._followers[0].wait(10.0)
+        run._followers[0].wait(240.0)
         clock.now += 60
         shown = scrape(page)
         assert shown["fl_dp_test_loss"] == 2.0

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from dashboards import OWN, dashboard_of, png, pretend_command, reader
 from starlette.testclient import TestClient
+from waiting import until
 from written_runs import write_run
 
 from fl_dp.app.compose import compose_settings
@@ -38,15 +38,6 @@ from fl_dp.viewer.dashboard.start_form import (
 )
 from fl_dp.viewer.dashboard.started_runs import TOKEN_VARIABLE, NotPriced, NotStarted, StartedRuns
 from fl_dp.viewer.found_runs import RunsFolder, RunState
-
-SECONDS = 60.0  # more than anything here takes on a busy machine
-
-
-def wait_for(true: Callable[[], bool]) -> None:
-    end = time.monotonic() + SECONDS
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -303,7 +294,7 @@ def test_a_run_is_started_followed_and_stopped(client: TestClient, started: Star
     answer = client.post("/start", data={"price": price}, headers=OWN)
     assert (answer.status_code, answer.headers["location"]) == (303, "/started/mine")
     assert client.get("/started/mine").status_code in (200, 303)
-    wait_for((started.root / "mine" / "metrics.jsonl").exists)
+    until((started.root / "mine" / "metrics.jsonl").exists)
     assert client.get("/started/mine").headers["location"] == "/run/mine"
     assert "Stop this run" in client.get("/run/mine").text
     # The same price starts nothing more, and neither does another while this runs.
@@ -311,7 +302,7 @@ def test_a_run_is_started_followed_and_stopped(client: TestClient, started: Star
     other = key_on(priced(client))
     assert "runs already" in client.post("/start", data={"price": other}, headers=OWN).text
     assert client.post("/stop/mine", headers=OWN).status_code == 303
-    wait_for(lambda: not started.is_running("mine"))
+    until(lambda: not started.is_running("mine"))
     assert "stopped" in client.get("/run/mine").text
     assert "Stop this run" not in client.get("/run/mine").text
     assert client.post("/stop/mine", headers=OWN).status_code == 409
@@ -391,7 +382,7 @@ def test_a_start_that_fails_shows_why(tmp_path: Path) -> None:
     price = started.price(read_form({"run_name": "mine"}))
     assert (price.epsilon, price.records) == (1.5, (2.5, 1e-6))
     started.start(price.key)
-    wait_for(lambda: not started.is_running("mine"))
+    until(lambda: not started.is_running("mine"))
     page = client.get("/started/mine").text
     assert "The start failed" in page
     assert "error: no data" in page
@@ -417,7 +408,7 @@ def test_a_real_simulation_is_priced_started_and_stopped(tmp_path: Path) -> None
     assert client.post("/start", data={"price": key_on(page)}, headers=OWN).status_code == 303
     try:
         runs = RunsFolder(tmp_path)
-        wait_for(
+        until(
             lambda: (
                 (tmp_path / "mine" / "metrics.jsonl").exists()
                 and (runs.card("mine").round or 0) >= 2
@@ -425,7 +416,7 @@ def test_a_real_simulation_is_priced_started_and_stopped(tmp_path: Path) -> None
         )
         assert "Stop this run" in client.get("/run/mine").text
         assert client.post("/stop/mine", headers=OWN).status_code == 303
-        wait_for(lambda: not started.is_running("mine"))
+        until(lambda: not started.is_running("mine"))
     finally:
         [mine] = started.each()
         mine.process.kill()

@@ -1,0 +1,12 @@
+"""Waiting for other processes, as long as they take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def until(happened: Callable[[], object]) -> None:
+    """Wait until something has happened; what never does is ended by pytest's own time limit."""
+    while not happened():
+        time.sleep(0.05)
