@@ -26,6 +26,7 @@ from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.plan.noise import ClientNoise
+from fl_dp.plan.noise_left import noise_left
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, OFFERS_KEY, PRICE_KEY, ROUNDS_KEY
@@ -317,8 +318,13 @@ class PrivateLoop(RoundLoop):
         self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
     ) -> None:
         """Let nodes say who they are, and make their keys. See `RoundLoop._rehearse`."""
-        if said := float64_error_of(self.plan, VectorLayout.of(model)):
+        layout = VectorLayout.of(model)
+        if said := float64_error_of(self.plan, layout):
             self._log.warn_once(said)
+        left = noise_left(self.plan, layout.size)
+        logger.info(left.in_words)
+        if left.warning is not None:
+            self._log.warn_once(left.warning)
         super()._rehearse(grid, nodes, model, config)
         if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
             ask = asking(grid, window=self._window, patient=True)

@@ -38,6 +38,7 @@ from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
 from .features import what_was_public
 from .in_process import InProcessGrid
+from .noise_left import noises_left
 from .option_keys import errors_in_keys
 from .overrides import ConfigError
 from .planning import make_plan, make_record_plan, make_selection, target_delta
@@ -135,6 +136,10 @@ def _train_alone(
         grid = VirtualTime(grid, delays)
     with logged_to(folder.log), told:
         record_plan = folder.keep_record_plan(make_record_plan(settings))
+        for left in noises_left(settings, None, record_plan):
+            logger.info(left.in_words)
+            if left.warning is not None:
+                logger.warning(left.warning)
         try:
             if settings.protects_clients:
                 return _train_by_plan(

@@ -28,9 +28,11 @@ References:
 from __future__ import annotations
 
 import inspect
+import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,7 @@ from torch.utils.data import DataLoader
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.option_errors import require_positive
 from fl_dp.plan import RecordPlan
+from fl_dp.plan.noise_left import noise_left_of_records
 
 from .clipped_gradients import moved
 from .made_up_records import GRAD_SAMPLE_MODES, gradients_of
@@ -50,6 +53,8 @@ from .module_template import ModuleTemplate
 from .record_batches import BatchForm
 from .record_gradients import RecordGradients
 from .record_loss import LossOfEach
+
+logger = logging.getLogger("flwr.fl_dp.client")
 
 
 def _plain_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -295,6 +300,15 @@ def _poisson_samples(
         yield np.flatnonzero(random.bernoulli(plan.sampling_rate, records)).tolist()
 
 
+@lru_cache(maxsize=1024)  # each is said once
+def _log_noise(plan: RecordPlan, coordinates: int, batch_size: float) -> None:
+    """Log how much the noise of one client's training leaves of its gradients."""
+    left = noise_left_of_records(
+        plan, coordinates, batch_size=batch_size, clients=1.0, rounds=plan.participations
+    )
+    logger.info("DP-SGD of this client alone: %s", left.in_words)
+
+
 class _Noise:
     """Makes of a step's sum the gradient that the optimizer gets: noise, then the denominator."""
 
@@ -317,6 +331,7 @@ class _Noise:
         planned = GaussianMechanism(
             noise_multiplier=plan.noise_multiplier, clipping_norm=plan.clipping_norm
         )
+        _log_noise(plan, coordinates, self._size)
         slack = 1.0 + planned.grid * math.sqrt(coordinates) / plan.clipping_norm
         self._mechanism = replace(planned, noise_multiplier=plan.noise_multiplier * slack)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from .console import (
     doing,
     fail,
     failures_told,
+    note,
     out,
     print_json,
     warn,
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
     from fl_dp.commands.terminal.noise_comparison_view import NoiseComparisonView
     from fl_dp.commands.terminal.plan_view import PlanView
-    from fl_dp.plan import RecordPlan
+    from fl_dp.plan import PrivacyPlan, RecordPlan
+    from fl_dp.plan.noise_left import NoiseLeft
 
 
 def plan(
@@ -105,15 +108,21 @@ def plan(
             view = None
             if not settings.protects_records_alone:
                 view = PlanView.of(make_plan(settings, within_budget=False))
+            lefts = _noises_left(settings, None if view is None else view.plan, record_plan)
     _warn_of_records(record_plan, settings)
     for text in cautions(settings):
         warn(text)
+    for left in lefts:
+        if left.warning is not None:
+            warn(left.warning)
+    noise = {"noise_left": [asdict(left) | {"ratio": left.ratio} for left in lefts]}
     if view is None:
         assert record_plan is not None  # DP-SGD alone
         if as_json:
-            print_json(record_plan_json(record_plan) | {"rounds": settings.rounds})
+            print_json(record_plan_json(record_plan) | {"rounds": settings.rounds} | noise)
         else:
             out.print(record_plan_table(record_plan))
+            _show_noise(lefts)
             _show_promise(promise_to_records(record_plan))
         return
     budget = settings.privacy.epsilon
@@ -131,7 +140,7 @@ def plan(
         _draw(view, plot)
     if as_json:
         records = {} if record_plan is None else {"records": record_plan_json(record_plan)}
-        print_json(view.to_dict() | {"budget": budget} | records)
+        print_json(view.to_dict() | {"budget": budget} | records | noise)
         return
     out.print(view.table())
     _show_promise(view.promise)
@@ -141,8 +150,27 @@ def plan(
     if record_plan is not None:
         out.print(record_plan_table(record_plan))
         _show_promise(promise_to_records(record_plan))
+    _show_noise(lefts)
     if plot is not None:
         out.print(f"Picture: {plot}", soft_wrap=True)
+
+
+def _noises_left(
+    settings: Settings, plan: PrivacyPlan | None, record_plan: RecordPlan | None
+) -> list[NoiseLeft]:
+    """Return the noise beside what can be learned; nothing where the model can't be built here."""
+    from fl_dp.app.noise_left import noises_left
+
+    try:
+        return noises_left(settings, plan, record_plan)
+    except (OSError, ModuleNotFoundError, ValueError) as error:
+        note(f"how much the noise hides is not told, as the model can't be built here: {error}")
+        return []
+
+
+def _show_noise(lefts: Sequence[NoiseLeft]) -> None:
+    for left in lefts:
+        out.print(left.in_words, markup=False)
 
 
 def _show_promise(promise: Mapping[str, str]) -> None:

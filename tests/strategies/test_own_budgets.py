@@ -36,11 +36,11 @@ from fl_dp.accounting import (
 from fl_dp.accounting.filters import OwnBudgetsFilter
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.commands.terminal.plan_view import noise_of_mean
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan import SecureSum
+from fl_dp.plan.noise_left import noise_of_mean
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY

@@ -15,7 +15,7 @@ from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 from fl_dp.plan import DistributedNoise, PrivacyPlan
-from fl_dp.plan.noise import ClientNoise
+from fl_dp.plan.noise_left import noise_of_mean
 from fl_dp.statement.of_clients import promise_in_words
 
 from .numbers import bound_rows, numbers_table, span
@@ -245,12 +245,3 @@ def _spent(plan: PrivacyPlan, multipliers: tuple[float, ...]) -> float:
         (plan.charged_event(plan.event_at(z)), count) for z, count in Counter(charged).items()
     ]
     return plan.tight_epsilon([*rounds, *plan.other_releases], interval=SEARCH_INTERVAL)
-
-
-def noise_of_mean(plan: PrivacyPlan, noise_multiplier: float) -> float:
-    """Return the standard deviation of the noise on each coordinate of a round's mean."""
-    if isinstance(plan.noise, ClientNoise):
-        # Each message has its own, and weighs the inverse of its variance.
-        each = plan.noise.scheme_of(noise_multiplier, plan.clipping_norm).noise_std
-        return each / math.sqrt(plan.denominator)
-    return noise_multiplier * plan.clipping_norm / plan.denominator

@@ -1,0 +1,57 @@
+"""What the noise leaves of the configured model's training, before anything is trained."""
+
+from __future__ import annotations
+
+from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.plan.noise_left import NoiseLeft, noise_left, noise_left_of_records
+from fl_dp.updates import VectorLayout
+
+from .planning import declared_records
+from .settings import Settings
+
+
+def noises_left(
+    settings: Settings, plan: PrivacyPlan | None, record_plan: RecordPlan | None
+) -> list[NoiseLeft]:
+    """Return the noise of each plan of a run beside what the model can learn.
+
+    Args:
+        settings: Name the model.
+        plan: Of the promise to clients, if one is asked about.
+        record_plan: Of DP-SGD inside clients, if one is asked about.
+
+    Raises:
+        OSError: If the data that the model is built for are not there.
+        ModuleNotFoundError: If the library that builds it is not installed.
+        ValueError: If the model can't be built.
+    """
+    from .workload import initial_arrays_of  # it loads PyTorch
+
+    size = VectorLayout.of(initial_arrays_of(settings)).size
+    found = []
+    if plan is not None and plan.rounds:
+        found.append(noise_left(plan, size))
+    batch_size = None if record_plan is None else _batch_size(settings, record_plan)
+    if record_plan is not None and batch_size is not None:
+        cohort = settings.selection.sampling_rate * settings.task.num_clients
+        found.append(
+            noise_left_of_records(
+                record_plan,
+                size,
+                batch_size=batch_size,
+                clients=max(1.0, cohort),
+                rounds=settings.rounds,
+            )
+        )
+    return found
+
+
+def _batch_size(settings: Settings, record_plan: RecordPlan) -> float | None:
+    """Return what a step's sum is divided by; None where only the nodes know, who log it."""
+    chosen, task = settings.record_training, settings.task
+    if chosen.expected_batch_size is not None:
+        return chosen.expected_batch_size
+    if task.partition == "nodes" and task.num_records is None:
+        return None
+    records = declared_records(settings) / task.num_clients
+    return max(1.0, record_plan.sampling_rate * records)

@@ -1,0 +1,152 @@
+"""The noise of a training beside what it may teach: whether a model can learn at all.
+
+    >>> left = noise_left(plan, size=11_181_642)
+    >>> left.in_words
+    'Noise on a round's mean has length 401 (11,181,642 parameters), an update at most 1. ...'
+
+Gaussian noise of standard deviation s on d numbers has about the length s sqrt(d). Of T rounds the
+lengths of independent noise add up by their squares, to sqrt(T) times that. The updates add up to T
+times the clipping norm C at most: if every mean is that long, and all point the same way.
+So the ratio of the two sums is the best case of every training, whatever the data are. At ratio r a
+share `1 / (1 + r^2)` of the squared length of what the model becomes is the clients'.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.signal import lfilter
+
+from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
+
+from .distributed_noise import DistributedNoise
+from .noise import ClientNoise
+from .privacy_plan import PrivacyPlan
+from .record_plan import RecordPlan
+
+HOPELESS = 3.0
+"""Ratio of noise to updates from which on a training is warned of.
+
+A tenth of the squared length of what the model becomes is then the clients', at the very best.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseLeft:
+    """Lengths of noise and of updates.
+
+    Attributes:
+        size: Numbers that are trained.
+        releases: Rounds, or steps of DP-SGD.
+        of_one: Length of the noise on the mean of one of them, root mean square over all.
+        of_all: Length of the noise on the sum of their means.
+        longest: Largest length of one mean: the clipping norm of the first round.
+        step: `round`, or `step`.
+    """
+
+    size: int
+    releases: int
+    of_one: float
+    of_all: float
+    longest: float
+    step: str = "round"
+
+    @property
+    def ratio(self) -> float:
+        """Noise on the sum of all means over the longest that this sum can be."""
+        return self.of_all / (self.releases * self.longest)
+
+    @property
+    def in_words(self) -> str:
+        """Both lengths, for a log or a screen."""
+        one = "an update" if self.step == "round" else "a record's gradient"
+        return (
+            f"Noise on a {self.step}'s mean has length {self.of_one:.3g} ({self.size:,} "
+            f"parameters), {one} at most {self.longest:.3g}. Over {self.releases:,} {self.step}s "
+            f"noise adds up to {self.of_all:.3g}, all means to at most "
+            f"{self.releases * self.longest:.3g}."
+        )
+
+    @property
+    def warning(self) -> str | None:
+        """What to say, and to write instead, where noise hides all that could be learned."""
+        if self.ratio < HOPELESS:
+            return None
+        return (
+            f"this model will hardly learn: over all {self.step}s the noise is {self.ratio:.3g} "
+            "times as long as everything that is learned can be. Use more clients or records, "
+            "train fewer parameters (a smaller model, features, adapters), or allow a larger "
+            "epsilon"
+        )
+
+
+def noise_left(plan: PrivacyPlan, size: int) -> NoiseLeft:
+    """Return the noise of all planned rounds beside the updates.
+
+    Where clipping follows a quantile, noise and updates change alike. With a plateau it is the
+    noise of the first rounds.
+
+    Args:
+        plan: Of the training, with at least one round.
+        size: Numbers that clients and server exchange and train.
+    """
+    stds = [noise_of_mean(plan, multiplier) for multiplier in plan.noise_multipliers]
+    root = math.sqrt(size)
+    of_all = of_one = root * math.sqrt(sum(std * std for std in stds))
+    if (coefficients := plan.noise.coefficients) is not None:
+        # What one round's fresh noise does to the rounds from it on: the first column of C^-1.
+        impulse = np.eye(1, plan.rounds)[0]
+        column = lfilter([1.0], np.array(coefficients) / COEFFICIENT_ONE, impulse)
+        fresh = root * plan.bundle(plan.noise_multiplier, size=size).updates.noise_std
+        fresh /= plan.denominator
+        of_one = fresh * math.sqrt(float(np.cumsum(column**2).sum()))
+        of_all = fresh * float(np.linalg.norm(np.cumsum(column)))
+    return NoiseLeft(
+        size=size,
+        releases=plan.rounds,
+        of_one=of_one / math.sqrt(plan.rounds),
+        of_all=of_all,
+        longest=plan.clipping_norm,
+    )
+
+
+def noise_left_of_records(
+    plan: RecordPlan, size: int, *, batch_size: float, clients: float, rounds: int
+) -> NoiseLeft:
+    """Return the noise of DP-SGD at clients beside gradients, on the mean over a round's clients.
+
+    Args:
+        plan: Of DP-SGD.
+        size: Numbers that are trained.
+        batch_size: Public constant that the sum of a step is divided by.
+        clients: Number of clients whose models a round averages.
+        rounds: Of the training.
+    """
+    std = plan.noise_multiplier * plan.clipping_norm / batch_size / math.sqrt(clients)
+    of_one, releases = math.sqrt(size) * std, rounds * plan.steps
+    return NoiseLeft(
+        size=size,
+        releases=releases,
+        of_one=of_one,
+        of_all=math.sqrt(releases) * of_one,
+        longest=plan.clipping_norm,
+        step="step",
+    )
+
+
+def noise_of_mean(plan: PrivacyPlan, noise_multiplier: float) -> float:
+    """Return the standard deviation of the noise on each coordinate of a round's mean.
+
+    Noise of everybody is counted: of a secure sum with all its shares, not only those that are
+    charged for. Correlated noise is that of one participation (`noise_left` knows its sum).
+    """
+    if isinstance(plan.noise, ClientNoise):
+        # Each message has its own, and weighs the inverse of its variance.
+        each = plan.noise.scheme_of(noise_multiplier, plan.clipping_norm).noise_std
+        return each / math.sqrt(plan.denominator)
+    std = noise_multiplier * plan.clipping_norm / plan.denominator
+    if isinstance(plan.noise, DistributedNoise):
+        std *= math.sqrt(plan.noise.shares.cohort / plan.noise.honest_shares)
+    return std
