@@ -35,6 +35,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
     rows = [
         _promise(statement, nothing="" if statement.releases else "nothing was released"),
         *_so_far(statement),
+        *_several_records(statement),
         ("unit", statement.unit),
         ("neighbours", f"{relation}: {neighbours_in_words(statement.unit, relation)}"),
         ("adversary", statement.adversary),
@@ -106,6 +107,7 @@ def _of_records(statement: RecordStatement) -> str:
     spent = min(statement.epsilon_so_far.values(), default=0.0)
     rows = [
         _promise(statement),
+        *_several_records(statement),
         ("spent in this run", f"at most {rounded_up(spent)} by any client"),
         ("unit", statement.unit),
         ("neighbours", f"{statement.neighboring_relation}: {statement.neighbours}"),
@@ -160,6 +162,20 @@ def _promise(statement: Promise, *, nothing: str = "") -> Row:
         if not is_promise(statement.best_epsilon, insecure=statement.insecure):
             promise = f"no privacy: {promise}"
     return "promise", f"**{promise}**, of a budget of {rounded_up(statement.budget.epsilon)}"
+
+
+def _several_records(statement: Promise) -> list[Row]:
+    """Return the row of one person's records together, where the unit is a record."""
+    several = statement.epsilon_of_several
+    if several is None:
+        return []
+    bounds = [
+        f"no number for {count} records"
+        if bound is None
+        else f"epsilon {rounded_up(bound)} for {count} records"
+        for count, bound in several.items()
+    ]
+    return [("one person's records at one client", f"{', '.join(bounds)}, at the same delta")]
 
 
 def _so_far(statement: PrivacyStatement) -> list[Row]:

@@ -12,6 +12,7 @@ from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.plan.noise import ITEMS_OF_SEVERAL_RECORDS
 
 from .promise import OwnPromise, PrivacyStatement, SecureSumClaims
+from .several_records import several_records_of
 from .words import UNITS, neighbours_in_words
 
 _ACTIVE = "a malicious server, or clients that send something else than they should"
@@ -108,6 +109,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         secure_sums=_secure_sums(ledger),
         own_budgets=_own_budgets(ledger),
         hyper_parameters=chosen,
+        epsilon_of_several=several_records_of(ledger),
     )
 
 

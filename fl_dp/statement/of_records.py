@@ -9,6 +9,7 @@ from fl_dp.plan import RecordPlan
 from fl_dp.plan.noise import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS
 
 from .promise import RecordStatement
+from .several_records import epsilon_of_several
 
 _NEIGHBOURS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
@@ -43,6 +44,7 @@ def record_statement(
     """
     at_budget = EpsilonBounds(filter=plan.budget.epsilon)
     promised = spent = at_budget
+    most = None  # as long as nobody knows, the ledgers bound one record, and no group of them
     if participations is not None:
         # Stopping earlier may depend on what was released, so the planned rounds are quoted.
         # Where that is more than the budget, the ledgers stop them.
@@ -116,6 +118,11 @@ def record_statement(
         participations_planned=plan.participations,
         num_clients=num_clients,
         declared_gradients=declared_gradients,
+        epsilon_of_several=epsilon_of_several(
+            None if most is None else {plan.event: most * plan.steps},
+            plan.budget.delta,
+            plan.neighboring_relation,
+        ),
         insecure=not secure_randomness,
         not_covered=tuple(not_covered),
         versions=library_versions(),

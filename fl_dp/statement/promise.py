@@ -35,6 +35,8 @@ class Promise:
         versions: Of the libraries that computed the numbers.
         shared_parameters: Names of the parameters that left the nodes; None: all did. What stays at
             a node is neither released nor covered.
+        epsilon_of_several: Where the unit is a record: epsilon of one person's 2, 5 and 10 records
+            together, at the same delta. None for a number: no bound is known.
         public_inputs: What went into the model besides the units' data: encoders, public records,
             first weights. Nothing is promised to what they were made of. None: nothing did.
         failure: Why the training counts as failed although it was charged; None: it does not.
@@ -57,6 +59,7 @@ class Promise:
     shared_parameters: tuple[str, ...] | None = None
     public_inputs: tuple[str, ...] | None = None
     failure: str | None = None
+    epsilon_of_several: Mapping[str, float | None] | None = None
 
     @property
     def best_epsilon(self) -> float:

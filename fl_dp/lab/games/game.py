@@ -22,7 +22,7 @@ from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import norm
+from scipy.stats import chi2, norm
 
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.lab.audit.cohorts import COHORTS, cohorts_are_poisson
@@ -233,19 +233,19 @@ class _Plays:
 
     @cached_property
     def cohorts(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """The noise of rounds with drawn cohorts, of which half send nothing, and who was asked.
+        """What rounds with drawn cohorts release, of which half send nothing, and who was asked.
 
-        The noise is what was released less the sum, in clipping norms, turned as for `play_game`.
+        In clipping norms of the sum, turned as for `play_game`: the sum lies along the first
+        coordinate alone.
         """
         subject, senders = self._subject, _NODES // 2
         replies = {node: _LONG if node < senders else Sent(first=0.0) for node in range(_NODES)}
         released, asked = subject.play(
             _scaled(replies, subject, spread=True), nodes=_NODES, rounds=_COHORTS, rate=_RATE
         )
-        noise = _turned(released, direction(spread=True))
-        noise *= _RATE * _NODES / subject.clipping_norm
-        noise[:, 0] -= asked[:, :senders].sum(axis=1)
-        return noise, asked
+        sums = _turned(released, direction(spread=True))
+        sums *= _RATE * _NODES / subject.clipping_norm
+        return sums, asked
 
 
 def play_game(
@@ -386,20 +386,29 @@ def _silence_is_not_seen(subject: Subject, rounds: int, alpha: float) -> Finding
 
 
 def _cohort_is_not_seen(subject: Subject, plays: _Plays, alpha: float) -> Finding:
-    """Compare the noise of rounds with the number of those drawn, and with what they sent."""
-    noise, asked = plays.cohorts
-    drawn = asked.sum(axis=1)
-    size = noise_has_one_size(noise, alpha=alpha / 2.0, cohorts=drawn, name=COHORT_SIZE)
-    # Given the cohorts, the sum of independent Gaussians: a slope of zero, and a known error.
-    apart = drawn - drawn.mean()
-    error = subject.noise_multiplier * float(np.linalg.norm(apart))
-    slope = float(noise[:, 0] @ apart) / error if error else 0.0
-    chance = float(norm.isf(alpha / 4.0))
+    """Compare the noise of rounds with the number of those drawn, and with what they sent.
+
+    How much a long update adds is not supposed, but that it is the same in each round and no more
+    than one clipping norm: a clipping by another norm leaves less of it.
+    """
+    sums, asked = plays.cohorts
+    drawn, sending = asked.sum(axis=1), asked[:, : _NODES // 2].sum(axis=1)
+    size = noise_has_one_size(sums[:, 1:], alpha=alpha / 3.0, cohorts=drawn, name=COHORT_SIZE)
+    # Given the cohorts, Gaussians around `added * sending`: nothing is left that a constant or the
+    # number of those drawn explains, but a chi-square of two degrees of freedom.
+    along, known = sums[:, 0] / subject.noise_multiplier, sending[:, None].astype(np.float64)
+    others = np.column_stack([known, np.ones(len(drawn)), drawn])
+    added = np.linalg.lstsq(known, along, rcond=None)[0]
+    explained = np.square(others @ np.linalg.lstsq(others, along, rcond=None)[0])
+    left = max(0.0, float(explained.sum() - np.square(known @ added).sum()))
+    error = 1.0 / max(float(np.linalg.norm(known)), 1e-300)
+    beyond = (float(added[0]) - 1.0 / subject.noise_multiplier) / error
+    most, chance = float(chi2.isf(alpha / 3.0, 2)), float(norm.isf(alpha / 3.0))
     return replace(
         size,
         alpha=alpha,
-        caught=size.caught or abs(slope) > chance,
-        seen=f"{size.seen}; what is not the sum is {slope:.2g} deviations off its law, "
-        f"{chance:.2g} may be chance",
+        caught=size.caught or left > most or beyond > chance,
+        seen=f"{size.seen}; of what is not the sum, a constant and the number of those drawn "
+        f"explain {left:.2g} squared deviations, {most:.2g} may be chance",
         power=f"{size.power}, and a denominator of the replies, the drawn or the updates",
     )

@@ -134,6 +134,24 @@ class EachArrayClippedToTheWhole(PrivateLoop):
         return opened
 
 
+class ClippedByL1(PrivateLoop):
+    """Clips every update to the clipping norm by its L1 norm: shorter than it may be, and right."""
+
+    def make_mode(self, *given: Any) -> Any:
+        opened: Any = super().make_mode(*given)
+        total, bound = opened.sums.updates, self.plan.release.clipping.first_norms[0]
+        values_of = total._values_of
+
+        def clipped(unit: Any) -> list[NDArray[np.float64]]:
+            values = values_of(unit)
+            length = sum(float(np.abs(each).sum()) for each in values)
+            return [each * min(1.0, bound / max(length, 1e-9)) for each in values]
+
+        total._values_of = clipped
+        total._clipping_factor = lambda group, length, bound: 1.0
+        return opened
+
+
 # --- cohorts ------------------------------------------------------------------------------------
 
 
@@ -196,8 +214,9 @@ def test_a_wrong_system_is_convicted_by_its_own_rows_and_by_no_other(name: str) 
         ours(adaptive=True),
         ours(selection=PoissonSelection),
         FlDp(noise_multiplier=2.0),
+        ours(ClippedByL1),
     ],
-    ids=["fixed", "a norm for each array", "adaptive", "coins", "much noise"],
+    ids=["fixed", "a norm for each array", "adaptive", "coins", "much noise", "clipped by L1"],
 )
 def test_a_right_system_is_acquitted_by_every_row(right: FlDp) -> None:
     assert violated(right, rounds=200) == set()

@@ -1,0 +1,57 @@
+"""Epsilon of several records of one person, where the promise is to one record."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+from fl_dp.accounting import History, NeighboringRelation
+from fl_dp.accounting.groups import epsilon_of_group
+from fl_dp.ledger import SpentLedger
+
+RECORDS_OF_ONE_PERSON = (2, 5, 10)
+
+
+def epsilon_of_several(
+    history: History | None, delta: float, relation: NeighboringRelation, *, slack: float = 0.0
+) -> dict[str, float | None]:
+    """Return epsilon by the number of one person's records; None where no bound is known.
+
+    Args:
+        history: All that is promised for; None: that is not known.
+        delta: Of the promise, and of each of these.
+        relation: What may become of one record.
+        slack: As for `epsilon_of_group`.
+    """
+    found: dict[str, float | None] = {}
+    for size in RECORDS_OF_ONE_PERSON:
+        bound = math.inf
+        if history is not None:
+            bound = epsilon_of_group(
+                history, delta, size, neighboring_relation=relation, slack=slack
+            )
+        found[str(size)] = bound if math.isfinite(bound) else None
+    return found
+
+
+def several_records_of(ledger: SpentLedger) -> dict[str, float | None] | None:
+    """Return the same for a training whose units are records; None where they are clients.
+
+    An update is clipped as a whole: however many records of one client change, it moves by no more
+    than for one of them. Records of sums each move the sum by themselves.
+    """
+    plan = ledger.plan
+    if plan.unit != "record":
+        return None
+    if not plan.hosting.of_records:
+        best = ledger.promise().best
+        at_one_client = best if math.isfinite(best) else None
+        return {str(size): at_one_client for size in RECORDS_OF_ONE_PERSON}
+    # As `SpentLedger.promise`: all that is planned, and attempts beyond the plan.
+    promised = Counter(dict(plan.history)) | Counter(dict(ledger.history))
+    return epsilon_of_several(
+        promised if ledger.history else {},
+        plan.budget.delta,
+        plan.neighboring_relation,
+        slack=plan.noise.slack,
+    )
