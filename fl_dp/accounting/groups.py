@@ -1,10 +1,10 @@
 """What releases spend of several units together, such as all records of one person.
 
-The promise is to one unit. Two ways lead from it to a group of k, and the smaller number counts:
+The promise is to one unit. Two ways lead from it to a group of k:
 
-- Gaussians directly. k units move an unsampled sum k times as far. Of a Poisson sample a binomial
-  number of them takes part, so the pair is N(0, z^2) and the mixture of N(i, z^2) with the binomial
-  probabilities of i (Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms",
+- Gaussians directly, which is closer. k units move an unsampled sum k times as far. Of a Poisson
+  sample a binomial number of them takes part, so the pair is N(0, z^2) and the mixture of N(i, z^2)
+  with the binomial probabilities of i (Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms",
   corollary 4.7: a mixture of vectors is dominated by that of their norms). Its Renyi divergences
   are integrated in both directions.
 - Any (epsilon, delta) promise, k neighbours in a chain (Vadhan 2017, "The Complexity of
@@ -62,15 +62,12 @@ def epsilon_of_group(
     frozen = freeze(history)
     if not frozen:
         return 0.0
-    chained = _chained(frozen, delta, size, neighboring_relation, slack)
-    if slack:  # it was bounded for one unit
-        return chained
     total = np.zeros(len(ORDERS))
     for event, count in frozen:
         total += count * _divergences(event, size, neighboring_relation)
-    if not np.isfinite(total).any():
-        return chained
-    return min(chained, float(compute_epsilon(ORDERS, total, delta)[0]))
+    if slack or not np.isfinite(total).any():  # slack was bounded for one unit
+        return _chained(frozen, delta, size, neighboring_relation, slack)
+    return float(compute_epsilon(ORDERS, total, delta)[0])
 
 
 def _chained(

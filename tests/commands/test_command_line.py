@@ -280,6 +280,31 @@ def test_plan_json_has_one_noise_multiplier_a_round(quick_plan: Any) -> None:
     assert quick_plan["rounds"] == 12
 
 
+def test_plan_says_what_the_noise_leaves_of_the_configured_model(quick_plan: Any) -> None:
+    """650 parameters, noise of 2 norms on each number of a sum of 50, over 12 rounds."""
+    [left] = quick_plan["noise_left"]
+    assert left["size"] == 650
+    assert left["of_one"] == pytest.approx(650**0.5 * 2.0 * quick_plan["clipping_norm"] / 50)
+    assert left["ratio"] == pytest.approx(
+        left["of_one"] / quick_plan["clipping_norm"] / 12**0.5, rel=1e-6
+    )
+
+
+def test_plan_warns_of_a_model_that_noise_buries() -> None:
+    few = ["task.num_clients=10", "privacy.epsilon=0.1", "rounds=2", *NO_SAMPLING]
+    result = call("plan", *few)
+    assert result.exit_code == 0
+    assert "this model will hardly learn" in said_on_stderr(result)
+    assert "Noise on a round's mean has length" in result.stdout.replace("\n", " ")
+
+
+def test_plan_of_records_says_it_of_a_step() -> None:
+    [left] = json_of("plan", "--json", "privacy=none", "dp_sgd=on", "dp_sgd.steps=2", "rounds=3")[
+        "noise_left"
+    ]
+    assert (left["step"], left["size"], left["releases"]) == ("step", 650, 6)
+
+
 def test_plan_json_repeats_the_sampling_rate(quick_plan: Any) -> None:
     assert quick_plan["sampling_rate"] == 0.25
 

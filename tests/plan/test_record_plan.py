@@ -17,10 +17,11 @@ from fl_dp.accounting import (
     PrivacyBudgetExhausted,
     epsilon,
 )
+from fl_dp.accounting.groups import epsilon_of_group
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.plan import RecordPlan
-from fl_dp.statement import record_statement
+from fl_dp.statement import RecordStatement, record_statement, statement_markdown
 from fl_dp.statement.check import statement_page
 
 pytestmark = pytest.mark.slow
@@ -178,6 +179,28 @@ def test_the_epsilon_is_of_one_client_however_many_there_are() -> None:
     assert "not their sum" in many["composition"]
 
 
+def test_several_records_of_one_person_have_numbers_of_their_own() -> None:
+    made = statement()
+    several = made["epsilon_of_several"]
+    assert list(several) == ["2", "5", "10"]
+    history = {PLAN.event: PLAN.steps * PLAN.participations}
+    for count, bound in several.items():
+        assert bound == epsilon_of_group(history, BUDGET.delta, int(count))
+    # More than twice what one record has, and less than a chain of neighbours would say.
+    assert 2.0 * made["epsilon"][made["quoted"]] < several["2"] < several["5"] < several["10"]
+    page = statement_markdown(record_statement(PLAN, participations=2, num_clients=10))
+    assert "| one person's records at one client | epsilon " in page
+    assert " for 10 records, at the same delta |" in page
+
+
+def test_where_rounds_are_not_known_several_records_have_no_number() -> None:
+    """The ledgers bound what one record spends; of a group that says too little."""
+    made = record_statement(PLAN, participations=None, num_clients=10)
+    assert made.epsilon_of_several == {"2": None, "5": None, "10": None}
+    assert "no number for 2 records, no number for 5 records" in statement_markdown(made)
+    assert RecordStatement.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
 def test_it_says_that_an_item_has_to_be_made_of_one_record() -> None:
     assert any("item of several records (mix-up" in each for each in statement()["not_covered"])
 
@@ -197,6 +220,7 @@ def test_a_statement_names_everything_that_a_reader_needs() -> None:
         "trusted",
         "mechanism",
         "composition",
+        "epsilon_of_several",
         "rule",
         "noise_multiplier",
         "sampling_rate",

@@ -250,6 +250,24 @@ def test_a_promise_is_not_printed_above_its_budget(tmp_path: Path) -> None:
     assert promise[1] == promise[2]
 
 
+def test_records_of_one_client_move_its_update_no_more_than_one_of_them(tmp_path: Path) -> None:
+    """The update is clipped as a whole, so one number holds for any number of them."""
+    plan = replace(PLAN, unit="record", neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    plan = replace(plan, sampling=FixedSizeSampling(cohort=50))
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+        made = privacy_statement(ledger)
+    assert made.epsilon_of_several == dict.fromkeys(("2", "5", "10"), made.best_epsilon)
+    assert "one person's records at one client" in statement_markdown(made)
+
+
+def test_where_the_unit_is_a_client_nothing_is_said_of_several_records(
+    statement: dict[str, Any],
+) -> None:
+    assert "epsilon_of_several" not in statement
+    assert "one person's records" not in statement_page(statement)
+
+
 def test_nothing_released_and_nothing_known_are_not_the_same() -> None:
     nothing = STATEMENT | {"releases": [], "epsilon": {"pld": 0.0}}
     assert "**nothing was released**, of a budget of 2.0000" in statement_page(nothing)
