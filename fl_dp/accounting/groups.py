@@ -4,9 +4,9 @@ The promise is to one unit. Two ways lead from it to a group of k:
 
 - Gaussians directly, which is closer. k units move an unsampled sum k times as far. Of a Poisson
   sample a binomial number of them takes part, so the pair is N(0, z^2) and the mixture of N(i, z^2)
-  with the binomial probabilities of i (Choquette-Choo et al. 2024, "Privacy Amplification for Matrix Mechanisms",
-  corollary 4.7: a mixture of vectors is dominated by that of their norms). Its Renyi divergences
-  are integrated in both directions.
+  with the binomial probabilities of i (Choquette-Choo et al. 2024, "Privacy Amplification for
+  Matrix Mechanisms", corollary 4.7: a mixture of vectors is dominated by that of their norms). Its
+  Renyi divergences are integrated in both directions.
 - Any (epsilon, delta) promise, k neighbours in a chain (Vadhan 2017, "The Complexity of
   Differential Privacy", lemma 2.2): k epsilon at delta (e^(k epsilon) - 1) / (e^epsilon - 1).
 """

@@ -12,6 +12,7 @@ import pytest
 
 from fl_dp import PrivacyBudget
 from fl_dp.accounting import (
+    History,
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyBudgetExhausted,
@@ -183,7 +184,7 @@ def test_several_records_of_one_person_have_numbers_of_their_own() -> None:
     made = statement()
     several = made["epsilon_of_several"]
     assert list(several) == ["2", "5", "10"]
-    history = {PLAN.event: PLAN.steps * PLAN.participations}
+    history: History = {PLAN.event: PLAN.steps * PLAN.participations}
     for count, bound in several.items():
         assert bound == epsilon_of_group(history, BUDGET.delta, int(count))
     # More than twice what one record has, and less than a chain of neighbours would say.
