@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 from local_grid import FIRST_NODE, LocalGrid
+from owned_clock import answer_at_once
 from worked_here import work_here
 
 from fl_dp.accounting import default_delta
@@ -30,6 +31,7 @@ SILOS = ("privacy=distributed_records", "task.num_clients=5", "clipping.norm=1")
 def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message, int], Message]:
     """Five real nodes, which answer when they are ready, of this process."""
     work_here(monkeypatch)
+    answer_at_once(monkeypatch)
     contexts = []
     for node in range(5):
         (tmp_path / f"node-{node}").mkdir()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
+from owned_clock import answer_at_once
 from safetensors.numpy import load_file
 from sklearn.metrics import mean_absolute_error, r2_score, root_mean_squared_error
 from worked_here import work_here
@@ -116,6 +117,7 @@ def test_a_number_is_learned_and_measured_as_scikit_learn_does(
 def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message, int], Message]:
     """Return five real nodes of this process, each with a ledger of its own."""
     work_here(monkeypatch)
+    answer_at_once(monkeypatch)
     contexts = []
     for node in range(5):
         (tmp_path / f"node-{node}").mkdir()

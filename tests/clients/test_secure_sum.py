@@ -26,7 +26,7 @@ from one_node import (
     Federation,
     code,
 )
-from owned_clock import OwnedClock
+from owned_clock import OwnedClock, answer_at_once
 from scipy.stats import chi2, chisquare
 from worked_here import work_here
 
@@ -429,6 +429,7 @@ def test_coins_without_a_time_to_answer_are_refused(
     The plan asks for both; a server need not have one.
     """
     work_here(monkeypatch)
+    answer_at_once(monkeypatch)
     federation = Federation(tmp_path)
     asked = federation.content(COINS)
     assert code(federation.train(asked, sampling_rate=0.5)) == "Refused terms"

@@ -10,6 +10,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAvgM
 from local_grid import FIRST_NODE, LocalGrid
+from owned_clock import answer_at_once
 
 from fl_dp.clients import check_training, exchanged_arrays
 from fl_dp.ledger import NodeLedger, PrivacyLedger
@@ -44,7 +45,10 @@ def test_a_real_node_without_a_ledger_is_told_what_to_write() -> None:
         guide["client_fn"](Context(1, FIRST_NODE, {"partition-id": 1}, RecordDict(), {}))
 
 
-def test_the_guide_to_records_across_silos_runs(tmp_path: Path) -> None:
+def test_the_guide_to_records_across_silos_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_at_once(monkeypatch)
     blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     guide: dict[str, Any] = {}
     for code in (each for each in blocks if "NodeRecords" in each or "nodes=10" in each):

@@ -254,6 +254,7 @@ def test_records_of_one_client_move_its_update_no_more_than_one_of_them(tmp_path
     """The update is clipped as a whole, so one number holds for any number of them."""
     plan = replace(PLAN, unit="record", neighboring_relation=NeighboringRelation.REPLACE_ONE)
     plan = replace(plan, sampling=FixedSizeSampling(cohort=50))
+    plan = replace(plan, budget=PrivacyBudget(epsilon=100.0, delta=1e-3))
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.commit(ledger.reserve(round=1))
         made = privacy_statement(ledger)

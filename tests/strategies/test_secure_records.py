@@ -18,6 +18,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvgM, Strategy
 from laws import ALARM
 from local_grid import FIRST_NODE, LocalGrid
 from numpy.typing import NDArray
+from owned_clock import answer_at_once
 from scipy import stats
 from secure_nodes import Adds, SecureNodes
 from torch import Tensor, nn
@@ -137,6 +138,7 @@ def union(silos: Sequence[Data]) -> Data:
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes answer when they are ready, of this process: that they do not is another test."""
     work_here(monkeypatch)
+    answer_at_once(monkeypatch)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from fl_dp.strategies.secure import SecureSums
 from fl_dp.strategies.secure.one_sum import OneSum, Summed
 from flwr.app import Context, Message
 from local_grid import LocalGrid
+from owned_clock import answer_at_once
 from secure_nodes import SecureNodes, refusals
 from secure_trainings import NODES, SHAPES, model, plan_of, tolerance, trained, updates_of
 from trainings import record
@@ -191,6 +192,7 @@ def test_several_units_a_node(tmp_path: Path) -> None:
 
 def test_coins_at_the_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     work_here(monkeypatch)
+    answer_at_once(monkeypatch)
     # Each unit adds one to the same coordinate, so that the sum counts those whose coin came up.
     ones = [np.zeros(shape) for shape in SHAPES]
     ones[0][0, 0] = 1.0
