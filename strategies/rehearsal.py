@@ -387,13 +387,15 @@ def _require_enough(answers: Answers) -> None:
 
     Raises:
         RehearsalFailed: If most of those that answered refuse or can't pay, or if none takes part.
-            Who is in no group, of groups with budgets of their own, is not drawn.
+            Who is in no group, of groups with budgets of their own, is not drawn. A plain Flower
+            client can't tell, and is taken to take part.
     """
     reasons: dict[str, list[int]] = {}
     for node, identity in sorted(answers.identities.items()):
         if (reason := takes_no_part(identity)) is not None:
             reasons.setdefault(reason, []).append(node)
-    absent, answered = sum(map(len, reasons.values())), len(answers.identities)
+    absent = sum(map(len, reasons.values()))
+    answered = len(answers.identities) + len(answers.unable)
     unable = absent - len(reasons.get(_IN_NO_GROUP, ()))
     told = "; ".join(f"{_listed(answers, nodes)}: {why}" for why, nodes in reasons.items())
     if 2 * unable > answered or 0 < absent == answered:
@@ -476,7 +478,11 @@ def _propose_groups(answers: Answers) -> None:
 
 def _compare_versions(answers: Answers) -> None:
     """Warn of nodes with another fl-dp than most."""
-    of_node = {n: each.versions["fl-dp"] for n, each in answers.identities.items() if each.versions}
+    of_node = {
+        node: each.versions["fl-dp"]
+        for node, each in answers.identities.items()
+        if "fl-dp" in each.versions  # a node may write anything
+    }
     kinds = Counter(of_node.values())
     if len(kinds) > 1:
         usual = kinds.most_common(1)[0][0]

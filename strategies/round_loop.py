@@ -251,8 +251,8 @@ class RoundLoop(ABC):
     def _tell_failures(self, answered: Answered, *, asked: int) -> None:
         """Log one failure of each kind whole, and end a simulation of clients that never work.
 
-        Nobody is protected from the one who simulates. Clients that have worked before may fail for
-        a reason of their own, as where a cohort is one client; two that fail together end it.
+        Nobody is protected from the one who simulates. Clients that have worked before may fail, or
+        be silent, for a reason of their own, as where a cohort is one client; two together end it.
 
         Raises:
             NobodyContributes: If every client of the round failed, or none answered.
@@ -260,7 +260,7 @@ class RoundLoop(ABC):
         told = [failure.text for failure in answered.failures.values()]
         works, self._works = self._works, self._works or answered.worked > 0
         ends = f"so the simulation ends here{self._stays_spent}"
-        if asked and not answered.failed and not answered.worked:
+        if asked > works and not answered.failed and not answered.worked:
             raise NobodyContributes(
                 f"none of the {asked} nodes that were asked answered within {self._timeout:g} s, "
                 f"{ends}; give them more time (timeout, or round_timeout of fl-dp run)"

@@ -355,7 +355,7 @@ def _start(
             **_released(strategy),
         }
         clock = {"virtual_time": grid.now} if isinstance(grid, VirtualTime) else {}
-        if settings.privacy.insecure_seed is not None:
+        if settings.noise_can_be_predicted:
             line["insecure"] = True  # its epsilon promises nothing
         folder.append_metrics(line | clock)
         told.released(line)

@@ -66,7 +66,6 @@ def plan(
 
     With `--compare`: the error that independent, spaced and cyclic noise would leave in the model.
     """
-    from fl_dp.accounting import is_promise
     from fl_dp.app.cautions import cautions
     from fl_dp.app.compose import compose_settings
     from fl_dp.app.local.devices import Machine
@@ -132,10 +131,8 @@ def plan(
             f"{budget:g}: `fl-dp run` will refuse; raise privacy.epsilon or leave "
             "privacy.noise_multiplier out"
         )
-    insecure = settings.privacy.insecure_seed is not None
-    if not is_promise(view.bounds.best, insecure=insecure):
-        why = "privacy.insecure_seed" if insecure else f"epsilon {view.bounds.best:.4g}"
-        warn(f"NO PRIVACY: with {why} nothing is promised")
+    seeded = settings.privacy.insecure_seed is not None
+    _warn_of_no_promise(view.bounds.best, insecure="privacy.insecure_seed" if seeded else None)
     if plot is not None:
         _draw(view, plot)
     if as_json:
@@ -187,6 +184,20 @@ def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None
             f"a client's rounds spend epsilon {record_plan.budget.epsilon:.4g} of its records, "
             f"more than the budget of {budget:g}: `fl-dp run` will refuse"
         )
+    insecure = not settings.record_training.secure_randomness
+    _warn_of_no_promise(
+        record_plan.epsilon().best,
+        insecure="dp_sgd.secure_randomness=false" if insecure else None,
+    )
+
+
+def _warn_of_no_promise(epsilon: float, *, insecure: str | None) -> None:
+    """Warn where an epsilon promises nothing, for its size or for a setting of that name."""
+    from fl_dp.accounting import is_promise
+
+    if not is_promise(epsilon, insecure=insecure is not None):
+        why = f"epsilon {epsilon:.4g}" if insecure is None else insecure
+        warn(f"NO PRIVACY: with {why} nothing is promised")
 
 
 def _check_picture(plot: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,31 @@ from flwr.app import Context, Message
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from trainings import record
+from local_grid import LocalGrid, arrays_of, reply
+from owned_clock import OwnedClock
+from trainings import plan_of, record
 
+from fl_dp.accounting import VisibleSampling
 from fl_dp.app import simulate
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
+from fl_dp.strategies import (
+    DPFedAvg,
+    NobodyContributes,
+    PoissonSelection,
+    PublicSelection,
+    UnprotectedFedAvg,
+)
 
 CLIENTS, ROUNDS = 10, 6
 HEADING = "Traceback (most recent call last):"
+
+
+class Simulated(LocalGrid):
+    """Nodes of Flower's simulation engine, which is known by the name of its grid."""
+
+
+Simulated.__name__ = "InMemoryGrid"
 
 
 class Works(NumPyClient):
@@ -214,3 +231,26 @@ def test_metrics_that_no_plan_asks_for_cost_nobody_a_contribution(
 
     assert trained(tmp_path, numpy_client_app(lambda c: Measures())) == ROUNDS
     assert "failed" not in caplog.text
+
+
+def test_one_client_that_is_silent_ends_nothing_where_clients_have_worked(
+    tmp_path: Path, clock: OwnedClock
+) -> None:
+    asked: list[Message] = []
+
+    def answer(message: Message, partition: int) -> Message | None:
+        asked.append(message)
+        silent = 3 if worked_first else 1
+        return None if len(asked) == silent else reply(message, arrays_of(message))
+
+    plan = plan_of(CLIENTS, sampling=VisibleSampling(cohort=1), rounds=ROUNDS)
+    for worked_first in (True, False):
+        asked.clear()
+        ledger = PrivacyLedger.open(tmp_path / f"{worked_first}.db", plan)
+        strategy = DPFedAvg(plan=plan, ledger=ledger, selection=PublicSelection(1))
+        ended = nullcontext() if worked_first else pytest.raises(NobodyContributes, match="none of")
+        with ledger, ended:
+            strategy.start(
+                Simulated(answer, CLIENTS), record(w=np.zeros(3)), num_rounds=ROUNDS, timeout=9.0
+            )
+        assert len(asked) == (ROUNDS if worked_first else 1)

@@ -64,6 +64,28 @@ def test_a_plan_says_it_before_anything_is_trained(why: str) -> None:
     assert "NO PRIVACY" not in said_on_stderr(call("plan", *TINY))
 
 
+OF_RECORDS = ["task.num_clients=4", *TINY[1:-1], "privacy=none", "dp_sgd=on"]
+RECORDS_WITHOUT = {
+    "generator": ["dp_sgd.secure_randomness=false"],
+    "epsilon": ["dp_sgd.epsilon=1e9", "dp_sgd.delta=1e-5"],
+}
+
+
+@pytest.mark.parametrize("why", RECORDS_WITHOUT)
+def test_a_promise_to_records_says_it_in_the_plan_and_in_each_round(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = [*OF_RECORDS, *RECORDS_WITHOUT[why]]
+    assert "NO PRIVACY" in said_on_stderr(call("plan", *settings))
+    done = call("run", *settings, "run_name=seen")
+    assert done.exit_code == 0, done.stderr
+    for server_round in (1, 2):
+        [line] = [each for each in done.stdout.splitlines() if f"round {server_round}/2" in each]
+        assert "no privacy" in line
+        assert "epsilon" not in line
+
+
 def test_with_budget_says_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     for epsilon in (8.0, 1e9):

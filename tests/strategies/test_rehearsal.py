@@ -859,6 +859,29 @@ def test_owners_who_refuse_are_named_where_enough_take_part(
     assert named is (kind is LocalGrid)  # of a simulation the first few are asked
 
 
+def test_plain_flower_clients_are_among_those_that_take_part(start: Any) -> None:
+    refusing = owned(1, REFUSING).answer
+
+    def answer(message: Message, partition: int) -> Message | None:
+        if message.metadata.message_type == INTRODUCTION and partition != N - 1:
+            return Message(Error(code=2, reason="No query function registered"), reply_to=message)
+        return refusing(message, partition)
+
+    assert start(LocalGrid(answer, N, introduces=True)).rounds_completed == 1
+
+
+def test_versions_without_that_of_fl_dp_end_nothing(start: Any) -> None:
+    of_app = answer_with_app(app_of(), N)
+
+    def answer(message: Message, partition: int) -> Message | None:
+        if message.metadata.message_type == INTRODUCTION and partition == 0:
+            identity = NodeIdentity(name="ward", versions={"numpy": "2.0"})
+            return Message(RecordDict({"config": identity.to_config()}), reply_to=message)
+        return of_app(message, partition)
+
+    assert start(LocalGrid(answer, N, introduces=True)).rounds_completed == 1
+
+
 KINDS_OF_PRIVACY: dict[str, dict[str, Any]] = {
     "local": {"client_scheme": "gaussian", "noise_multiplier": 5.0},
     "none": {},

@@ -138,6 +138,13 @@ class Settings:
         """Whether records are protected, and clients as a whole are not."""
         return self.protects_records and not self.protects_clients
 
+    @property
+    def noise_can_be_predicted(self) -> bool:
+        """Whether the noise of the promise that each round shows is not secret."""
+        if self.protects_records_alone:
+            return not self.record_training.secure_randomness
+        return self.privacy.insecure_seed is not None
+
     def hosting(self, units_per_node: int) -> Settings:
         """Return the same run with another number of clients per node."""
         simulation = replace(self.simulation, units_per_node=units_per_node)
