@@ -32,7 +32,7 @@ from .renyi import ORDERS, renyi_epsilon
 
 _REACH = 12.0  # standard deviations on either side of all mass: e^-72 is left out
 _STEPS = 8.0  # of an integral in one width of its integrand
-_MOST_POINTS = 1e6  # of an integral; an order that needs more is left out
+_MOST_POINTS = 3e4  # of an integral; an order that needs more is left out
 _ROUNDING = 1e-9  # absolute and relative: more than the integrals lose
 _DECADES = np.linspace(0.0, 280.0, 281)  # of delta, for one unit's share of it
 

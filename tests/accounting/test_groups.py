@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import dp_accounting
 import pytest
@@ -104,3 +105,14 @@ def test_slack_is_paid_by_every_neighbour_of_the_chain() -> None:
 
 def test_nothing_released_spends_nothing() -> None:
     assert epsilon_of_group({}, DELTA, 10) == 0.0
+
+
+def test_noise_that_promises_nothing_takes_no_more_memory_than_other_noise() -> None:
+    history = {PoissonGaussianEvent(noise_multiplier=0.005, sampling_rate=0.1): 100}
+    tracemalloc.start()
+    try:
+        assert epsilon_of_group(history, 1e-5, 2) > 1e6
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2**24
