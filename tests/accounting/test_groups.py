@@ -108,7 +108,7 @@ def test_nothing_released_spends_nothing() -> None:
 
 
 def test_noise_that_promises_nothing_takes_no_more_memory_than_other_noise() -> None:
-    history = {PoissonGaussianEvent(noise_multiplier=0.005, sampling_rate=0.1): 100}
+    history: History = {PoissonGaussianEvent(noise_multiplier=0.005, sampling_rate=0.1): 100}
     tracemalloc.start()
     try:
         assert epsilon_of_group(history, 1e-5, 2) > 1e6
