@@ -147,6 +147,7 @@ class RoundLoop(ABC):
         self._timeout = timeout
         nodes = self._roster.wait(grid)
         done, model = self._progress.origin(initial_arrays)
+        self._works = done > 0  # in a simulation no round was released in which all failed
         require_finite(model)
         result = Result(arrays=model)
         if done < num_rounds:

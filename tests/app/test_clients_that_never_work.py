@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Context, Error, Message
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -22,7 +22,9 @@ from fl_dp.accounting import VisibleSampling
 from fl_dp.app import simulate
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.ledger import PrivacyLedger
+from fl_dp.protocol.flower_compat import ErrorCode
 from fl_dp.strategies import (
+    Checkpoint,
     DPFedAvg,
     NobodyContributes,
     PoissonSelection,
@@ -254,3 +256,27 @@ def test_one_client_that_is_silent_ends_nothing_where_clients_have_worked(
                 Simulated(answer, CLIENTS), record(w=np.zeros(3)), num_rounds=ROUNDS, timeout=9.0
             )
         assert len(asked) == (ROUNDS if worked_first else 1)
+
+
+def test_after_a_resume_one_client_that_fails_ends_nothing(tmp_path: Path) -> None:
+    plan = plan_of(CLIENTS, sampling=VisibleSampling(cohort=1), rounds=ROUNDS)
+    kept: list[Checkpoint] = []
+    asked: list[Message] = []
+
+    def answer(message: Message, partition: int) -> Message:
+        asked.append(message)
+        if len(asked) == 2:
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "no"), reply_to=message)
+        return reply(message, arrays_of(message))
+
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        for rounds in (1, 3):
+            strategy = DPFedAvg(
+                plan=plan, ledger=ledger, selection=PublicSelection(1), after_round=kept.append
+            )
+            if kept:
+                strategy.resume(kept[-1])
+            strategy.start(
+                Simulated(answer, CLIENTS), record(w=np.zeros(3)), num_rounds=rounds, timeout=9.0
+            )
+    assert len(asked) == 3
