@@ -8,9 +8,9 @@ from collections.abc import Callable
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
-from fl_dp.accounting import is_promise
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.promise import is_promise
 
 logger = logging.getLogger("flwr.fl_dp")
 

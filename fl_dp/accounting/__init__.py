@@ -9,7 +9,6 @@ from .budget import (
     PrivacyBudget,
     PrivacyBudgetExhausted,
     default_delta,
-    is_promise,
 )
 from .events import History, PoissonGaussianEvent, PrivacyEvent, freeze
 from .sampling import (
@@ -74,7 +73,6 @@ __all__ = [
     "epsilon_delta_trade_off",
     "freeze",
     "gaussian_trade_off",
-    "is_promise",
     "model_error",
     "optimal_coefficients",
     "squared_norm",

@@ -34,20 +34,6 @@ DECLARED_SHARE = 0.9
 fills its two rules with this share and the rest."""
 
 
-NO_PRIVACY_FROM = 1000.0
-"""Epsilon from which on nothing is promised: odds may change by a factor of e^1000."""
-
-
-def is_promise(epsilon: float | None, *, insecure: bool = False) -> bool:
-    """Tell whether an epsilon promises anything: every screen asks this.
-
-    Args:
-        epsilon: A bound; None or infinite: none is known.
-        insecure: Whether noise or coins came from a source that can be predicted.
-    """
-    return epsilon is not None and epsilon < NO_PRIVACY_FROM and not insecure
-
-
 class Limit(StrEnum):
     """A limit that a node's charge has to keep."""
 

@@ -193,7 +193,7 @@ def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None
 
 def _warn_of_no_promise(epsilon: float, *, insecure: str | None) -> None:
     """Warn where an epsilon promises nothing, for its size or for a setting of that name."""
-    from fl_dp.accounting import is_promise
+    from fl_dp.promise import is_promise
 
     if not is_promise(epsilon, insecure=insecure is not None):
         why = f"epsilon {epsilon:.4g}" if insecure is None else insecure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import singledispatch
 
-from fl_dp.accounting import is_promise
+from fl_dp.promise import is_promise
 
 from .promise import NoPromise, PrivacyStatement, Promise, RecordStatement
 from .words import ACCOUNTANTS, ceiling, describe_event, neighbours_in_words, rounded_up

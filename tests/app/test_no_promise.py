@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import call, said_on_stderr
 
-from fl_dp.accounting import is_promise
+from fl_dp.promise import is_promise
 from fl_dp.strategies import DPFedAvg
 
 TINY = [

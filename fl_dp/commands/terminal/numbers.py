@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
-from fl_dp.accounting import is_promise
+from fl_dp.promise import is_promise
 
 if TYPE_CHECKING:
     from fl_dp.accounting import EpsilonBounds

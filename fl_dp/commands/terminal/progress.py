@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from fl_dp.accounting import is_promise
 from fl_dp.commands.console import shows_live
+from fl_dp.promise import is_promise
 from fl_dp.tasks.metrics import Score
 
 from .numbers import NO_PRIVACY

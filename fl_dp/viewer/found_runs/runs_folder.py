@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fl_dp.accounting import is_promise
 from fl_dp.app.run_process import PROCESS, is_there
+from fl_dp.promise import is_promise
 from fl_dp.tasks.metrics import Score
 
 from .cards import RunCard, RunState, scalars, state_of

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fl_dp import __version__
-from fl_dp.accounting import PoissonGaussianEvent, is_promise
+from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.accounting.events import History
 from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.ledger import LedgerAnchor
+from fl_dp.promise import is_promise
 from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement
 from fl_dp.statement.words import ceiling, describe_event, neighbours_in_words, rounded_up
 from fl_dp.tasks.metrics import METRICS, Score
