@@ -208,13 +208,15 @@ class ContributionCheck:
             )
 
     def conclude(self) -> None:
-        """Judge a training that is over.
+        """Judge a training that is over; one without privacy keeps its model, whatever it is.
 
         Raises:
             NobodyContributes: If nobody did in any of its rounds: surely, where counts are exact.
                 Else with three quarters of the units that are drawn contributing, its probability
                 is at most `SUSPICION`.
         """
+        if self._plan is None:
+            return
         if self._variance == 0.0:
             failed = self._counted == 0.0 < self._expected
         else:

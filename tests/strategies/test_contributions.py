@@ -466,13 +466,20 @@ def test_noise_that_hides_everything_decides_nothing() -> None:
 
 
 def test_exact_counts_tell_surely() -> None:
-    nobody, one = ContributionCheck(None), ContributionCheck(None)
+    plan = plan_of(2, rounds=1, contribution_check=True)
+    nobody, one = ContributionCheck(plan), ContributionCheck(plan)
     nobody.observe(0.0, noise_std=0.0, asked=2)
     one.observe(1.0, noise_std=0.0, asked=2)
     one.conclude()
-    with pytest.raises(NobodyContributes, match="the last model is the first one"):
+    with pytest.raises(NobodyContributes, match="almost nobody has contributed"):
         nobody.conclude()
-    ContributionCheck(None).conclude()  # no round, no failure
+    ContributionCheck(plan).conclude()  # no round, no failure
+
+
+def test_a_training_without_privacy_keeps_a_model_that_nobody_moved() -> None:
+    check = ContributionCheck(None)
+    check.observe(0.0, noise_std=0.0, asked=2)
+    check.conclude()
 
 
 def test_how_often_a_training_is_called_failed_in_which_three_quarters_contributed() -> None:

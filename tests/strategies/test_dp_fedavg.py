@@ -216,7 +216,8 @@ def test_one_malformed_or_failed_reply_contributes_zero_and_is_logged_once_witho
     moved = mean_update(lambda m, p: malformed(m) if p < 20 else honest(m, p), start)
     np.testing.assert_allclose(moved["w"], [0.2, 0, 0, 0], atol=TOLERANCE)
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
-    [of_the_rehearsal, of_the_round] = warnings
+    [of_the_promise, of_the_rehearsal, of_the_round] = warnings
+    assert "NO PRIVACY" in of_the_promise
     assert "plain Flower ClientApp" in of_the_rehearsal
     assert "contributes zero" in of_the_round
     assert "patient" not in caplog.text
