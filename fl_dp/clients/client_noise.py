@@ -65,8 +65,8 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     layout = VectorLayout.of(model)
     origin = layout.flatten(model)
     update = np.zeros(layout.size)
-    said = unless_simulated("the client failed; the server gets the noise around a zero update")
-    with Contained(said) as attempt:
+    line = unless_simulated("the client failed; the server gets the noise around a zero update")
+    with Contained(line) as attempt:
         try:
             # Where it is caught: a reply after a budget is spent looks like any other.
             _charge(noise, scheme, message, context)

@@ -234,9 +234,9 @@ def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallabl
         handler = _wrapped(mod, handler)
 
     def answer(message: Message, context: Context) -> Message:
-        said = unless_simulated("the client failed; the server is told only the kind of error")
+        line = unless_simulated("the client failed; the server is told only the kind of error")
         with noted_failures() as noted:
-            with Contained(said) as attempt:
+            with Contained(line) as attempt:
                 reply = handler(message, context)
                 for failure in noted[:1]:
                     failure.attach_to(reply)

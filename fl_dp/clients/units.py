@@ -136,9 +136,9 @@ def sum_of_units(
         ):
             for rows in units.train_many(context, tuple(node.left), model, dict(config)):
                 node.add_rows(rows)
-    said = unless_simulated(_FAILED)
+    line = unless_simulated(_FAILED)
     for unit in tuple(node.left):
-        with Contained(said, unit) as attempt:
+        with Contained(line, unit) as attempt:
             node.add(unit, train(unit))
         if attempt.failure is not None:
             node.failures.append(attempt.failure)

@@ -150,9 +150,9 @@ def _forms(fields: Any) -> dict[str, Form]:
 
 def _wire(config: Mapping[str, Any]) -> int | None:
     """Return the version that an answer says; one without is an old node's, or another app's."""
-    said = config.get(WIRE_KEY)
-    if type(said) is int:
-        return said
+    version = config.get(WIRE_KEY)
+    if type(version) is int:
+        return version
     return 0 if _ABOUT_KEY in config else None
 
 
