@@ -36,8 +36,8 @@ from torch.nn import functional
 from fl_dp.clients import NodeUnits, TrainedRows, UnitReport
 from fl_dp.clients.units import sum_of_units
 from fl_dp.mechanisms import GaussianBundle
+from fl_dp.model_arrays import get_arrays
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.tasks.models import get_arrays
 from fl_dp.tasks.training import UnitData, train_together
 
 UNITS, ROWS, BATCH_SIZE = 100, 20, 10

@@ -22,8 +22,9 @@ from fl_dp.clients import DPSGD, OpacusClient, RecordWise
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
+from fl_dp.model_arrays import get_arrays
 from fl_dp.plan import RecordPlan
-from fl_dp.tasks.models import build_model, get_arrays
+from fl_dp.tasks.models import build_model
 
 IMAGES, BATCH, STEPS = 256, 32, 8
 NOISE, CLIPPING_NORM, LEARNING_RATE = 1.1, 1.0, 0.1

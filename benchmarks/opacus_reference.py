@@ -42,10 +42,10 @@ from fl_dp.clients import (
     numpy_client_app,
 )
 from fl_dp.ledger.node import Account
+from fl_dp.model_arrays import set_arrays
 from fl_dp.plan import RecordPlan
 from fl_dp.strategies import PoissonSelection, UnprotectedFedAvg
 from fl_dp.tasks.datasets import load_dataset
-from fl_dp.tasks.models import set_arrays
 from fl_dp.tasks.training import evaluate
 
 

@@ -199,9 +199,9 @@ def train_with_ours(images: Images, task: dict[str, Any], pace: Pace) -> float:
     from fl_dp.app import simulate
     from fl_dp.clients import NodeUnits, numpy_client_app
     from fl_dp.clients.node_config import PARTITION_ID_KEY
+    from fl_dp.model_arrays import get_arrays, set_arrays
     from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
     from fl_dp.tasks.device import training_device
-    from fl_dp.tasks.models import get_arrays, set_arrays
 
     clients, rate = task["clients"], task["cohort"] / task["clients"]
     device = training_device()

@@ -29,7 +29,7 @@ UPDATE = ("strategies", "protocol", "clients", "tasks", "updates", "mechanisms")
 CHARGE = ("plan", "ledger", "accounting", "statement", "viewer")
 
 # Each building, and a room of its highest floor.
-BUILDINGS = {"the wings": "lab", "Flower": "server_app", "the promise": "statement"}
+BUILDINGS = {"the wings": "lab", "the app": "server_app", "the library": "strategies"}
 
 _WIDTH, _HEIGHT, _GAP, _BETWEEN = 13.0, 0.86, 0.14, 0.34
 _LEFT = 0.55  # of the rooms; a building's name stands beside them

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fl_dp.clients import NodeConfig, NodeUnits, TrainedRows, UnitReport, numpy_client_app
 from fl_dp.clients.control_variate import ControlVariate
 from fl_dp.clients.personal_part import PersonalPart
+from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
     INSTRUCTION_KEY,
@@ -24,7 +25,7 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.tasks.datasets import Dataset, Form
-from fl_dp.tasks.models import factor_of_round, get_arrays, set_arrays, train_factor
+from fl_dp.tasks.models import factor_of_round, train_factor
 from fl_dp.tasks.training import (
     UnitData,
     evaluate,

@@ -406,7 +406,7 @@ def initial_arrays_of(settings: Settings) -> ArrayRecord:
     Raises:
         ValueError: If `model.shared` or `model.lora_rank` does not fit the model.
     """
-    from fl_dp.tasks.models import get_arrays
+    from fl_dp.model_arrays import get_arrays
 
     model = _built(settings, form_of_run(settings))
     arrays = get_arrays(model)
@@ -427,7 +427,7 @@ def part_of(settings: Settings, model: nn.Module) -> SharedPart:
     frozen: set[str] = set()
     if settings.model.lora_rank is not None:
         frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
-    from fl_dp.tasks.models import distinct_state
+    from fl_dp.model_arrays import distinct_state
 
     try:
         return SharedPart.of(list(distinct_state(model)), settings.model.shared, frozen=frozen)
@@ -448,7 +448,7 @@ def set_shared(settings: Settings, model: nn.Module, arrays: ArrayRecord) -> Non
     Raises:
         ValueError: If they are not its own.
     """
-    from fl_dp.tasks.models import set_arrays
+    from fl_dp.model_arrays import set_arrays
 
     names = part_of(settings, model).shared
     set_arrays(model, arrays.to_numpy_ndarrays(), names)

@@ -1,7 +1,7 @@
 """Parts of a node: the bridge from Flower's messages to a `NumPyClient`, and DP-SGD inside one.
 
-They may know Flower, tasks and the promise, never the strategies or the app. What needs torch and
-Opacus is imported when it is first asked for.
+They may know Flower and the promise, never the strategies, the tasks or the app. What needs torch
+and Opacus is imported when it is first asked for.
 """
 
 from typing import TYPE_CHECKING

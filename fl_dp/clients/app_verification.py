@@ -9,12 +9,13 @@ a malicious app: such an app never asks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-# Flower's own command, and the module that runs it behind a guard.
-_SUPERNODES = {"flower-supernode", "fl_dp.app.local.supernode"}
+# Last word of Flower's own command `flower-supernode`, and of a module that runs it behind a guard.
+_SUPERNODE = re.compile(r"(^|.*[.-])supernode")
 ENTITIES_OPTION = "--trusted-entities"
 """Flower's option for a SuperNode that runs signed apps alone."""
 
@@ -31,10 +32,15 @@ def apps_are_verified() -> bool | None:
     """
     for process in _ancestors():
         words = _command_line(process)
-        if any(Path(word).name in _SUPERNODES for word in words[:_BEFORE_OPTIONS]):
+        if is_supernode(words):
             trusted = _trusted_entities(words)
             return trusted is not None and _names_a_key(process, trusted)
     return None
+
+
+def is_supernode(words: Sequence[str]) -> bool:
+    """Tell whether a command line starts a SuperNode."""
+    return any(_SUPERNODE.fullmatch(Path(word).name) for word in words[:_BEFORE_OPTIONS])
 
 
 def _ancestors() -> Iterator[Path]:

@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fl_dp.tasks.models import distinct_state, set_arrays
+from fl_dp.model_arrays import distinct_state, set_arrays
 
 
 def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:

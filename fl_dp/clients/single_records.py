@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from fl_dp.tasks.models.index_ranges import IndicesInRange
+from fl_dp.clients.index_ranges import IndicesInRange
 from fl_dp.user_code import Contained
 
 from .clipped_gradients import Clip, clipped_sum, mapped, outputs_of, rows_of

@@ -22,9 +22,10 @@ from fl_dp.clients.dp_sgd import train_on_noise, train_with_dp_sgd
 from fl_dp.clients.made_up_records import gradients_of
 from fl_dp.clients.module_template import ModuleTemplate
 from fl_dp.clients.record_loss import LossOfEach
+from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.datasets import Dataset
-from fl_dp.tasks.models import build_model, get_arrays, set_arrays
+from fl_dp.tasks.models import build_model
 from fl_dp.tasks.training import DeviceData, UnitData, evaluate, train_locally, train_together
 from fl_dp.user_code import own_chance
 

@@ -101,7 +101,7 @@ def settings_of(*overrides: str) -> Settings:
 def arrays_of(settings: Settings, form: Form | None) -> Any:
     from flwr.app import Array, ArrayRecord
 
-    from fl_dp.tasks.models import get_arrays
+    from fl_dp.model_arrays import get_arrays
 
     model = model_of(settings, form)
     return ArrayRecord({name: Array(each) for name, each in get_arrays(model).items()})

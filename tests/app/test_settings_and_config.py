@@ -26,9 +26,10 @@ from fl_dp.app.settings import CHOICES, OPTIONS, SETTINGS_KEY, Settings
 from fl_dp.app.settings.options import chosen_by
 from fl_dp.app.task_client import TaskClient
 from fl_dp.documents import flattened
+from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.plan import PlanArguments
 from fl_dp.tasks.datasets import client_indices, load_dataset
-from fl_dp.tasks.models import build_model, get_arrays, set_arrays
+from fl_dp.tasks.models import build_model
 from fl_dp.tasks.training import train_locally
 
 GROUP_OPTIONS = sorted(

@@ -22,10 +22,10 @@ from fl_dp.app.workload import model_of
 from fl_dp.clients import OpacusClient, node_records
 from fl_dp.clients.node_privacy import simulated_nodes
 from fl_dp.ledger import PrivacyLedger
+from fl_dp.model_arrays import get_arrays
 from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.secagg import SumTerms
 from fl_dp.strategies import Checkpoint, NobodyContributes
-from fl_dp.tasks.models import get_arrays
 
 CLIENTS = 6
 SMALL = (

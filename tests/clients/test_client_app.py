@@ -14,6 +14,7 @@ from fl_dp.app.settings import SETTINGS_KEY, Settings, SimulationSettings, TaskS
 from fl_dp.app.task_client import TaskClient, app
 from fl_dp.app.workload import dataset_of, model_of, parts_of
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
+from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
@@ -27,7 +28,6 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
-from fl_dp.tasks.models import get_arrays, set_arrays
 from fl_dp.tasks.training import evaluate
 
 CLIENTS = 10

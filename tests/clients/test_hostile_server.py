@@ -43,6 +43,7 @@ from fl_dp.app.workload import data_of_unit, model_of, public_form_of
 from fl_dp.clients import round_interval
 from fl_dp.clients.round_interval import Moment
 from fl_dp.ledger import NodeLedger, witness_at
+from fl_dp.model_arrays import get_arrays
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import (
     ENCODER_KEY,
@@ -53,7 +54,6 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.tasks.datasets import data
-from fl_dp.tasks.models import get_arrays
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "node_policy.md"
 POLICY, SCHEMA, SUMS = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

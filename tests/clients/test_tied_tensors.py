@@ -20,9 +20,9 @@ from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, exchanged_arrays, numpy_client_app
 from fl_dp.clients.fit_for_dp_sgd import exchanged_names
 from fl_dp.ledger.node import Account
+from fl_dp.model_arrays import distinct_state, get_arrays, set_arrays
 from fl_dp.plan import RecordPlan
 from fl_dp.strategies import DPFedAvg
-from fl_dp.tasks.models import distinct_state, get_arrays, set_arrays
 
 TOKENS, WIDTH, ROUNDS = 12, 16, 6
 NAMES = ("embedding.weight", "decoder.bias")

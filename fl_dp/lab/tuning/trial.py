@@ -28,7 +28,7 @@ from fl_dp.app.settings.optimizers import (
     FedYogiSettings,
 )
 from fl_dp.mechanisms import clip_by_norm
-from fl_dp.tasks.models import get_arrays, set_arrays
+from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.tasks.training import evaluate, train_locally
 
 

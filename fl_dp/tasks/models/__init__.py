@@ -1,6 +1,6 @@
 """Models that come with the app."""
 
-from .build import build_model, distinct_state, get_arrays, set_arrays
+from .build import build_model
 from .low_rank import (
     LowRankLinear,
     add_low_rank,
@@ -13,10 +13,7 @@ __all__ = [
     "LowRankLinear",
     "add_low_rank",
     "build_model",
-    "distinct_state",
     "factor_of_round",
-    "get_arrays",
     "rests_in_turn",
-    "set_arrays",
     "train_factor",
 ]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fl_dp.tasks.models.index_ranges import require_labels, tables_of, tokens_in_range
+from fl_dp.clients.index_ranges import require_labels, tables_of, tokens_in_range
 
 
 def train_locally(

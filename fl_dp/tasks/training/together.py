@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fl_dp.tasks.models import distinct_state
+from fl_dp.model_arrays import distinct_state
 from fl_dp.tasks.training.local import (
     check_training,
     device_of,

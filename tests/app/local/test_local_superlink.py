@@ -23,6 +23,7 @@ from flwr.superlink.routers.control.router import router as control
 from flwr.superlink.routers.fleet.router import router as fleet
 
 from fl_dp.app.local import superlink as local_superlink
+from fl_dp.app.local import supernode
 from fl_dp.app.local.launch import LaunchError, LocalSuperLink
 from fl_dp.app.local.one_process import OneProcess
 from fl_dp.app.local.processes import stop_with_descendants
@@ -34,6 +35,7 @@ from fl_dp.app.local.superlink import (
     _open_to_all,
     user_of,
 )
+from fl_dp.clients import app_verification
 
 linux_only = pytest.mark.skipif(
     not local_superlink.users_can_be_told_apart(), reason="only Linux says who connects to a port"
@@ -201,6 +203,11 @@ def test_flower_is_not_told_of_an_option_that_it_does_not_have() -> None:
     assert _open_to_all(words) == (FOR_NODES,)
     assert words == ["superlink", "--enable-supernode-auth", "--port", "8000"]
     assert _open_to_all(words) == ()
+
+
+def test_the_guarded_supernode_is_known_to_the_check_of_apps() -> None:
+    assert app_verification.is_supernode([sys.executable, "-P", "-m", supernode.__name__])
+    assert not app_verification.is_supernode([sys.executable, "-P", "-m", local_superlink.__name__])
 
 
 @linux_only

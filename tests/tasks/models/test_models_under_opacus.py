@@ -15,9 +15,10 @@ from fl_dp.clients.made_up_records import GRAD_SAMPLE_MODES, gradients_of
 from fl_dp.clients.module_template import ModuleTemplate
 from fl_dp.clients.record_loss import LossOfEach
 from fl_dp.clients.single_records import SingleRecords
+from fl_dp.model_arrays import get_arrays
 from fl_dp.tasks.datasets.forms import Form
 from fl_dp.tasks.fit import MODELS, ON_TOKENS
-from fl_dp.tasks.models import add_low_rank, build_model, get_arrays
+from fl_dp.tasks.models import add_low_rank, build_model
 
 NAMES = pytest.mark.parametrize("name", MODELS)
 LABELS = torch.tensor([0, 2, 1])

@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import nn
 
+from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.tasks.fit import MODELS, ON_TOKENS
-from fl_dp.tasks.models import build_model, get_arrays, set_arrays
+from fl_dp.tasks.models import build_model
 
 ON_IMAGES = tuple(name for name in MODELS if name not in ON_TOKENS)
 VOCABULARY = 11

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from fl_dp.model_arrays import get_arrays
 from fl_dp.tasks.datasets import client_indices, load_dataset
-from fl_dp.tasks.models import build_model, get_arrays
+from fl_dp.tasks.models import build_model
 from fl_dp.tasks.training import evaluate, train_locally
 
 pytestmark = pytest.mark.slow

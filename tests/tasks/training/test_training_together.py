@@ -14,7 +14,8 @@ import torch
 from fixed_draws import fix_draws
 from torch import nn
 
-from fl_dp.tasks.models import build_model, get_arrays
+from fl_dp.model_arrays import get_arrays
+from fl_dp.tasks.models import build_model
 from fl_dp.tasks.training import UnitData, together, train_locally, train_together
 from fl_dp.tasks.training.together import units_at_once, why_not_together
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.tasks.models import get_arrays, set_arrays
+from fl_dp.model_arrays import get_arrays, set_arrays
 from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from fl_dp.clients import exchanged_arrays
+from fl_dp.model_arrays import set_arrays
 from fl_dp.statement import privacy_statement, statement_markdown
 from fl_dp.strategies import DPFedAvg
-from fl_dp.tasks.models import set_arrays
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM

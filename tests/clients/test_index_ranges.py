@@ -15,16 +15,16 @@ from torch.func import debug_unwrap
 from torch.nn import functional
 
 from fl_dp.clients.clipped_gradients import ClippedGradients, Gradients
-from fl_dp.clients.module_template import ModuleTemplate
-from fl_dp.clients.opacus_gradients import GhostGradients, HookGradients
-from fl_dp.clients.record_loss import LossOfEach
-from fl_dp.clients.single_records import SingleRecords
-from fl_dp.tasks.models.index_ranges import (
+from fl_dp.clients.index_ranges import (
     require_labels,
     require_targets,
     tables_of,
     tokens_in_range,
 )
+from fl_dp.clients.module_template import ModuleTemplate
+from fl_dp.clients.opacus_gradients import GhostGradients, HookGradients
+from fl_dp.clients.record_loss import LossOfEach
+from fl_dp.clients.single_records import SingleRecords
 from fl_dp.tasks.training import evaluate, train_locally
 
 TOKENS, CLASSES = 5, 3

@@ -1,0 +1,99 @@
+"""A PyTorch model's state as arrays, which travel, and arrays as its state.
+
+>>> arrays = get_arrays(model)
+>>> set_arrays(model, list(arrays.values()))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+
+def distinct_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return a model's state, each tensor once: one of several names under the first of them.
+
+    What travels is made of it. A tensor that travelled under two names would count twice in a norm
+    and have two noises, and the second to arrive would undo the first.
+
+    Args:
+        model: Any module, on any device.
+
+    Returns:
+        Names of `state_dict()`, in its order, and tensors that share memory with the model.
+
+    Raises:
+        ValueError: If two parameters lie in the same memory without being one: each would be
+            trained, and one of both lost.
+    """
+    state: dict[str, Tensor] = {}
+    names: dict[Any, str] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        in_memory = tensor.numel() and not tensor.is_meta
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if in_memory else id(tensor)
+        first = names.setdefault(place, name)
+        if first == name:
+            state[name] = tensor
+        elif tensor.requires_grad and tensor is not state[first]:
+            raise ValueError(
+                f"the parameters '{first}' and '{name}' lie in the same memory and are not one: "
+                "tie modules by one parameter, as in decoder.weight = encoder.weight"
+            )
+    return {name: tensor.detach() for name, tensor in state.items()}
+
+
+def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
+    """Copy a model's state into arrays.
+
+    Args:
+        model: Any module, on any device.
+
+    Returns:
+        The names of `distinct_state`, in its order, with arrays that share no memory with it.
+    """
+    return {name: tensor.cpu().numpy().copy() for name, tensor in distinct_state(model).items()}
+
+
+def set_arrays(
+    model: nn.Module, arrays: Sequence[NDArray[Any]], names: Sequence[str] | None = None
+) -> None:
+    """Overwrite a model's state; nothing is written if any array does not fit.
+
+    Args:
+        model: The module to change, on any device.
+        arrays: One array for each entry, in its shape; values are cast to the entry's dtype. Where
+            a tensor has several names, all of them have it then.
+        names: Which entries of `state_dict()`, in the order of the arrays; those of
+            `distinct_state` by default.
+
+    Raises:
+        ValueError: If the number of arrays, a shape, or the kind of a dtype (e.g. float for an
+            integer entry) differs.
+    """
+    state = distinct_state(model) if names is None else model.state_dict()
+    if names is not None:
+        state = {name: state[name] for name in names}
+    if len(arrays) != len(state):
+        raise ValueError(
+            f"got {len(arrays)} arrays for {len(state)} entries; give one for each of {list(state)}"
+        )
+    fitting = []
+    for (name, tensor), array in zip(state.items(), arrays, strict=True):
+        array = np.asarray(array)
+        if array.shape != tuple(tensor.shape):
+            raise ValueError(
+                f"array for {name!r} has shape {array.shape}; give shape {tuple(tensor.shape)}"
+            )
+        dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+        if not np.can_cast(array.dtype, dtype, casting="same_kind"):
+            raise ValueError(f"array for {name!r} is {array.dtype}; give {dtype}")
+        # torch warns about read-only arrays, as messages bring them, so these are copied.
+        fitting.append(torch.from_numpy(np.require(array, dtype, ["C", "W"])))
+    with torch.no_grad():
+        for tensor, values in zip(state.values(), fitting, strict=True):
+            tensor.copy_(values)

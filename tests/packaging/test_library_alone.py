@@ -1,0 +1,96 @@
+"""The library needs no room of the app: without them it imports, and trains README's lines."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+APP = ("tasks", "app", "commands", "lab", "viewer", "server_app.py", "client_app.py", "__main__.py")
+IMPORTS = """
+import importlib, pkgutil, sys
+import fl_dp, fl_dp.strategies
+for package in (fl_dp, fl_dp.strategies):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        importlib.import_module(module.name)
+print(*sorted(name for name in sys.modules if name.startswith("fl_dp.")))
+"""
+IN_MEMORY = """
+    from local_grid import LocalGrid, answer_with_app
+    main(LocalGrid(answer_with_app(client_app, 50), 50), None)
+"""
+BY_FLOWER = """
+    from flwr.simulation import run_simulation
+    run_simulation(server, client_app, num_supernodes=50)
+"""
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the library alone."""
+    folder = tmp_path_factory.mktemp("library")
+    ignored = shutil.ignore_patterns("__pycache__", *APP)
+    for package in ("fl_dp", "strategies"):
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    return folder
+
+
+def printed(copy: Path, folder: Path, code: str) -> str:
+    """Return what a program prints in a folder, with the library alone to import."""
+    program = folder / "program.py"
+    program.write_text(code, encoding="utf-8")
+    paths = os.pathsep.join([str(copy), str(ROOT / "tests" / "support")])
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def with_own_strategy(simulation: str) -> str:
+    """Return README's lines around Flower's FedAdam, whose nodes are simulated in another way."""
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = code.replace("from fl_dp.app import simulate\n", "")
+    code = code.replace("with_budget(", "with_budget(FedAdam(eta=0.1), ")
+    lines, _ = code.split("    simulate(")
+    head = "from flwr.serverapp.strategy import FedAdam\n"
+    return f"{head}{lines}    client_app = numpy_client_app(lambda context: Client())\n{simulation}"
+
+
+def test_every_module_of_the_library_imports(copy: Path, tmp_path: Path) -> None:
+    imported = printed(copy, tmp_path, IMPORTS).split()
+    assert len(imported) > 150
+    assert not [name for name in imported if name.split(".")[1] in APP]
+
+
+@pytest.mark.parametrize(
+    "simulation",
+    [
+        pytest.param(IN_MEMORY, id="in memory"),
+        pytest.param(
+            BY_FLOWER,
+            id="by Flower",
+            marks=[pytest.mark.nightly, pytest.mark.simulation, pytest.mark.timeout(900)],
+        ),
+    ],
+)
+def test_readme_s_lines_train_around_a_strategy_of_flower(
+    copy: Path, tmp_path: Path, simulation: str
+) -> None:
+    output = printed(copy, tmp_path, with_own_strategy(simulation))
+    mean = [float(number) for number in re.findall(r"-?\d+\.\d+", output.partition("[1, 2]:")[2])]
+    assert len(mean) == 2
+    assert mean != [0.0, 0.0]
+    assert (tmp_path / "ledger.db").is_file()
