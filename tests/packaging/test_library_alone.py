@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,34 @@ def test_every_module_of_the_library_imports(copy: Path, tmp_path: Path) -> None
     imported = printed(copy, tmp_path, IMPORTS).split()
     assert len(imported) > 150
     assert not [name for name in imported if name.split(".")[1] in APP]
+
+
+def nodes_of(files: Iterable[Path]) -> Iterator[tuple[Path, ast.AST]]:
+    """Yield each part of the syntax of files."""
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            yield file, node
+
+
+def test_no_string_of_the_library_names_a_module_or_class_of_the_app(copy: Path) -> None:
+    rooms = [ROOT / "fl_dp" / name for name in APP if not name.endswith(".py")]
+    library = list(nodes_of(copy.rglob("*.py")))
+    own = {node.id for _, node in library if isinstance(node, ast.Name)}
+    classes = {
+        node.name
+        for room in rooms
+        for _, node in nodes_of(room.rglob("*.py"))
+        if isinstance(node, ast.ClassDef) and node.name not in own
+    }
+    assert "InProcessGrid" in classes
+    module = re.compile(rf"fl_dp[./](?:{'|'.join(room.name for room in rooms)})\b")
+    naming = [
+        (file.relative_to(copy).as_posix(), node.value)
+        for file, node in library
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if node.value in classes or module.search(node.value)
+    ]
+    assert naming == []
 
 
 @pytest.mark.parametrize(
