@@ -1,8 +1,8 @@
 """The app: settings, the server's and the clients' part of a task, engines, and a run's folder.
 
 It may know everything below, Hydra, Ray and Flower, and no wing: `wings.py` finds those that are
-there. `settings/` knows none of the other files; `local/` starts nodes and engines on this machine;
-`tracking/` tells trackers what was released, and alone knows their packages.
+there. `settings/` knows none of the other files but the trackers that it makes; `tracking/` tells
+these what was released, and alone knows their packages; `local/` starts nodes and engines here.
 
     >>> from fl_dp.app import simulate
 """

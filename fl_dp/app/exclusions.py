@@ -13,14 +13,18 @@ from dataclasses import dataclass
 from fl_dp.option_errors import Exclusion
 
 from .settings import Settings
-from .settings.noises import NOISES
+from .settings.noises import NOISES, NoiseSettings
 
 _BY_UTILITY = ("exponential", "dp_utility")
-_FITTING = [
-    f"{{noise={each.name}}} goes with {{selection={each.selections[0]}}} or {each.selections[1]}"
-    for each in NOISES
-    if each.selections
-]
+
+
+def fitting_selections(noise: NoiseSettings) -> str:
+    """Return which selections a noise goes with that does not go with all."""
+    first, *others = noise.selections
+    return " or ".join([f"{{noise={noise.name}}} goes with {{selection={first}}}", *others])
+
+
+_FITTING = [fitting_selections(noise) for noise in NOISES if noise.selections]
 
 
 def _needs_another_selection(settings: Settings) -> bool:

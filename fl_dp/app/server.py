@@ -45,7 +45,7 @@ from .planning import make_plan, make_record_plan, make_selection, target_delta
 from .private_metrics import measure_privately, private_metrics
 from .run_folder import RunFolder, statement_of_records
 from .settings import SETTINGS_KEY, Settings
-from .tracking.told import final_of, start_of, trackers_of
+from .trackers import final_of, start_of, trackers_of
 from .virtual_time import VirtualTime, drawn_delays
 from .wings import wings
 from .workload import (

@@ -1,8 +1,9 @@
-"""Wings: parts of fl-dp that training does not need, and what one of them may register.
+"""Wings: parts of fl-dp that training does not need, and what one of them may bring to the app.
 
 A wing is a folder that nothing below imports: `fl_dp/lab/`, `fl_dp/viewer/`. Its `wing.py` has one
-object `WING`, which overrides the methods of `Wing` that it has something for. Deleting the folder
-takes its commands, its keys and its observers along, and nothing else.
+object `WING`, which overrides the hooks that it has something for: those of `Wing`, and of
+`CommandWing` in `fl_dp/commands/wings.py`. Deleting the folder takes its commands, its keys and its
+observers along, and nothing else.
 """
 
 from __future__ import annotations
@@ -26,14 +27,11 @@ _WINGS = ("fl_dp.lab", "fl_dp.viewer")
 
 
 class Wing:
-    """What a wing registers; nothing, unless it overrides a method.
+    """What a wing brings to the app; nothing, unless it overrides a method.
 
     Each method imports what it needs when it is called: every command finds the wings, and most of
     them use none.
     """
-
-    def add_commands(self, app: Any) -> None:
-        """Add commands to `fl-dp`, a `typer.Typer`."""
 
     @property
     def groups(self) -> Mapping[str, type]:
@@ -76,29 +74,16 @@ class Wing:
         """
         return None
 
-    def instead_of_training(self, jobs: Any, *, as_json: bool) -> bool:
-        """Do what settings ask `fl-dp run` for in place of a training; False if they ask for none.
-
-        Args:
-            jobs: `fl_dp.commands.jobs.Jobs`.
-            as_json: Whether to print one JSON document.
-        """
-        return False
-
-    def after_runs(self, runs: Sequence[Any], jobs: Any) -> Sequence[str]:
-        """Look at trainings that have ended, and return lines for the person who started them.
-
-        Args:
-            runs: A `RunSummary` of each.
-            jobs: `fl_dp.commands.jobs.Jobs`.
-        """
-        return ()
-
 
 @cache
+def loaded_wings() -> tuple[Any, ...]:
+    """Return `WING` of each wing that is there; each user says which hooks of it he calls."""
+    return tuple(import_module(f"{name}.wing").WING for name in _WINGS if _is_there(name))
+
+
 def wings() -> tuple[Wing, ...]:
     """Return the wings that are there."""
-    return tuple(import_module(f"{name}.wing").WING for name in _WINGS if _is_there(name))
+    return loaded_wings()
 
 
 def _is_there(name: str) -> bool:

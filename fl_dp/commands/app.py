@@ -11,7 +11,6 @@ from click.exceptions import NoSuchOption
 from typer.core import TyperGroup
 
 from fl_dp import __version__
-from fl_dp.app.wings import wings
 
 from .completion import completion
 from .config import config
@@ -25,6 +24,7 @@ from .run import run
 from .secagg import secagg
 from .stats import stats
 from .status import status
+from .wings import command_wings
 
 _COMMANDS = (
     run,
@@ -105,7 +105,7 @@ for command in _COMMANDS:
     app.command()(command)
 app.add_typer(node, name="node")
 app.add_typer(secagg, name="secagg")
-for wing in wings():
+for wing in command_wings():
     wing.add_commands(app)
 
 

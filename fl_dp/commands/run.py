@@ -67,16 +67,15 @@ def run(
         if show_config:
             _show_config(overrides or [], multirun=multirun, as_json=as_json)
             return
-        from fl_dp.app.wings import wings
-
         from .jobs import find_jobs
         from .queue import Queue
         from .stats import refuse_statistics
+        from .wings import command_wings
 
         jobs = find_jobs(overrides or [], multirun=multirun)
         for job in jobs.each:
             refuse_statistics(job.settings)
-        if any(wing.instead_of_training(jobs, as_json=as_json) for wing in wings()):
+        if any(wing.instead_of_training(jobs, as_json=as_json) for wing in command_wings()):
             return
         console = err if as_json else out
         runs = Queue(jobs, console, prepare=_prepare).work_off()
@@ -139,10 +138,11 @@ def _prepare(jobs: Jobs) -> Jobs:
 
 def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     """Show what the runs came to, and say where everything is and what comes next."""
-    from fl_dp.app.wings import wings
     from fl_dp.commands.terminal.summary import epsilon_jump, summary_json, summary_table
 
-    seen = [line for wing in wings() for line in wing.after_runs(runs, jobs)]
+    from .wings import command_wings
+
+    seen = [line for wing in command_wings() for line in wing.after_runs(runs, jobs)]
     if jobs.sweep is not None:
         text = json.dumps(summary_json(runs), indent=2) + "\n"
         write_text(jobs.sweep / "summary.json", text, public=True)

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_dp.app.wings import Wing
+from fl_dp.commands.wings import CommandWing
 
 if TYPE_CHECKING:
+    import typer
     from flwr.serverapp import Grid
     from numpy.typing import NDArray
 
@@ -17,10 +18,10 @@ if TYPE_CHECKING:
     from fl_dp.commands.jobs import Jobs
 
 
-class Lab(Wing):
+class Lab(CommandWing):
     """Attacks, audits, prices, and hyper-parameters that are chosen before a training."""
 
-    def add_commands(self, app: Any) -> None:
+    def add_commands(self, app: typer.Typer) -> None:
         """Add `tune`, `price`, `audit` and `attack`."""
         import typer
 
@@ -44,7 +45,8 @@ class Lab(Wing):
     @property
     def groups(self) -> Mapping[str, type]:
         """Keys of a choice of hyper-parameters, and of a measured attack."""
-        from .settings import RecoverySettings, TuneSettings
+        from .attacks.inversion.recovery_settings import RecoverySettings
+        from .settings import TuneSettings
 
         return {"tune": TuneSettings, "recovery": RecoverySettings}
 
@@ -83,7 +85,7 @@ class Lab(Wing):
 
     def instead_of_training(self, jobs: Jobs, *, as_json: bool) -> bool:
         """Recover images from what a training would show: `experiment=data_recovery`."""
-        from .settings import recovery_settings_of
+        from .attacks.inversion.recovery_settings import recovery_settings_of
 
         if not any(recovery_settings_of(job.settings).attacks for job in jobs.each):
             return False

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fl_dp.app.wings import Wing
+from fl_dp.commands.wings import CommandWing
 
 if TYPE_CHECKING:
+    import typer
+
     from fl_dp.commands.jobs import Jobs
     from fl_dp.commands.terminal.summary import RunSummary
 
 
-class Viewer(Wing):
+class Viewer(CommandWing):
     """What shows the folders of runs: in a browser, on a page, in a paper, in the terminal."""
 
-    def add_commands(self, app: Any) -> None:
+    def add_commands(self, app: typer.Typer) -> None:
         """Add `runs`, `report` and `dashboard`."""
         from .commands.dashboard import dashboard
         from .commands.report import report

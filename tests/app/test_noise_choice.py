@@ -7,7 +7,9 @@ import pytest
 from fl_dp.accounting import CyclicSampling, PoissonSampling, TruncatedPoissonSampling
 from fl_dp.accounting import VisibleSampling as Visible
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.exclusions import fitting_selections
 from fl_dp.app.planning import make_plan, make_selection
+from fl_dp.app.settings.noises import NoiseSettings
 from fl_dp.plan import PrivacyPlan
 from fl_dp.plan.noise import CentralNoise
 from fl_dp.statement.of_clients import promise_in_words
@@ -113,3 +115,20 @@ def test_the_statement_says_what_is_correlated_and_what_memory_holds() -> None:
 def test_noise_that_remembers_is_the_server_s_alone(noise: str, privacy: str) -> None:
     with pytest.raises(ValueError, match="only a server that adds the noise can take it away"):
         plan_of(f"noise={noise}", f"privacy={privacy}")
+
+
+@pytest.mark.parametrize(
+    ("selections", "goes_with"),
+    [
+        (("public",), "{noise=own} goes with {selection=public}"),
+        (("public", "buffered"), "{noise=own} goes with {selection=public} or buffered"),
+    ],
+)
+def test_a_noise_says_which_selections_it_goes_with(
+    selections: tuple[str, ...], goes_with: str
+) -> None:
+    class OwnNoiseSettings(NoiseSettings):
+        pass
+
+    OwnNoiseSettings.selections = selections
+    assert fitting_selections(OwnNoiseSettings(name="own")) == goes_with

@@ -25,10 +25,10 @@ from fl_dp.app.server import train
 from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.options import chosen_by
 from fl_dp.app.task_client import app as client_app
+from fl_dp.app.trackers import TOLD, make_tracker, told_settings
 from fl_dp.app.tracking import FINAL, PROMISE, ROUND, MetricsPage, RunStart, Tracker
 from fl_dp.app.tracking.mlflow_runs import MLflowTracker
 from fl_dp.app.tracking.tensorboard_files import TensorBoardTracker
-from fl_dp.app.tracking.told import TOLD, make_tracker, told_settings
 from fl_dp.ledger import SpentLedger
 from fl_dp.strategies import Checkpoint
 
@@ -409,10 +409,10 @@ def test_an_address_with_a_password_is_refused_and_the_password_not_repeated() -
 def test_no_tracker_is_imported_until_one_is_made(tmp_path: Path) -> None:
     code = """
 import json, sys
-from fl_dp.app.tracking.told import trackers_of
+from fl_dp.app.trackers import trackers_of
 from fl_dp.app.settings import Settings
 from fl_dp.app.tracking import TrackedRun, require_installed
-from fl_dp.app.tracking.told import make_tracker
+from fl_dp.app.trackers import make_tracker
 for name in ("tensorboard", "mlflow", "wandb"):
     require_installed(name)
 with TrackedRun(trackers_of(Settings(), None)):

@@ -479,7 +479,7 @@ from fl_dp.accounting.events import event_to_dict
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.tracking import RunStart
-from fl_dp.app.tracking.told import make_tracker
+from fl_dp.app.trackers import make_tracker
 from fl_dp.clients import numpy_client_app
 from fl_dp.commands.app import app
 from fl_dp.mechanisms import FixedClipping, SecureRandom, TwiceLaplaceMechanism

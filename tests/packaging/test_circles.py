@@ -28,6 +28,20 @@ def test_a_circle_is_found() -> None:
     assert set(circle([("a", "b"), ("b", "c"), ("c", "a")])) == {"a", "b", "c"}
 
 
+def test_parts_of_a_room_do_not_import_each_other_in_circles() -> None:
+    """A folder is one part, with all its files; so is a file that stands beside it."""
+    rooms = {module.rsplit(".", depth)[0] for module, _ in arrows() for depth in (1, 2)}
+    assert {"fl_dp", "fl_dp.app", "fl_dp.app.settings", "fl_dp.lab"} <= rooms
+    for room in rooms:
+        inside = f"{room}."
+        parts = {
+            (module[len(inside) :].partition(".")[0], target[len(inside) :].partition(".")[0])
+            for module, target in arrows()
+            if module.startswith(inside) and target.startswith(inside)
+        }
+        assert (room, circle((part, other) for part, other in parts if part != other)) == (room, [])
+
+
 def test_files_do_not_import_each_other_in_circles() -> None:
     found = arrows()
     assert len(found) > 1000

@@ -1,4 +1,4 @@
-"""Groups of keys that the lab adds to a run's settings.
+"""The group of keys `tune`, which the lab adds to a run's settings.
 
 A run's settings have them only where they were composed with the lab: what a node gets, or a test
 makes by hand, has none, and that means the defaults.
@@ -11,10 +11,9 @@ from typing import Any
 
 from fl_dp.app.settings import Settings
 
-from .recovery import RecoverySettings
 from .tune import TuneSettings
 
-__all__ = ["RecoverySettings", "TuneSettings", "recovery_settings_of", "tune_of", "with_tune"]
+__all__ = ["TuneSettings", "tune_of", "with_tune"]
 
 
 def tune_of(settings: Settings) -> TuneSettings:
@@ -27,9 +26,3 @@ def with_tune(settings: Settings, tune: TuneSettings) -> Settings:
     """Return settings that say something else of a choice of hyper-parameters."""
     changed: dict[str, Any] = {"tune": tune}
     return replace(settings, **changed)
-
-
-def recovery_settings_of(settings: Settings) -> RecoverySettings:
-    """Return what settings say of a measured attack."""
-    found = getattr(settings, "recovery", None)
-    return found if isinstance(found, RecoverySettings) else RecoverySettings()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fl_dp.app.settings import OPTIONS
+from fl_dp.app.trackers import make_tracker
 from fl_dp.app.tracking import (
     FINAL,
     PROMISE,
@@ -19,7 +20,6 @@ from fl_dp.app.tracking import (
     TrackedRun,
     round_values,
 )
-from fl_dp.app.tracking.told import make_tracker
 from fl_dp.app.tracking.tracker import whole_minute
 
 PRIVATE: dict[str, Any] = {

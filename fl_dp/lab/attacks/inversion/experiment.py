@@ -19,7 +19,6 @@ from torch import nn
 
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.dp_sgd import DPSGDOnSettings
-from fl_dp.lab.settings import RecoverySettings, recovery_settings_of
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.models import build_model
@@ -28,6 +27,7 @@ from .analytic import first_linear
 from .attack import Attack, ClientRecords, LocalTraining, PixelRange, Recovered
 from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
 from .recovery_results import Found
+from .recovery_settings import RecoverySettings, recovery_settings_of
 from .registry import ATTACKS, ON_TOKENS, THREATS, WITH_NOISE
 from .threats import (
     DPSGDUpdate,

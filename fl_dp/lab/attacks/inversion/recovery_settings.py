@@ -1,12 +1,17 @@
-"""Settings of a measured attack: images or text recovered from what training shows."""
+"""The group of keys `recovery`: images or text recovered from what training shows.
+
+A run's settings have it only where they were composed with the lab; none means the defaults.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from fl_dp.app.settings import Settings
 from fl_dp.app.settings.checks import at_least, between_0_and_1, distinct, one_of, positive
-from fl_dp.lab.attacks.inversion.registry import ATTACKS, THREATS
 from fl_dp.option_errors import OptionError
+
+from .registry import ATTACKS, THREATS
 
 _NOISE = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 1.0)
 
@@ -73,6 +78,12 @@ class RecoverySettings:
     def noise(self) -> tuple[float, ...]:
         """The noise multipliers, rising."""
         return tuple(sorted(set(self.noise_multipliers or _NOISE)))
+
+
+def recovery_settings_of(settings: Settings) -> RecoverySettings:
+    """Return what settings say of a measured attack."""
+    found = getattr(settings, "recovery", None)
+    return found if isinstance(found, RecoverySettings) else RecoverySettings()
 
 
 def _some_of(key: str, names: list[str] | None, known: tuple[str, ...]) -> None:

@@ -1,0 +1,44 @@
+"""What a wing may bring to the commands, besides what it brings to the app."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fl_dp.app.wings import Wing, loaded_wings
+
+if TYPE_CHECKING:
+    import typer
+
+    from .jobs import Jobs
+    from .terminal.summary import RunSummary
+
+
+class CommandWing(Wing):
+    """What a wing brings to the commands; nothing, unless it overrides a method."""
+
+    def add_commands(self, app: typer.Typer) -> None:
+        """Add commands to `fl-dp`."""
+
+    def instead_of_training(self, jobs: Jobs, *, as_json: bool) -> bool:
+        """Do what settings ask `fl-dp run` for in place of a training; False if they ask for none.
+
+        Args:
+            jobs: What `fl-dp run` was asked for.
+            as_json: Whether to print one JSON document.
+        """
+        return False
+
+    def after_runs(self, runs: Sequence[RunSummary], jobs: Jobs) -> Sequence[str]:
+        """Look at trainings that have ended, and return lines for the person who started them.
+
+        Args:
+            runs: Results of the trainings.
+            jobs: What `fl-dp run` was asked for.
+        """
+        return ()
+
+
+def command_wings() -> tuple[CommandWing, ...]:
+    """Return the wings that are there."""
+    return loaded_wings()
