@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 from flwr.app import (
     ArrayRecord,
-    ConfigRecord,
     Message,
     MessageType,
     MetricRecord,
@@ -94,13 +93,11 @@ class OpenRound:
         draft: What it sends.
         mode: What becomes of the replies.
         cohort: Who is asked.
-        told: What a node's config says besides, by node.
     """
 
     draft: RoundDraft
     mode: Mode
     cohort: Cohort
-    told: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def expected(self) -> int:
@@ -119,9 +116,7 @@ class OpenRound:
     def message_for(self, node: int, lifetime: float) -> Message:
         """Write the message of one node, which works on it for a limited number of seconds."""
         return Message(
-            content=_with_config(
-                self.mode.content_for(node, self._content), self.told.get(node, {})
-            ),
+            content=self.mode.content_for(node, self._content),
             message_type=MessageType.TRAIN,
             dst_node_id=node,
             ttl=lifetime,
@@ -201,12 +196,3 @@ class OpenRound:
         if updated is None:
             return draft.draw.model, metrics
         return with_sound_variances(draft.layout.merge(updated, draft.draw.model)), metrics
-
-
-def _with_config(content: RecordDict, told: Mapping[str, str]) -> RecordDict:
-    """Return the content with more in its config; itself where there is nothing more to say."""
-    if not told:
-        return content
-    key = next(iter(content.config_records), "config")
-    config = ConfigRecord(dict(content.config_records.get(key, {})) | dict(told))
-    return RecordDict(dict(content) | {key: config})

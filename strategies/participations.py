@@ -64,7 +64,6 @@ class Participations:
         )
         self._ledger = ledger if self._counts else None
         self._names: dict[int, str] | None = None
-        self._joined: dict[int, float] = {}
 
     def require_countable(self) -> None:
         """Check, before anybody is asked, that earlier participations can be counted on.
@@ -96,42 +95,17 @@ class Participations:
         if self._grouped and self._ledger is not None:
             numbers = range(self._units_per_node)
             units = [Unit(node, number) for node in self._names for number in numbers]
-            self._joined = {
-                node: each.joins_at
-                for node, each in answers.identities.items()
-                if each.joins_at is not None
-            }
             self._assign(units, self._ledger)
 
     def _assign(self, units: Sequence[Unit], ledger: PrivacyLedger) -> None:
-        """Give each new unit its group: that of its owners' word, or else a dealt one."""
-        law, names = ledger.plan.sampling, self._names or {}
-        said: dict[str, int] = {}
-        dealt: list[str] = []
-        for unit in units:
-            name, groups = self._name(unit), []
-            if self._chosen is not None:
-                groups.append(self._chosen.get(names[unit.node]))
-            if unit.node in self._joined and isinstance(law, OwnRatesSampling):
-                groups.append(law.group_within(self._joined[unit.node]))
-            # The stricter word holds, and who says no takes no part.
-            known = [group for group in groups if group is not None]
-            if len(known) == len(groups):
-                said |= {name: min(known)} if known else {}
-                dealt += [] if known else [name]
-        if self._chosen is not None:
-            self._warn_of_strangers(names[unit.node] for unit in units)
-        if outside := sum(each <= 0.0 for each in self._joined.values()):
-            logger.warning(
-                "%d nodes take no part: no group's epsilon is within what their owners allow",
-                outside,
-            )
-        ledger.assign(said, most=self._most, chosen=said)
-        ledger.assign(dealt, most=self._most)
-
-    def priced_group(self, unit: Unit) -> int | None:
-        """Return the group of a unit whose owner asks for its price; None for all others."""
-        return self.group_of(unit) if unit.node in self._joined else None
+        """Give each new unit its group: that of its owner's word, or else a dealt one."""
+        nodes, chosen = [(self._names or {})[unit.node] for unit in units], self._chosen
+        names = [self._name(unit) for unit in units]
+        if chosen is not None:
+            self._warn_of_strangers(nodes)
+            pairs = zip(names, nodes, strict=True)
+            chosen = {name: chosen[node] for name, node in pairs if node in chosen}
+        ledger.assign(names, most=self._most, chosen=chosen)
 
     def _warn_of_strangers(self, nodes: Iterable[str]) -> None:
         strangers = sorted(set(nodes) - (self._chosen or {}).keys())

@@ -9,7 +9,7 @@ for; a subclass of a strategy comes to none of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import cast
 
@@ -20,7 +20,6 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fl_dp.accounting import OwnRatesSampling, PrivacyBudgetExhausted
-from fl_dp.accounting.events import event_to_dict
 from fl_dp.accounting.schedules import PlateauController
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
@@ -29,8 +28,7 @@ from fl_dp.plan.noise import ClientNoise
 from fl_dp.plan.noise_left import noise_left
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY, OFFERS_KEY, PRICE_KEY, ROUNDS_KEY
-from fl_dp.protocol.own_price import TrainingPrice, offers_to_json
+from fl_dp.protocol.keys import INSTRUCTION_KEY, ROUNDS_KEY
 from fl_dp.secagg import Roster as SecureRoster
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.updates import VectorLayout
@@ -46,7 +44,6 @@ from .exchange import asking, patience
 from .modes import (
     CentralMode,
     ClientNoiseMode,
-    Cohort,
     Mode,
     Released,
     RoundFailed,
@@ -61,8 +58,6 @@ from .secure import secure_sums_of
 from .server_optimizer import ServerOptimizer
 
 logger = logging.getLogger("flwr.fl_dp")
-
-_OPENED = 2  # entries of a ledger after which its training has a name of its own
 
 
 class PrivateLoop(RoundLoop):
@@ -362,10 +357,8 @@ class PrivateLoop(RoundLoop):
         return needs
 
     def _told_at_rehearsal(self) -> dict[str, str]:
-        """Return the noise that nodes are to add, or the prices: an owner may not allow them."""
+        """Return the noise that nodes are to add: an owner may not allow it."""
         told = {ROUNDS_KEY: str(self.plan.charged_rounds)}
-        if prices := self._prices():
-            return told | {OFFERS_KEY: offers_to_json(prices)}
         if isinstance(self.plan.noise, DistributedNoise):
             asked = RoundInstruction(
                 server_round=1,
@@ -382,42 +375,6 @@ class PrivateLoop(RoundLoop):
             noise = replace(noise, epsilon=self.plan.budget.epsilon)
         instruction = RoundInstruction(server_round=1, client_noise=noise)
         return told | {INSTRUCTION_KEY: instruction.to_json()}
-
-    def _prices(self) -> tuple[TrainingPrice, ...]:
-        """Return what the training costs a client of each group; none where nodes can't count it.
-
-        A node's ledger takes one kind of release at its full budget, and one client a node.
-        """
-        plan, law = self.plan, self.plan.sampling
-        if not isinstance(law, OwnRatesSampling) or plan.hosting.sums_at_nodes:
-            return ()
-        if isinstance(plan.noise, ClientNoise):  # nodes see it, and count each message
-            return ()
-        if len(plan.history) != 1:
-            return ()
-        ((event, rounds),) = plan.history
-        return tuple(
-            TrainingPrice(
-                training=self.ledger.as_of(_OPENED).anchor.hash,
-                epsilon=budget,
-                event=event_to_dict(law.event_for(group, event)),
-                rounds=rounds,
-                neighboring_relation=str(plan.neighboring_relation),
-            )
-            for group, budget in enumerate(law.budgets)
-        )
-
-    def _told_to(self, cohort: Cohort) -> Mapping[int, Mapping[str, str]]:
-        """Return the price of each node whose owner asks for it. See `RoundLoop._told_to`."""
-        groups = {
-            node: group
-            for node, (unit, *_) in cohort.items()
-            if (group := self._participations.priced_group(unit)) is not None
-        }
-        prices = self._prices() if groups else ()
-        if not prices:  # a node that speaks of joining was offered nothing
-            return {}
-        return {node: {PRICE_KEY: prices[group].to_json()} for node, group in groups.items()}
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check, before the first model is evaluated or saved, that it can be trained at all.

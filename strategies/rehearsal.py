@@ -129,7 +129,6 @@ _EXHAUSTED = {
     Limit.RUN: "the node's ledger has no room for a round within this training's own budget, "
     "which it has spent there: plan a larger one, or begin another training",
 }
-_IN_NO_GROUP = "its owner allows less epsilon than any group of this training asks for"
 _NO_SUCH_QUERY = "No query function registered"
 _ENGINE_S_HEADING = "An exception was raised when processing a message"  # what it was comes after
 _ENGINE_S_REASON = "<class 'ray."
@@ -347,7 +346,6 @@ def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Abi
             answers.timeout,
         )
     _require_enough(answers)
-    _propose_groups(answers)
     _compare_versions(answers)
 
 
@@ -377,8 +375,6 @@ def takes_no_part(identity: NodeIdentity) -> str | None:
     """Return why a node contributes nothing to this training, as it says itself; None: it does."""
     if identity.refuses:
         return "its owner does not allow this training, see its log"
-    if identity.joins_at == 0.0:
-        return _IN_NO_GROUP
     return None if identity.exhausted is None else _EXHAUSTED[identity.exhausted]
 
 
@@ -387,8 +383,7 @@ def _require_enough(answers: Answers) -> None:
 
     Raises:
         RehearsalFailed: If most of those that answered refuse or can't pay, or if none takes part.
-            Who is in no group, of groups with budgets of their own, is not drawn. A plain Flower
-            client can't tell, and is taken to take part.
+            A plain Flower client can't tell, and is taken to take part.
     """
     reasons: dict[str, list[int]] = {}
     for node, identity in sorted(answers.identities.items()):
@@ -396,9 +391,8 @@ def _require_enough(answers: Answers) -> None:
             reasons.setdefault(reason, []).append(node)
     absent = sum(map(len, reasons.values()))
     answered = len(answers.identities) + len(answers.unable)
-    unable = absent - len(reasons.get(_IN_NO_GROUP, ()))
     told = "; ".join(f"{_listed(answers, nodes)}: {why}" for why, nodes in reasons.items())
-    if 2 * unable > answered or 0 < absent == answered:
+    if 2 * absent > answered:
         raise RehearsalFailed(
             f"{absent} of the {answered} nodes that answered take no part: nothing "
             f"was charged. Plan for those that do, or ask the owners. {told}"
@@ -459,21 +453,6 @@ def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> Non
             f"{node} will answer with {len(foreign)} arrays that the model does not have: "
             f"{_SAME_MODEL}"
         )
-
-
-def _propose_groups(answers: Answers) -> None:
-    """Say what owners allow who let their nodes tell it, and the groups that it makes."""
-    told = Counter(each.budget for each in answers.identities.values() if each.budget is not None)
-    if not told:
-        return
-    budgets = sorted(told)
-    logger.info(
-        "Owners tell what they allow: %s. Groups of these: selection=own_budgets "
-        "selection.budgets=[%s] selection.shares=[%s]",
-        ", ".join(f"epsilon {each:g} ({told[each]} nodes)" for each in budgets),
-        ",".join(f"{each:g}" for each in budgets),
-        ",".join(f"{told[each] / told.total():.4g}" for each in budgets),
-    )
 
 
 def _compare_versions(answers: Answers) -> None:

@@ -37,7 +37,7 @@ from .checkpoint import Checkpoint
 from .compatibility import require_finite
 from .contributions import ContributionCheck, NobodyContributes
 from .exchange import asking, exchange
-from .modes import Cohort, Mode, Released, RoundFailed
+from .modes import Mode, Released, RoundFailed
 from .open_round import Answered, OpenRound, RoundDraft
 from .participations import Participations
 from .progress import Progress
@@ -358,10 +358,6 @@ class RoundLoop(ABC):
         """Return what a node has to know to say whether it will take part, besides the model."""
         return {}
 
-    def _told_to(self, cohort: Cohort) -> Mapping[int, Mapping[str, str]]:
-        """Return what nodes of a cohort are told besides, each by itself."""
-        return {}
-
     def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
         """Return the units that may be drawn: all that are there, by default.
 
@@ -439,7 +435,7 @@ class RoundLoop(ABC):
         asked = by_node(cohort)
         self._progress.asked(asked)
         mode.open(asked, draft.ask)
-        self._open = OpenRound(draft=draft, mode=mode, cohort=asked, told=self._told_to(asked))
+        self._open = OpenRound(draft=draft, mode=mode, cohort=asked)
         self.bytes_down = array_bytes(draft.sent)
         self.bytes_up = mode.reply_bytes(draft.draw.model)
         return self._open.messages(self._timeout)

@@ -528,11 +528,6 @@ class OwnRatesSampling(GroupedSampling):
         """The number of groups."""
         return len(self.budgets)
 
-    def group_within(self, epsilon: float) -> int | None:
-        """Return the group of the largest budget up to an epsilon; None if all are above."""
-        within = sum(budget <= epsilon for budget in self.budgets)
-        return within - 1 if within else None
-
     @property
     def visible(self) -> bool:
         """Whether all units take part."""

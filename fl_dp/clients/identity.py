@@ -29,7 +29,6 @@ from fl_dp.user_code import Contained
 from .node_config import NodeConfig
 from .node_policy import refusal_of_training
 from .node_privacy import NodePrivacy, in_simulation
-from .own_price import joins_at
 from .records import Config, config_of
 
 if TYPE_CHECKING:
@@ -96,8 +95,6 @@ def identity_handler(
             exhausted=exhausted,
             falls_short=tells and exhausted is None and _falls_short(context, config),
             abilities=frozenset(abilities),
-            joins_at=joins_at(context, config),
-            budget=owner.max_epsilon if owner.tell_budget else None,
         )
         return Message(RecordDict({"identity": identity.to_config()}), reply_to=message)
 

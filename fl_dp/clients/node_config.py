@@ -35,8 +35,6 @@ RECORD_EPSILON_KEY = "record-epsilon"
 MAX_DELTA_KEY = "max-delta"
 REQUIRE_PRIVACY_KEY = "require-privacy"
 UNVERIFIED_APPS_KEY = "allow-unverified-apps"
-JOIN_KEY = "join-at-own-budget"
-TELL_BUDGET_KEY = "tell-budget"
 TELL_EXHAUSTED_KEY = "tell-exhausted"
 DATASET_NAME_KEY = "dataset-name"
 UNIT_NAME_KEY = "unit-name"
@@ -68,9 +66,8 @@ DEFAULT_MAX_DELTA = 1e-5
 
 RECORD, LOCAL, DISTRIBUTED = "record", "local", "distributed"
 RECORD_SUMS = "distributed-records"
-CENTRAL = "central"
 """Values of `require-privacy`: DP-SGD, noise at the client, and noise inside a secure sum, of whole
-clients or of their records; and noise of a server that the owner trusts, at a price."""
+clients or of their records."""
 
 LEAST_SUM, MISSED_RECEIPTS = 2, 3
 """Defaults of `secagg-min-sum` and `secagg-receipts`."""
@@ -119,13 +116,9 @@ class NodeConfig:
             allows more, the node trains with more noise. None: as the run plans.
         max_delta: The delta that goes with it.
         required: What each message has to offer: one of these alternatives, each a set of
-            `record`, `local`, `distributed`, `distributed-records` and `central` that must all be
-            there.
+            `record`, `local`, `distributed` and `distributed-records` that must all be there.
             Empty: nothing is required.
         allow_unverified_apps: Whether a requirement holds although Flower verifies no app.
-        join_at_own_budget: Whether the node joins a run that plans more than it allows, at a price
-            or with a noise that it does allow.
-        tell_budget: Whether the node may tell `max_epsilon` before a run.
         tell_exhausted: Whether the node may say that its budget is spent, and by which limit.
         dataset_name: A name of the data that stays the same when they change.
         unit_name: The name under which a roster knows the node.
@@ -161,8 +154,6 @@ class NodeConfig:
     max_delta: float | None = None
     required: tuple[frozenset[str], ...] = ()
     allow_unverified_apps: bool = False
-    join_at_own_budget: bool = False
-    tell_budget: bool = False
     tell_exhausted: bool = False
     dataset_name: str | None = None
     unit_name: str | None = None
@@ -329,7 +320,6 @@ def _required(asked: object, *, capped: bool, pinned: bool) -> tuple[frozenset[s
         RECORD: (frozenset({RECORD}),),
         LOCAL: (frozenset({LOCAL}),),
         DISTRIBUTED: (frozenset({DISTRIBUTED}),),
-        CENTRAL: (frozenset({CENTRAL}),),
         # Who hides a whole client hides its records.
         RECORD_SUMS: (frozenset({RECORD_SUMS}), frozenset({DISTRIBUTED})),
         f"{RECORD}+{LOCAL}": (frozenset({RECORD, LOCAL}),),
@@ -340,7 +330,7 @@ def _required(asked: object, *, capped: bool, pinned: bool) -> tuple[frozenset[s
     if not isinstance(asked, str) or asked not in known:
         raise _error(
             f'{REQUIRE_PRIVACY_KEY} must be "record", "local", "record+local", "distributed", '
-            f'"distributed-records", "central", "any" (of the first two, and of the last two with '
+            f'"distributed-records", "any" (of the first two, and of the last two with '
             f'{ROSTER_KEY}) or "none", got {asked!r}'
         )
     return known[asked]
@@ -486,9 +476,6 @@ def _require_consistent(given: Mapping[str, Any], values: Mapping[str, Any]) -> 
             f"{RECORD_EPSILON_KEY}={record_epsilon:g} lets one run spend more than "
             f"{MAX_EPSILON_KEY}={epsilon:g} allows all runs together: write at most that"
         )
-    for key in (JOIN_KEY, TELL_BUDGET_KEY):
-        if given.get(key) and epsilon is None:
-            raise _error(f"{key} is about a budget, and there is none: add {MAX_EPSILON_KEY}=4.0")
     for key, value, lacks in (
         (MAX_EPSILON_KEY, epsilon, "needs a ledger to count in"),
         (WITNESS_PATH_KEY, values["witness_path"], "has no ledger to watch"),
@@ -650,24 +637,6 @@ POLICY_KEYS = (
         read=_askers,
         does="The same for evaluations and utilities.",
         otherwise="Each app, as far as it is private",
-    ),
-    PolicyKey(
-        name=JOIN_KEY,
-        field="join_at_own_budget",
-        read=_flag,
-        does=(
-            "Joins a run that plans more than `max-epsilon`, [at its own budget]"
-            "(selection.md#the-owner-decides): in the group whose whole price fits, under DP-SGD "
-            "with more noise, or in secure sums with values that weigh less."
-        ),
-        otherwise="Takes part until `max-epsilon` is spent; under `central` not at all",
-    ),
-    PolicyKey(
-        name=TELL_BUDGET_KEY,
-        field="tell_budget",
-        read=_flag,
-        does="Tells the server `max-epsilon` before a run, so that groups can be planned.",
-        otherwise="Does not say so",
     ),
     PolicyKey(
         name=TELL_EXHAUSTED_KEY,

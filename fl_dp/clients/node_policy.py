@@ -25,8 +25,6 @@ from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
 from fl_dp.protocol.keys import (
     ENCODER_KEY,
     IDENTITY_ACTION,
-    OFFERS_KEY,
-    PRICE_KEY,
     RECORD_PLAN_KEY,
     UTILITY_ACTION,
 )
@@ -35,7 +33,6 @@ from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, SUM_KEY, terms_in, wit
 from .app_verification import apps_are_verified
 from .node_config import (
     APPS_KEY,
-    CENTRAL,
     DISTRIBUTED,
     EVALUATION_KEY,
     EXPIRES_KEY,
@@ -78,8 +75,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     that lies; a secure sum's does if the node has a roster. `record`: only training by
     DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the client noises
     itself. `distributed`: only what takes part in a secure sum, and the messages that such a sum
-    needs. `central`: only training by a server that says its price and is trusted with noise and
-    coins. Evaluations, statistics and utilities are refused under each unless they are in a secure
+    needs. Evaluations, statistics and utilities are refused under each unless they are in a secure
     sum, the node's name is told. `distributed-records`: also secure sums that hide a record, and
     not the client as a whole, or count against the cap of records alone.
     `numpy_client_app` has it built in, outside everything else.
@@ -146,8 +142,6 @@ def refusal_of_training(
     instruction = RoundInstruction.of(config)
     summed = instruction is not None and instruction.secure_sum is not None
     offered = _kinds_offered([config], summed=summed)
-    if OFFERS_KEY in config:
-        offered |= {CENTRAL}
     try:
         _require_permission(owner, charged=bool(offered))
         _require_allowed_app(owner, MessageType.TRAIN)
@@ -283,7 +277,6 @@ def _kinds_offered(configs: Sequence[Mapping[str, Any]], *, summed: bool) -> fro
         LOCAL: any(each is not None and each.client_noise for each in instructions),
         DISTRIBUTED: summed and not of_records,
         RECORD_SUMS: summed and of_records,
-        CENTRAL: any(PRICE_KEY in config for config in configs),
     }
     return frozenset(kind for kind, is_offered in offered.items() if is_offered)
 

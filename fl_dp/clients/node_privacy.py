@@ -97,9 +97,7 @@ class NodePrivacy:
             witness_path=owner.witness_path,
             max_epsilon=owner.max_epsilon,
             max_delta=owner.max_delta,
-            record_epsilon=owner.record_epsilon
-            if owner.record_epsilon is not None or not owner.join_at_own_budget
-            else owner.max_epsilon,
+            record_epsilon=owner.record_epsilon,
             simulated_ledger=simulated,
         )
 

@@ -39,7 +39,6 @@ from .client_noise import with_noise
 from .deadline import deadline_mod
 from .identity import ArraysFn, identity_handler
 from .node_policy import node_policy_mod
-from .own_price import own_price_mod
 from .queries import StatisticsFn, evaluation_handler, statistic_handler, utility_handler
 from .record_sums import RecordsFn, sum_of_records
 from .records import config_of, metric_record, metrics_in, only_record
@@ -172,7 +171,7 @@ def numpy_client_app(
     owners: list[Mod] = [deadline_mod, node_policy_mod]
     # Around whatever reads data: what has terms leaves masked, or not at all.
     summed: list[Mod] = [*owners, secure_sum_mod]
-    app.train()(guarded(train, [*summed, own_price_mod, *noised]))
+    app.train()(guarded(train, [*summed, *noised]))
     app.evaluate()(guarded(evaluate, [*summed, *(mods or [])]))
     app.query(IDENTITY_ACTION)(guarded(identity, owners))
     app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), summed))

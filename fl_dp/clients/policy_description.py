@@ -13,7 +13,6 @@ from .app_verification import ENTITIES_OPTION
 from .node_config import (
     APPS_KEY,
     BUDGET_EXPIRES_KEY,
-    CENTRAL,
     COHORT_KEY,
     DISTRIBUTED,
     ENCODERS_KEY,
@@ -36,8 +35,6 @@ _OFFERS = {
     LOCAL: "noise that the node adds to its own answer",
     DISTRIBUTED: "a secure sum that hides the node as a whole",
     RECORD_SUMS: "a secure sum that hides each record",
-    CENTRAL: "noise of the server, which is trusted with it and with the coins, at a price that it "
-    "says before",
 }
 
 
@@ -61,7 +58,6 @@ def describe_policy(owner: NodeConfig) -> PolicyDescription:
         _required(owner),
         _cap(owner),
         *_for_each_record(owner),
-        *_own_budget(owner),
         *_ledger(owner, wrong),
         *_data(owner, wrong),
         *_questions(owner),
@@ -105,21 +101,6 @@ def _for_each_record(owner: NodeConfig) -> list[str]:
         f"A run's DP-SGD gets at most epsilon {owner.record_epsilon:g} for each record; where it "
         "plans more, the node trains with more noise"
     ]
-
-
-def _own_budget(owner: NodeConfig) -> list[str]:
-    said = []
-    if owner.join_at_own_budget:
-        if owner.required and all(each == {LOCAL} for each in owner.required):
-            said.append(
-                "join-at-own-budget changes nothing: under local noise the run says who adds how "
-                "much"
-            )
-        else:
-            said.append("Where a run plans more than that, it joins at what it allows itself")
-    if owner.tell_budget:
-        said.append(f"It tells the server that it allows epsilon {owner.max_epsilon:g}")
-    return said
 
 
 def _ledger(owner: NodeConfig, wrong: list[str]) -> list[str]:

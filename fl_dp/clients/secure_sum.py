@@ -14,10 +14,9 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from functools import lru_cache
 
 import numpy as np
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
@@ -30,7 +29,6 @@ from fl_dp.accounting import (
     PrivacyEvent,
     SharedNoise,
 )
-from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack, within_slack
 from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
@@ -58,7 +56,6 @@ from .summed import AskedSum, Values, summed_of
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _DIGITS = 10  # of a multiplier, behind the first
-_ABOVE = 1.0 + 1e-6  # of a calibrated one: the ledger, which looks again, has to agree
 _LATE = "late"  # key of a Flower run that gets nothing more, unless its value is empty
 _BEGUN, _FAILED, _ENDED = b"begun", b"once", b""
 
@@ -75,8 +72,6 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     who colludes. The charge is written before training. A unit or record that fails contributes
     zero, alone. A node of one unit whose work fails and a budget that is spent send the same noise
     around zero, which nobody can tell from any other; that the node replied is not hidden.
-    Where its owner joins at its own budget, what its units add is made smaller by one factor, so
-    that the noise of the sum is as much over it as the owner's budget needs.
 
     Work of several units or records that fails or is late as a whole leaves nothing to send, for
     this sum and the rest of the Flower run: a sum that one of them chose could move by all others.
@@ -135,17 +130,17 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         part = node.begin(text, content=content, purpose=kind)
         share = terms.share
         steps: NDArray[np.int64] | None = None
-        weight = _paid(terms, share, node, summed.price, message, context)
-        marked = real and weight > 0.0
+        paid = _paid(terms, share, node, summed.price, message, context)
+        marked = real and paid
         if marked:
             node.store.put(None, silent, _BEGUN)
         if slots is not None and clock.now() > slots.begin:
             # Nothing was read yet, so that depends on no data, and is over with this sum.
             logger.error("marks and ledger took until the work's first slot: nothing is added")
-        elif weight:
+        elif paid:
             with Contained("the client's work failed or was late, and is not sent") as attempt:
                 values = work() if apart is None else _values_of(apart, terms)
-                steps = share.encode([weight * each for each in values], SecureRandom())
+                steps = share.encode(values, SecureRandom())
             if attempt.failure is not None:
                 note_failure(attempt.failure)
                 late = not summed.of_one
@@ -228,34 +223,29 @@ def _paid(
     asked: SumInstruction,
     message: Message,
     context: Context,
-) -> float:
-    """Charge a sum, and return what the node's values weigh in it; 0: it adds noise alone.
+) -> bool:
+    """Charge a sum, and return whether that could be paid; if not, the node adds noise alone.
 
     Raises:
         Refused: `policy`, if the run asks for more than it did at first.
     """
     if isinstance(share, ExactShare):  # `begin` has asked the owner
         logger.warning("adds to an exact total without noise, which no ledger charges")
-        return 1.0
+        return True
     assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
     try:
         _require_promised(terms, node, asked)
-        multiplier, weight = _multiplier_of(terms, share, assumed, context), 1.0
-        largest = node.largest(terms)
-        own = _own_multiplier(terms, largest, asked, message, context)
-        if own is not None and own > multiplier:
-            multiplier, weight = own, share.weight_for(multiplier / own)
-            logger.info("joins at its owner's budget: what it adds weighs %.3g", weight)
-        _charge(terms, multiplier, largest, asked, message, context)
+        multiplier = _multiplier_of(terms, share, assumed, context)
+        _charge(terms, multiplier, node.largest(terms), asked, message, context)
     except PrivacyBudgetExhausted as exhausted:
         logger.info("%s; the sum gets the noise around zero", exhausted)
-        return 0.0
+        return False
     except Refused:
         raise
     except Exception:
         logger.exception("nothing can be charged; the sum gets the noise around zero")
-        return 0.0
-    return weight
+        return False
+    return True
 
 
 def _require_promised(terms: SumTerms, node: SecureNode, asked: SumInstruction) -> None:
@@ -298,8 +288,7 @@ def _charge(
     with node.open_ledger() as ledger:
         spending = ledger.spending(account)
         charged = spending.charges
-        joins = NodeConfig.of(context.node_config).join_at_own_budget
-        if not (charged or joins) and (
+        if not charged and (
             budget.epsilon < (asked.epsilon or 0.0) or budget.delta < (asked.delta or 0.0)
         ):
             logger.warning(
@@ -328,51 +317,6 @@ def _charge(
             neighboring_relation=NeighboringRelation(asked.neighboring_relation),
             use=node.use(message.metadata.message_type),
         )
-
-
-def _own_multiplier(
-    terms: SumTerms,
-    largest: tuple[int, int],
-    asked: SumInstruction,
-    message: Message,
-    context: Context,
-) -> float | None:
-    """Return the noise multiplier at which all planned sums spend what the owner allows.
-
-    None where its owner does not join at its own budget, and for statistics: what they tell would
-    be wrong by the weight. It depends on the owner's words and the plan alone.
-
-    Raises:
-        ValueError: If no noise is enough.
-    """
-    joins = NodeConfig.of(context.node_config).join_at_own_budget
-    training = message.metadata.message_type.partition(".")[0] == MessageType.TRAIN
-    if not (joins and training):
-        return None
-    budget = NodePrivacy.of(context, config_of(message)).budget_of_noise(asked)
-    # As many charges as the ledger will see, and as much slack as it will take off.
-    slack = shared_noise_slack(2 * asked.rounds, *largest)
-    return _calibrated(
-        within_slack(budget, slack),
-        asked.rounds,
-        terms.sampling_rate,
-        NeighboringRelation(asked.neighboring_relation),
-    )
-
-
-@lru_cache(maxsize=8)
-def _calibrated(
-    budget: PrivacyBudget, sums: int, rate: float | None, relation: NeighboringRelation
-) -> float:
-    from fl_dp.accounting.calibration import calibrate_noise  # with SciPy, for owners who join so
-
-    noise = calibrate_noise(
-        lambda multiplier: {_event(multiplier, rate): sums},
-        budget.epsilon,
-        DECLARED_SHARE * budget.delta,
-        neighboring_relation=relation,
-    )
-    return _same_each_round(noise * _ABOVE)
 
 
 def _multiplier_of(

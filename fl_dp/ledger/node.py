@@ -525,7 +525,6 @@ class NodeLedger(ChainedLedger):
         self._revoked: str | None = None
         self._marks: dict[str, Marks] = {}
         self._uses: dict[tuple[Use | None, str, str], UseOfData] = {}
-        self._charged: set[tuple[str, str, str]] = set()
         self.expires: date | None = None
 
     @classmethod
@@ -659,11 +658,6 @@ class NodeLedger(ChainedLedger):
         """Return what decides whether `charge_unread` refuses; it depends on no record."""
         with self._transaction():
             return self._of_source(account)
-
-    def has_charged(self, account: Account, what: str) -> bool:
-        """Tell whether a charge of that name was made to an account's source, as of now."""
-        with self._transaction():
-            return (account.unit, account.source, what) in self._charged
 
     def charge(self, account: Account, event: PrivacyEvent, **terms: Unpack[ChargeTerms]) -> None:
         """Write releases to disk as spent, before they are made; whatever happens then, they are.
@@ -883,7 +877,6 @@ class NodeLedger(ChainedLedger):
         for each in (spending, alone):
             each.take_in_charge(sequence, charge)
         self._know(spending, account)
-        self._charged.add((account.unit, account.source, what))
         if fields.get("unread"):
             self._unread[sequence] = charge
 

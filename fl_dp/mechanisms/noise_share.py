@@ -212,14 +212,6 @@ class NoiseShare(GridShare):
         each = (segment.scale * segment.clipping_norm for segment in self.segments)
         return math.hypot(*each) * self.rounded
 
-    def weight_for(self, part: float) -> float:
-        """Return a factor of values, with which a unit moves sums by a part of the sensitivity.
-
-        Args:
-            part: In (0, 1).
-        """
-        return part / ROUNDED  # the product with it is rounded once more
-
     @cached_property
     def _law(self) -> DiscreteGaussian:
         return discrete_gaussian(self.noise_scale)

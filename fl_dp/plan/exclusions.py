@@ -233,8 +233,7 @@ _OWN_BUDGETS: tuple[Exclusion[Asked], ...] = (
         ),
         why="all nodes of a secure sum are told one norm and one rate, and nobody would clip a "
         "group of {sampling=?} to its own",
-        instead="leave it out, and write join-at-own-budget into the --node-config of nodes whose "
-        "owners allow less",
+        instead="leave it out: a node whose owner allows less adds noise alone once that is spent",
     ),
     Exclusion(
         options=("participation_cap", "sampling"),

@@ -8,7 +8,6 @@ app leaves out is not compared.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -81,9 +80,6 @@ class NodeIdentity:
         falls_short: Whether its own ledger pays for a round and not for the whole training; False
             also where its owner does not let it tell.
         abilities: What its app can do.
-        joins_at: Epsilon of the offered price at which it joins, 0 if at none; None: its owner asks
-            for no price.
-        budget: Epsilon that its owner allows over all runs; only where the owner lets it tell.
         wire: Version of the messages that its fl-dp speaks, 0 from before versions were told;
             None: an app that is not fl-dp's.
     """
@@ -98,8 +94,6 @@ class NodeIdentity:
     exhausted: Limit | None = None
     falls_short: bool = False
     abilities: frozenset[Ability] = frozenset()
-    joins_at: float | None = None
-    budget: float | None = None
     wire: int | None = WIRE
 
     def to_config(self) -> ConfigRecord:
@@ -131,8 +125,6 @@ class NodeIdentity:
                 falls_short=about.get("falls_short") is True,
                 exhausted=_limit(about.get("exhausted")),
                 abilities=frozenset(map(Ability, about["abilities"])),
-                joins_at=_epsilon(about.get("joins_at")),
-                budget=_epsilon(about.get("budget")),
                 wire=wire,
             )
         except Exception:  # whatever a hostile text makes Python raise
@@ -154,13 +146,6 @@ def _wire(config: Mapping[str, Any]) -> int | None:
     if type(version) is int:
         return version
     return 0 if _ABOUT_KEY in config else None
-
-
-def _epsilon(value: object) -> float | None:
-    """Return a number from 0 on, else nothing."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if 0.0 <= value < math.inf else None
 
 
 def _limit(value: object) -> Limit | None:

@@ -14,12 +14,6 @@ INSTRUCTION_KEY = "fl-dp-round"
 RECORD_PLAN_KEY = "fl-dp-record-plan"
 """Config key: the JSON text of the `RecordPlan` that clients train by."""
 
-OFFERS_KEY = "fl-dp-offers"
-"""Config key of the identity query: prices of the training, as `offers_to_json` writes them."""
-
-PRICE_KEY = "fl-dp-price"
-"""Config key of a train message: the JSON text of the node's own `TrainingPrice`."""
-
 ENCODER_KEY = "fl-dp-encoder"
 """Config key of a train message: SHA-256 of the encoder whose vectors are trained on, if any."""
 

@@ -603,7 +603,7 @@ def test_a_node_whose_owner_allows_less_trains_with_more_noise_for_all_rounds(
 
 
 @pytest.mark.usefixtures("home")
-def test_a_node_that_joins_at_its_own_budget_stops_where_earlier_runs_leave_too_little(
+def test_a_node_that_trains_with_more_noise_stops_where_earlier_runs_leave_too_little(
     tmp_path: Path, client: Client
 ) -> None:
     cap = 0.5 * PLAN.budget.epsilon
@@ -613,7 +613,7 @@ def test_a_node_that_joins_at_its_own_budget_stops_where_earlier_runs_leave_too_
         "require-privacy": "record",
         "max-epsilon": cap,
         "max-delta": PLAN.budget.delta,
-        "join-at-own-budget": True,
+        "record-epsilon": cap,
     }
     context = Context(7, 1, config, RecordDict(), {})
     small = replace(PLAN, budget=PrivacyBudget(epsilon=1.0, delta=1e-5), noise_multiplier=4.0)

@@ -35,7 +35,7 @@ from fl_dp.clients.summed import summed_of
 from fl_dp.clients.trained_unit import train_unit
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianBundle, NoiseShare
-from fl_dp.mechanisms.noise_share import MOST_UNITS, ROUNDED
+from fl_dp.mechanisms.noise_share import MOST_UNITS
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
@@ -287,71 +287,7 @@ class Encoded:
         monkeypatch.setattr(NoiseShare, "encode", kept)
 
 
-OWN = {"max-epsilon": 1.0, "max-delta": 1e-3, "join-at-own-budget": True}
-
-
-def test_who_joins_at_its_own_budget_adds_as_much_less_as_it_needs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoded = Encoded(monkeypatch)
-    alone, joined = (
-        Federation(tmp_path / name, **REQUIRED | owner)
-        for name, owner in (("alone", {}), ("joined", OWN))
-    )
-    for federation in (alone, joined):
-        for number in (1, 2, 3):
-            assert code(federation.train(number=number)) == "answered"
-        # What is planned is all that there is room for: then the node adds noise alone.
-        assert federation.charges() == 3
-    full, less = encoded.values[0], encoded.values[3]
-    assert np.array_equal(encoded.values[5], less)
-    events = [federation.events() for federation in (alone, joined)]
-    ((event, count),) = events[1]
-    assert count == 3
-    weight = less[0] / full[0]
-    assert weight < 0.5
-    # The noise of a sum over what a unit moves it by is what was charged.
-    noise = events[0][0][0].noise_multiplier
-    assert event.noise_multiplier * weight == pytest.approx(noise, rel=1e-9)
-    # So many units' values are rounded when they are weighed, and once more on the grid.
-    assert event.noise_multiplier * weight * ROUNDED <= noise * (1.0 + 1e-14)
-    np.testing.assert_allclose(less, weight * full)
-    assert code(joined.train(number=4)) == "answered"
-    assert joined.charges() == 3
-    assert not encoded.values[6].any()
-
-
-def test_its_own_budget_is_spent_to_the_end_and_no_further(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, **REQUIRED | OWN)
-    for number in (1, 2, 3):
-        federation.train(number=number)
-    ((event, _),) = federation.events()
-    accountant = PLDAccountant()
-    accountant.compose(SelfComposedDpEvent(GaussianDpEvent(event.noise_multiplier), 3))
-    assert 0.99 < accountant.get_epsilon(0.9e-3) <= 1.0
-
-
-def test_what_earlier_runs_spent_counts_when_a_node_joins_at_its_own_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoded = Encoded(monkeypatch)
-    federation = Federation(tmp_path, **REQUIRED | OWN)
-    for run, epsilon, sums in ((RUN, 0.4, 2), (RUN + 1, 100.0, 14)):
-        if run != RUN:
-            federation.meet(run)
-        price = SumInstruction(rounds=30, epsilon=epsilon, delta=1e-3)
-        content = federation.content(replace(INSTRUCTION, secure_sum=price))
-        for number in range(1, sums + 1):
-            assert code(federation.train(content, number=number, run=run)) == "answered"
-    # The second is planned as if nothing were spent: the last of its sums get noise alone.
-    added = [bool(values.any()) for values in encoded.values]
-    charged = federation.charges()
-    assert 2 < charged < 2 + 14
-    assert added == [True] * charged + [False] * (2 + 14 - charged)
-    spent = PLDAccountant()
-    for event, count in federation.events():
-        spent.compose(SelfComposedDpEvent(GaussianDpEvent(event.noise_multiplier), count))
-    assert spent.get_epsilon(1e-3) <= 1.0
+CAP = 2.0  # pays for one sum
 
 
 @pytest.mark.parametrize("rounds", [1, 10**6])
@@ -359,7 +295,7 @@ def test_a_server_that_lies_about_how_many_sums_there_are_gains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     encoded = Encoded(monkeypatch)
-    federation = Federation(tmp_path, **REQUIRED | OWN)
+    federation = Federation(tmp_path, **REQUIRED | {"max-epsilon": CAP, "max-delta": 1e-3})
     price = SumInstruction(rounds=rounds, epsilon=100.0, delta=1e-3)
     for number in (1, 2, 3):
         content = federation.content(replace(INSTRUCTION, secure_sum=price))
@@ -367,8 +303,8 @@ def test_a_server_that_lies_about_how_many_sums_there_are_gains_nothing(
     spent = PLDAccountant()
     for event, count in federation.events():
         spent.compose(SelfComposedDpEvent(GaussianDpEvent(event.noise_multiplier), count))
-    assert spent.get_epsilon(1e-3) <= 1.0
-    assert sum(values.any() for values in encoded.values) == (1 if rounds == 1 else 3)
+    assert spent.get_epsilon(1e-3) <= CAP
+    assert [bool(values.any()) for values in encoded.values] == [True, False, False]
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,10 @@ import pytest
 
 from fl_dp.documents import parsed_object
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
-from fl_dp.protocol.own_price import TrainingPrice
 
 PROMISE = {"epsilon": 2.0, "delta": 1e-5, "neighboring_relation": "zero-out"}
 NOISE = PROMISE | {"scheme": "gaussian", "noise_multiplier": 1.0, "clipping_norm": 1.0}
 ROUND = json.loads(RoundInstruction(server_round=1).to_json())
-PRICE = {"training": "0d", "epsilon": 2.0, "event": {}, "rounds": 3}
 Read = Callable[[str], object]
 TEXTS: dict[str, tuple[dict[str, Any], Read, tuple[str, ...]]] = {
     "price of a sum": (
@@ -32,11 +30,6 @@ TEXTS: dict[str, tuple[dict[str, Any], Read, tuple[str, ...]]] = {
         ROUND | {"sampling_rate": 0.5, "weight_cap": 3.0},
         RoundInstruction.from_json,
         ("sampling_rate", "weight_cap", "max_units"),
-    ),
-    "price of a training": (
-        PRICE | {"neighboring_relation": "zero-out"},
-        TrainingPrice.from_json,
-        ("epsilon", "rounds"),
     ),
 }
 CASES = [(name, field) for name, (_, _, fields) in TEXTS.items() for field in fields]

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from dp_accounting.pld import PLDAccountant
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from flwr.app import Array, ArrayRecord, Message
 from flwr.clientapp import ClientApp
@@ -334,36 +332,3 @@ def test_an_app_that_sums_other_gradients_is_found_before_anything_is_charged(
         trained(tmp_path, silos, plan_of(silos), nodes=Others(tmp_path, silos))
     with PrivacyLedger.read(tmp_path / "server.db") as ledger:
         assert ledger.rounds_spent == 0
-
-
-def test_a_silo_that_joins_at_its_own_budget_spends_just_that_for_each_record(
-    tmp_path: Path,
-) -> None:
-    silos, rounds = silos_of(SIZES), 4
-    plan = plan_of(silos, rounds=rounds, noise_multiplier=1.0)
-    # A node's ledger counts at nine tenths of its delta.
-    own = {"max-epsilon": 1.0, "max-delta": 1e-3 / 0.9, "join-at-own-budget": True}
-    required = {"require-privacy": "distributed-records", "max-epsilon": 100.0, "max-delta": 0.1}
-    owners = {0: required | own, 2: required}
-    trained(
-        tmp_path / "run",
-        silos,
-        plan,
-        rounds=rounds,
-        nodes=Silos(tmp_path, silos, owners=owners),
-    )
-    spent = {}
-    for node in owners:
-        with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as ledger:
-            (spending,) = ledger.spendings
-        ((event, count),) = spending.history
-        assert spending.unit == "record"
-        assert count == rounds
-        assert isinstance(event, PoissonGaussianEvent)
-        assert event.sampling_rate == RATE
-        accountant = PLDAccountant()
-        sampled = PoissonSampledDpEvent(RATE, GaussianDpEvent(event.noise_multiplier))
-        accountant.compose(SelfComposedDpEvent(sampled, rounds))
-        spent[node] = float(accountant.get_epsilon(1e-3))
-    assert 0.98 < spent[0] <= 1.0 + 1e-3
-    assert spent[2] > 2.0
