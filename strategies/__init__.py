@@ -10,7 +10,6 @@ from .compatibility import UnfitModel
 from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
 from .dp_fedbuff import BufferedLoop, DPFedBuff
-from .exact_totals import exact_evaluation
 from .federation_statistics import ask_federation, evaluate_federation
 from .modes import Ask, CentralMode, Cohort, Mode, Released, RoundFailed
 from .private_loop import PrivateLoop
@@ -71,6 +70,5 @@ __all__ = [
     "ask_federation",
     "check_together",
     "evaluate_federation",
-    "exact_evaluation",
     "wait_for_roster",
 ]

@@ -66,7 +66,7 @@ def charged_sum(
         RehearsalFailed: If too few nodes have keys; nothing was charged.
         SecureSumFailed: If the sum can't be opened; it stays charged.
     """
-    noise = noise_in_shares(ledger, question, nodes)
+    noise = _noise_in_shares(ledger, question, nodes)
     mechanism = _shared_mechanism(choice)
     hosted = ledger.plan.hosting.units_per_node
     shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
@@ -83,7 +83,7 @@ def charged_sum(
         units_in_sum=hosted,
     )
     one = OneSum(sums, noise, summed, number=reservation.sequence)
-    [total] = opened_sum(one, asked, nodes, ask, timeout=timeout)
+    [total] = _opened_sum(one, asked, nodes, ask, timeout=timeout)
     ledger.commit(reservation)
     assert isinstance(choice.query, SumQuery)  # as its mechanism was checked to fit
     estimates = choice.query.estimates(total, noise.noise_std(shared))
@@ -92,7 +92,7 @@ def charged_sum(
     return Answer(estimates=estimates, events=choice.events, explanation="; ".join([text, *notes]))
 
 
-def noise_in_shares(
+def _noise_in_shares(
     ledger: PrivacyLedger, question: Question, nodes: Sequence[int]
 ) -> DistributedNoise:
     """Return the noise of a plan's secure sums, if it is for these nodes.
@@ -124,7 +124,7 @@ def noise_in_shares(
     return noise
 
 
-def opened_sum(
+def _opened_sum(
     one: OneSum, question: Question, nodes: Sequence[int], ask: Ask, *, timeout: float
 ) -> list[NDArray[np.float64]]:
     """Ask all nodes, fold what they send, and return the opened sum, one array a segment.

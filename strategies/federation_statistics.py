@@ -168,7 +168,7 @@ def evaluate_federation(
         ValueError: If the choice is of another query, or as in `ask_federation`.
         Others: As `ask_federation`.
     """
-    asked = _scores_question if isinstance(choice.query, ScoreHistograms) else evaluation_question
+    asked = _scores_question if isinstance(choice.query, ScoreHistograms) else _evaluation_question
     return _answered(
         grid,
         ledger,
@@ -183,7 +183,7 @@ def evaluate_federation(
     )
 
 
-def evaluation_question(
+def _evaluation_question(
     query: Query, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
 ) -> Question:
     """Return the question how good a model is.

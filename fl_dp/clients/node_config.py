@@ -53,7 +53,6 @@ ROSTER_KEY = "secagg-roster"
 LEAST_SUM_KEY = "secagg-min-sum"
 COLLUDING_KEY = "secagg-colluding"
 RECEIPTS_KEY = "secagg-receipts"
-EXACT_KEY = "secagg-exact"
 """Keys of `--node-config` that are fl-dp's own."""
 
 PARTITION_ID_KEY = "partition-id"
@@ -74,9 +73,6 @@ LEAST_SUM, MISSED_RECEIPTS = 2, 3
 
 NOBODY, ANYBODY = "none", "any"
 """Values of `statistics-from` and `evaluation-from`, besides apps."""
-
-EXACT_PURPOSE = "evaluate"
-"""Purpose of the only sums that an owner can allow without noise."""
 
 _SECURE_SUMS = {DISTRIBUTED, RECORD_SUMS}
 _FLOWERS = (PARTITION_ID_KEY, "num-partitions")
@@ -138,7 +134,6 @@ class NodeConfig:
             owner leaves it to the plan without a roster, and to what is usual with one, lest a
             server that lies writes 0.
         missed_receipts: Secure sums without a receipt after which a node with a roster refuses.
-        exact: Whether secure sums for evaluation may go without noise.
     """
 
     ledger_path: str | None = None
@@ -167,7 +162,6 @@ class NodeConfig:
     least_cohort: int = 0
     colluding: int | None = None
     missed_receipts: int = MISSED_RECEIPTS
-    exact: bool = False
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Self:
@@ -437,16 +431,6 @@ def _count(given: Mapping[str, Any], key: str, *, default: int | None, least: in
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise _error(f"{key} must be a whole number from {least} on, got {value!r}")
     return value
-
-
-def _exact(given: Mapping[str, Any], key: str) -> bool:
-    value = given.get(key)
-    if value not in (None, EXACT_PURPOSE):
-        raise _error(
-            f'{key} must be "{EXACT_PURPOSE}", which allows totals without noise, or be '
-            f"left out; got {value!r}"
-        )
-    return value is not None
 
 
 def _partition(given: Mapping[str, Any]) -> int | None:
@@ -755,19 +739,6 @@ POLICY_KEYS = (
         read=partial(_count, default=MISSED_RECEIPTS, least=1),
         does="With a roster, refuses after this many secure sums without a receipt.",
         otherwise="3",
-        of_sums=True,
-    ),
-    PolicyKey(
-        name=EXACT_KEY,
-        field="exact",
-        read=_exact,
-        does=(
-            "Adds to exact totals of evaluations: one a run, and in all runs [over the same "
-            "nodes](secure-aggregation.md#set-up-a-roster). Two over others would show a node's "
-            "own value. After a node joins or leaves there is none, until all owners [move "
-            "`secagg.db` away](secure-aggregation.md#set-up-a-roster)."
-        ),
-        otherwise="No exact total",
         of_sums=True,
     ),
 )

@@ -40,7 +40,7 @@ from fl_dp.protocol.secure_sum import (
 from fl_dp.secagg import Identity, Refused, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg.directory import MOST_ENTRIES
 
-from .node_config import EXACT_PURPOSE, LEDGER_PATH_KEY, NodeConfig
+from .node_config import LEDGER_PATH_KEY, NodeConfig
 from .node_privacy import NodePrivacy, in_simulation, simulated_run_folder
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -76,7 +76,6 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
                     0 if owner.colluding is None and owner.roster is None else owner.colluding
                 ),
                 receipts=0 if owner.roster is None else owner.missed_receipts,
-                exact=frozenset({EXACT_PURPOSE}) if owner.exact else frozenset(),
                 told=told_digest(context.run_config),
             )
             yield node

@@ -30,7 +30,7 @@ from fl_dp.accounting import (
     SharedNoise,
 )
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack, within_slack
-from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
+from fl_dp.mechanisms import NoiseShare, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
@@ -218,7 +218,7 @@ def _require_matching(terms: SumTerms, summed: AskedSum) -> None:
 
 def _paid(
     terms: SumTerms,
-    share: NoiseShare | ExactShare,
+    share: NoiseShare,
     node: SecureNode,
     asked: SumInstruction,
     message: Message,
@@ -229,9 +229,6 @@ def _paid(
     Raises:
         Refused: `policy`, if the run asks for more than it did at first.
     """
-    if isinstance(share, ExactShare):  # `begin` has asked the owner
-        logger.warning("adds to an exact total without noise, which no ledger charges")
-        return True
     assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
     try:
         _require_promised(terms, node, asked)

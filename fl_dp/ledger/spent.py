@@ -140,11 +140,6 @@ class SpentLedger(ChainedLedger):
         return self._state.randomness != {SecureRandom.SECURE_KIND}
 
     @property
-    def uncharged(self) -> tuple[str, ...]:
-        """Names of releases that no epsilon covers, such as exact totals, in their order."""
-        return tuple(self._state.uncharged)
-
-    @property
     def choice(self) -> Choice | None:
         """How the hyper-parameters were chosen, where the ledger knows; None: unknown."""
         return self._state.choice

@@ -92,7 +92,6 @@ class TrainingState:
         committed: Entries of the reservations that were committed.
         waiting: What each other release is charged as that was not committed, by its entry.
         randomness: Every source of randomness that the ledger was opened with.
-        uncharged: Names of releases that no epsilon covers, in their order.
         choice: Hyper-parameters that were chosen for this training; None: unknown.
         changed_by_hand: Whether the ledger was opened with other settings after that.
     """
@@ -116,7 +115,6 @@ class TrainingState:
         self.waiting: dict[int, PrivacyEvent] = {}
         self._openings: set[str] = set()
         self.randomness: set[str] = set()
-        self.uncharged: list[str] = []
         self.choice: Choice | None = None
         self.changed_by_hand = False
 
@@ -359,9 +357,6 @@ class TrainingState:
                 self._take_in_reservation(sequence, fields)
             case "ask" | "fold":
                 self._take_in_units(kind, fields["index"], fields["units"])
-            case "uncharged":
-                require_printable(fields["what"])
-                self.uncharged.append(fields["what"])
             case "chosen":
                 self._take_in_choice(fields)
             case "commit":

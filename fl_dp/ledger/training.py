@@ -310,23 +310,6 @@ class PrivacyLedger(SpentLedger):
             )
         return self._state.reserved[entry.sequence]
 
-    def note_uncharged(self, what: str) -> int:
-        """Write down, before it is made, a release that no epsilon covers, and return its number.
-
-        The privacy statement names it among what is not covered.
-
-        Args:
-            what: A name for the entries, for instance `exact accuracy of round 60`.
-
-        Raises:
-            LedgerUnavailable: If it can't be written; then nothing may be released.
-            ValueError: If the name can't be printed.
-        """
-        require_printable(what)
-        with self._transaction() as connection:
-            fields = {"kind": "uncharged", "run": self._run_id, "what": what}
-            return self._append(connection, fields).sequence
-
     def choose(
         self,
         chosen: str,

@@ -8,7 +8,7 @@ from .clipping_rules import Clipping, FixedClipping, PerLayerClipping
 from .exponential import ExponentialMechanism
 from .gaussian import GaussianMechanism
 from .laplace import LaplaceMechanism
-from .noise_share import ExactShare, NoiseShare, Segment
+from .noise_share import NoiseShare, Segment
 from .noise_stream import NoiseStream, WhiteStream
 from .randomness import SecureRandom
 from .schemes import ClientScheme, client_scheme
@@ -18,7 +18,6 @@ __all__ = [
     "BandedStream",
     "ClientScheme",
     "Clipping",
-    "ExactShare",
     "ExponentialMechanism",
     "FixedClipping",
     "GaussianBundle",

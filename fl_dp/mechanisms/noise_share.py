@@ -16,7 +16,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -79,8 +78,12 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridShare:
-    """One node's part of a secure sum, on the sum's integers.
+class NoiseShare:
+    """What each node does to its values before they are masked, and the server to their sum.
+
+    Privacy: none that one share promises alone. A sum that holds `h` shares which an adversary does
+    not know is as private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`,
+    for one privacy unit that moves each segment by its clipping norm at most, zero-out neighbours.
 
     Attributes:
         segments: Of the coordinates, in order.
@@ -97,10 +100,16 @@ class GridShare:
         """Validate.
 
         Raises:
-            ValueError: If there is no segment.
+            ValueError: If there is no segment, or so little noise that shares do not add up.
         """
         if not self.segments:
             raise ValueError("a secure sum needs a segment: there is nothing to add up")
+        # "not >=" instead of "<": a NaN has to fail, too.
+        if not (self.noise_scale >= LEAST_NOISE_SCALE and math.isfinite(self.noise_scale)):
+            raise ValueError(
+                f"noise_scale must be at least {LEAST_NOISE_SCALE:.4g} grid steps, got "
+                f"{self.noise_scale:.4g}: a sum of less is no Gaussian; use more bits"
+            )
 
     @property
     def size(self) -> int:
@@ -111,6 +120,43 @@ class GridShare:
     def rounded(self) -> float:
         """By how much rounding may lengthen what one unit moves."""
         return _ROUNDED_TURNING if self.rotated else ROUNDED
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 distance, in grid steps, by which one privacy unit moves what a node encodes."""
+        each = (segment.scale * segment.clipping_norm for segment in self.segments)
+        return math.hypot(*each) * self.rounded
+
+    @cached_property
+    def _law(self) -> DiscreteGaussian:
+        return discrete_gaussian(self.noise_scale)
+
+    def encode(self, values: Sequence[ArrayLike], rng: SecureRandom) -> NDArray[np.int64]:
+        """Return a node's values with its share of the noise.
+
+        Args:
+            values: As of `placed`.
+            rng: Where the noise comes from.
+
+        Returns:
+            Integers in grid steps, shape `(size,)`; secret until they are masked.
+
+        Raises:
+            ValueError: If there is not one array of the right size a segment, or an entry is NaN.
+        """
+        return self._law.sample_around(self.placed(values), rng)
+
+    def largest_sum(self, nodes: int) -> float:
+        """Return the largest entry, in steps, that a sum of `nodes` shares can have.
+
+        Beyond it lies only noise of more than 8 standard deviations.
+        """
+        values = nodes * max(segment.cap for segment in self.segments)
+        return values + WRAPS * math.sqrt(nodes) * self.noise_scale
+
+    def fits(self, nodes: int, bits: int) -> bool:
+        """Tell whether sums of `nodes` shares fit words of `bits` bits: no entry wraps around."""
+        return self.largest_sum(nodes) <= 2.0 ** (bits - 1) - 1.0
 
     def placed(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
         """Return a node's values in grid steps, not yet whole ones.
@@ -179,123 +225,3 @@ class GridShare:
         """Return views of a flat vector, one a segment."""
         ends = np.cumsum([segment.size for segment in self.segments])[:-1]
         return list(np.split(flat, ends))
-
-
-@dataclass(frozen=True, kw_only=True)
-class NoiseShare(GridShare):
-    """What each node does to its values before they are masked, and the server to their sum.
-
-    Privacy: none that one share promises alone. A sum that holds `h` shares which an adversary does
-    not know is as private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`,
-    for one privacy unit that moves each segment by its clipping norm at most, zero-out neighbours.
-
-    Attributes: See `GridShare`.
-    """
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If there is no segment, or so little noise that shares do not add up.
-        """
-        super().__post_init__()
-        # "not >=" instead of "<": a NaN has to fail, too.
-        if not (self.noise_scale >= LEAST_NOISE_SCALE and math.isfinite(self.noise_scale)):
-            raise ValueError(
-                f"noise_scale must be at least {LEAST_NOISE_SCALE:.4g} grid steps, got "
-                f"{self.noise_scale:.4g}: a sum of less is no Gaussian; use more bits"
-            )
-
-    @property
-    def sensitivity(self) -> float:
-        """L2 distance, in grid steps, by which one privacy unit moves what a node encodes."""
-        each = (segment.scale * segment.clipping_norm for segment in self.segments)
-        return math.hypot(*each) * self.rounded
-
-    @cached_property
-    def _law(self) -> DiscreteGaussian:
-        return discrete_gaussian(self.noise_scale)
-
-    def encode(self, values: Sequence[ArrayLike], rng: SecureRandom) -> NDArray[np.int64]:
-        """Return a node's values with its share of the noise.
-
-        Args:
-            values: As of `placed`.
-            rng: Where the noise comes from.
-
-        Returns:
-            Integers in grid steps, shape `(size,)`; secret until they are masked.
-
-        Raises:
-            ValueError: If there is not one array of the right size a segment, or an entry is NaN.
-        """
-        return self._law.sample_around(self.placed(values), rng)
-
-    def largest_sum(self, nodes: int) -> float:
-        """Return the largest entry, in steps, that a sum of `nodes` shares can have.
-
-        Beyond it lies only noise of more than 8 standard deviations.
-        """
-        values = nodes * max(segment.cap for segment in self.segments)
-        return values + WRAPS * math.sqrt(nodes) * self.noise_scale
-
-    def fits(self, nodes: int, bits: int) -> bool:
-        """Tell whether sums of `nodes` shares fit words of `bits` bits: no entry wraps around."""
-        return self.largest_sum(nodes) <= 2.0 ** (bits - 1) - 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExactShare(GridShare):
-    """One node's part of a secure sum without noise: an exact total.
-
-    Privacy: none. Masks hide each node's values all the same. The total itself is a release without
-    differential privacy, for owners who allow it.
-
-    Attributes: See `GridShare`; there is no noise.
-    """
-
-    noise_scale: float = 0.0
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If there is no segment, or noise.
-        """
-        super().__post_init__()
-        if self.noise_scale != 0.0:
-            raise ValueError(f"an exact total has no noise, got noise_scale {self.noise_scale}")
-
-    @classmethod
-    def on_finest_grid(
-        cls, name: str, size: int, *, largest: float, clipping_norm: float, nodes: int, bits: int
-    ) -> Self:
-        """Return the share on the finest grid at which sums of `nodes` shares fit `bits` bits.
-
-        Args:
-            name: Of the only segment.
-            size: Coordinates.
-            largest: Largest entry of one node.
-            clipping_norm: L2 bound on one unit's values.
-            nodes: Of the sum.
-            bits: Of a word.
-        """
-        steps = (2 ** (bits - 1) - 1) // nodes
-        return cls(segments=(Segment(name, size, steps / largest, float(steps), clipping_norm),))
-
-    def encode(self, values: Sequence[ArrayLike], rng: SecureRandom) -> NDArray[np.int64]:
-        """Return a node's values, each rounded to the nearest step.
-
-        Args:
-            values: As of `placed`.
-            rng: Not used.
-
-        Raises:
-            ValueError: If there is not one array of the right size a segment, or an entry is not
-                finite.
-        """
-        del rng
-        steps = np.rint(self.placed(values))
-        if not np.isfinite(steps).all():
-            raise ValueError("values of an exact total must be numbers")
-        return steps.astype(np.int64)

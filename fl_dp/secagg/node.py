@@ -36,7 +36,6 @@ _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
 _KEY, _DIRECTORY = "run-key", "directory"
 _DUE, _RECEIPTED = "unreceipted", "receipted"
-_EXACT = "exact"  # and the purpose: whom exact totals are over; in a run, the mark of its only one
 _ENDED = "ended"  # and the run, unless it had no sum
 _PROMISED = "promised"
 _KNOWN, _LARGEST = "identities", "largest"
@@ -60,7 +59,6 @@ class SecureNode:
         least_cohort: int = 0,
         colluding: int | None = 0,
         receipts: int = 0,
-        exact: frozenset[str] = frozenset(),
         told: bytes = b"",
     ) -> None:
         """Set up.
@@ -75,8 +73,6 @@ class SecureNode:
             colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
                 None: as many as is usual for the roster.
             receipts: Sums without a receipt after which the node refuses; 0: never.
-            exact: Purposes whose totals it adds to without noise: one a run, and in all runs over
-                the same nodes.
             told: Digest of what the node was told besides its messages. Its masks don't cancel with
                 those of a node that was told anything else.
 
@@ -89,7 +85,7 @@ class SecureNode:
         self.identity, self.store, self.name, self.roster = identity, store, name, roster
         self.least_sum, self.colluding = least_sum, colluding
         self.least_cohort = least_cohort
-        self.receipts, self.exact, self._told = receipts, exact, told
+        self.receipts, self._told = receipts, told
         self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
         for run in store.older(KEPT_DAYS):  # a server need not say that a run is done
             self.forget(run)
@@ -259,35 +255,15 @@ class SecureNode:
                 f"a sum over {terms.least} clients could be opened, this node wants "
                 f"{self.least_cohort}",
             )
-        if terms.exact and purpose not in self.exact:
-            raise Refused("policy", f"exact totals of '{purpose}' are not allowed here")
         if self.receipts and self.unreceipted(terms.run) >= self.receipts:
             raise Refused("policy", f"{self.receipts} sums came without a receipt")
         # Members were asked about it: the cut-off is over.
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)
         self._mark(terms, _SUM, Mark(terms.hash))
-        if terms.exact:
-            self._require_only_exact(agreed)
         self._remember(agreed)  # without a label: a node that dies now sends nothing
         sent = partial(self._remember, agreed)
         return Participation(terms, place, agreed.root, sent)
-
-    def _require_only_exact(self, agreed: _Agreed) -> None:
-        """Refuse a total without noise whose difference to another one is a node's own value."""
-        terms, everybody = agreed.terms, _everybody(agreed)
-        role = f"{_EXACT} {terms.purpose}"
-        # Both in one step with their check: two messages may come at once.
-        if self.store.first(role, everybody) != everybody:
-            raise Refused(
-                "policy",
-                "an exact total was asked for over other nodes, and the difference of two would be "
-                "their own values: owners who accept that all move secagg.db away, between runs",
-            )
-        try:
-            self.store.mark(terms.run, role, 1, Mark(terms.hash))
-        except Refused:
-            raise Refused("policy", f"this run had its exact total of '{terms.purpose}'") from None
 
     def _remember(self, agreed: _Agreed, label: bytes = b"") -> None:
         """Keep what a receipt is checked with."""
@@ -583,12 +559,6 @@ class _Agreed(NamedTuple):
         """Return the secret that the node shares with a place."""
         theirs = self.directory.entries[other].run_key
         return self.node._root_of(theirs, self.key, self.place, other)
-
-
-def _everybody(agreed: _Agreed) -> bytes:
-    """Return a digest of the identities of a cohort, whichever run it is of."""
-    entries = agreed.directory.entries
-    return digest("cohort", *sorted(entries[place].identity for place in agreed.terms.cohort))
 
 
 def _mark_of(terms: SumTerms, said: bytes) -> Mark:

@@ -15,7 +15,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from fl_dp.accounting.shared_noise import SharedNoise
-from fl_dp.mechanisms import ExactShare, NoiseShare, Segment
+from fl_dp.mechanisms import NoiseShare, Segment
 from fl_dp.option_errors import OptionError, require_positive, require_rate
 
 from .directory import MOST_RUNS, Directory
@@ -83,7 +83,7 @@ class SumTerms:
         cross_check: Whether members agree on one set of repliers before they open.
         segments: Of the coordinates, in order.
         bits: Each coordinate is summed modulo 2^bits; 1 to 32.
-        noise_scale: Of one node's noise, in grid steps, at least 2; 0: an exact total.
+        noise_scale: Of one node's noise, in grid steps, at least 2.
         sampling_rate: With which each unit flips a coin at its node; None: all take part.
         reply_after: Seconds from message to answer, where coins are secret; None: when it is ready.
         promised: Clients that do not collude in any sum that could be opened, by the plan; 0: it
@@ -137,13 +137,6 @@ class SumTerms:
             raise ValueError("segments must be at least one, each of another name")
         require_integers(1, MOST_BITS, bits=self.bits)
         _ = self.share  # checks the noise itself
-        if self.rotated and self.exact:
-            raise ValueError("what has no noise is not rotated: an exact total needs no rounding")
-        if self.exact and self.least < len(self.cohort):
-            raise ValueError(
-                "an exact total over some of the cohort would show the others' values by "
-                f"subtraction: write least={len(self.cohort)}, got {self.least}"
-            )
         if self.sampling_rate is not None:
             require_rate(sampling_rate=self.sampling_rate)
         if self.reply_after is not None:
@@ -156,16 +149,9 @@ class SumTerms:
                 f"promise {self.promised}"
             )
 
-    @property
-    def exact(self) -> bool:
-        """Whether the total has no noise."""
-        return self.noise_scale == 0.0
-
     @cached_property
-    def share(self) -> NoiseShare | ExactShare:
-        """What a client adds: its values with noise, unless an exact total is wanted."""
-        if self.exact:
-            return ExactShare(segments=self.segments)
+    def share(self) -> NoiseShare:
+        """What a client adds: its values with noise."""
         return NoiseShare(
             segments=self.segments, noise_scale=self.noise_scale, rotated=self.rotated
         )

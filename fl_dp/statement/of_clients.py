@@ -41,13 +41,6 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         *(() if shared else (_ACTIVE,)),
         "the sum of this run and others on the same clients: their budgets add up",
     ]
-    if ledger.uncharged:
-        named = ", ".join(f"'{what}'" for what in dict.fromkeys(ledger.uncharged))
-        not_covered.insert(
-            0,
-            f"RELEASES THAT WERE NOT CHARGED, {len(ledger.uncharged)} in all: {named}. They are "
-            "exact totals without noise, which the owner of every node had allowed",
-        )
     if ledger.insecure:
         not_covered.insert(
             0,

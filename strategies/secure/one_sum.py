@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.mechanisms import ExactShare, NoiseShare
+from fl_dp.mechanisms import NoiseShare
 from fl_dp.plan import DistributedNoise
 from fl_dp.protocol.secure_sum import (
     OPEN_ACTION,
@@ -55,7 +55,7 @@ class Summed:
     """
 
     purpose: str
-    share: NoiseShare | ExactShare
+    share: NoiseShare
     bits: int
     sampling_rate: float | None = None
     units_in_sum: int = 1
@@ -252,6 +252,5 @@ class OneSum:
             # Noise of r nodes has deviation sigma sqrt(r); its norm is about that times sqrt(d).
             noise = share.noise_scale * math.sqrt(repliers)
             noise *= math.sqrt(size) + _DEVIATIONS
-            noise += repliers * math.sqrt(size)  # of exact totals: rounding
             if not length <= units * norm + noise:
                 raise SecureSumFailed("the sum is longer than clipped values and noise can be")

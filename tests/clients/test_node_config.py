@@ -252,10 +252,10 @@ def test_every_key_of_secure_sums_is_read() -> None:
     read = NodeConfig.of(
         SUMS
         | {"secagg-roster": "/data/roster.json", "secagg-min-sum": 10, "secagg_colluding": 2}
-        | {"secagg-receipts": 5, "secagg-exact": "evaluate"}
+        | {"secagg-receipts": 5}
     )
     assert (read.roster, read.least_sum, read.colluding) == ("/data/roster.json", 10, 2)
-    assert (read.missed_receipts, read.exact) == (5, True)
+    assert read.missed_receipts == 5
 
 
 @pytest.mark.parametrize(
@@ -266,8 +266,6 @@ def test_every_key_of_secure_sums_is_read() -> None:
         ("secagg-min-sum", True),
         ("secagg-colluding", -1),
         ("secagg-receipts", 0),
-        ("secagg-exact", "train"),
-        ("secagg-exact", True),
     ],
 )
 def test_a_wrong_number_for_secure_sums_is_refused(key: str, value: Any) -> None:

@@ -537,12 +537,11 @@ class TestBegin:
         alone = Federation.of(7, pinned=True, colluding=None)
         assert alone.nodes[0].assumed_colluding(alone.terms()) == 1
 
-    def test_exact_totals_unless_its_owner_allows_them(self) -> None:
-        house = Federation.of(5, exact=frozenset({"evaluate"}))
-        terms = house.terms(noise_scale=0.0)
-        assert self.refusal(house.nodes[0], terms)[0] == "policy"
-        terms = replace(terms, purpose="evaluate")
-        house.nodes[0].begin(terms.to_json(), content=CONTENT, purpose="evaluate")
+    def test_a_sum_without_noise(self, house: Federation) -> None:
+        terms = house.terms()
+        text = terms.to_json().replace(terms.noise_scale.hex(), (0.0).hex())
+        code, why = self.refusal(house.nodes[0], text)
+        assert code == "terms" and "noise_scale must be at least 2" in why
 
     def test_with_a_roster_all_of_it_works(self) -> None:
         house = Federation.of(5, pinned=True)
@@ -659,59 +658,3 @@ class TestPromise:
         small = house.terms(cohort=tuple(range(4)), least=4, threshold=16, colluding=2)
         send(house.nodes[0], small, np.zeros(20))
         assert house.nodes[0].evidence(RUN).promised == 0
-
-
-class TestExactTotals:
-    """A server subtracts totals without noise; nine nodes, whose owners allow them."""
-
-    VALUES = np.arange(180).reshape(9, 20)
-
-    def house(self) -> Federation:
-        return Federation.of(9, exact=frozenset({PURPOSE}))
-
-    def test_without_the_rule_two_totals_are_one_node_s_value(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(SecureNode, "_require_only_exact", lambda *_: None)
-        house = self.house()
-        everybody = ask(house, house.terms(noise_scale=0.0, least=9), self.VALUES)
-        rest = house.terms(number=2, noise_scale=0.0, cohort=tuple(range(8)), least=8)
-        others = ask(house, rest, self.VALUES)
-        assert (everybody.release() - others.release() == self.VALUES[8]).all()
-
-    def begin(self, house: Federation, **changes: Any) -> None:
-        terms = house.terms(**{"noise_scale": 0.0, "least": 9} | changes)
-        send(house.nodes[0], terms, self.VALUES[0])
-
-    @pytest.mark.parametrize("cohort", [range(9), range(8)], ids=["same", "without one"])
-    def test_a_run_has_one(self, cohort: range) -> None:
-        house = self.house()
-        self.begin(house)
-        with pytest.raises(Refused) as refused:
-            self.begin(house, number=2, cohort=tuple(cohort), least=len(cohort))
-        assert refused.value.code == "policy"
-
-    def test_another_run_has_one_over_the_same_nodes_alone(self) -> None:
-        house = self.house()
-        self.begin(house)
-        for run, cohort in ((8, range(9)), (9, range(8))):
-            directory = Directory.first(run, [node.entry(run) for node in house.nodes])
-            for node in house.nodes:
-                node.accept(directory)
-            asked = {
-                "run": run,
-                "directory": directory.hash.hex(),
-                "cohort": tuple(cohort),
-                "least": len(cohort),
-            }
-            if len(cohort) == 9:
-                self.begin(house, **asked)
-                continue
-            with pytest.raises(Refused, match=r"over other nodes.* move secagg.db away") as refused:
-                self.begin(house, **asked)
-            assert refused.value.code == "policy"
-
-    def test_none_is_opened_over_some_of_its_cohort(self) -> None:
-        house = self.house()
-        with pytest.raises(ValueError, match="show the others' values"):
-            house.terms(noise_scale=0.0, least=8)

@@ -13,20 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 from fl_dp.strategies.rehearsal import RehearsalFailed
-from fl_dp.strategies.secure import Summed
 from flwr.app import Array, ArrayRecord, Context
 from local_grid import FIRST_NODE, LocalGrid
 from secure_nodes import SecureNodes, refusals
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PrivacyBudgetExhausted
-from fl_dp.commands.terminal.ledger_view import ledger_summary, ledger_table
 from fl_dp.ledger import NodeLedger
-from fl_dp.mechanisms import ExactShare, GaussianMechanism, SecureRandom
+from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import DistributedNoise, SecureSum
 from fl_dp.secagg import SecureSumFailed
-from fl_dp.statement import privacy_statement
 from fl_dp.statistics import (
     Answer,
     Count,
@@ -45,7 +42,6 @@ from fl_dp.strategies import (
     RosterTooLarge,
     ask_federation,
     evaluate_federation,
-    exact_evaluation,
 )
 
 NODES = 5
@@ -375,88 +371,3 @@ def test_only_an_evaluation_measures_a_model(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="measured by an Evaluation, got a query 'count'"),
     ):
         evaluate_federation(LocalGrid(nodes, NODES), ledger, "it", choice, arrays=MODEL)
-
-
-# --- Exact totals ---------------------------------------------------------------------------------
-
-
-def exactly(folder: Path, nodes: SecureNodes, *, of: int = NODES) -> Answer:
-    """Exact means over the first `of` nodes."""
-    plan = plan_of(chosen(METRICS), num_clients=of)
-    with PrivacyLedger.open(folder / "server.db", plan) as ledger:
-        grid = LocalGrid(nodes, of)
-        return exact_evaluation(grid, ledger, "exact means", METRICS, arrays=MODEL, timeout=5.0)
-
-
-def measuring(folder: Path, *, allowing: Sequence[int] = range(NODES)) -> SecureNodes:
-    return SecureNodes(
-        folder,
-        [[None]] * NODES,
-        measured=lambda node, unit: (0.3 * node, 10, {"accuracy": 0.1 * node}),
-        owners={
-            node: {
-                "require-privacy": "distributed",
-                "max-epsilon": 4.0,
-                "secagg-exact": "evaluate",
-            }
-            for node in allowing
-        },
-    )
-
-
-def test_exact_totals_are_exact_and_named_as_uncharged(tmp_path: Path) -> None:
-    nodes = measuring(tmp_path)
-    answer = exactly(tmp_path, nodes)
-    assert float(answer["loss"].value) == pytest.approx(0.6, abs=1e-6)
-    assert float(answer["accuracy"].value) == pytest.approx(0.2, abs=1e-6)
-    assert float(answer["count"].value) == pytest.approx(NODES, abs=1e-6)
-    assert answer.events == ()
-    assert spent(tmp_path) == (0, 0)
-    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
-        assert ledger.uncharged == ("exact means",)
-        first = privacy_statement(ledger).not_covered[0]
-        assert "1 exact releases are in no epsilon" in " ".join(ledger_summary(ledger))
-        shown = [str(cell) for cell in ledger_table(ledger).columns[2].cells]
-        assert "exact means: exact, and in no epsilon" in shown
-    assert first.startswith("RELEASES THAT WERE NOT CHARGED, 1 in all: 'exact means'")
-    masked = [reply for reply in nodes.replies if reply.metadata.message_type == "evaluate"]
-    assert all(set(reply.content) == {"masked", "bundles"} for reply in masked)
-
-
-def test_a_second_exact_total_is_over_the_same_nodes(tmp_path: Path) -> None:
-    """Over all but one, the difference would be that node's own loss and accuracy."""
-    nodes = measuring(tmp_path)
-    for _ in range(2):  # of another training, by the same server or another
-        assert float(exactly(tmp_path, nodes)["loss"].value) == pytest.approx(0.6, abs=1e-6)
-    nodes.replies.clear()
-    fewer = tmp_path / "fewer"
-    fewer.mkdir()
-    with pytest.raises(SecureSumFailed):
-        exactly(fewer, nodes, of=NODES - 1)
-    assert refusals(nodes) == ["Refused policy"] * (NODES - 1)
-
-
-def test_one_owner_who_does_not_allow_them_keeps_exact_totals_shut(tmp_path: Path) -> None:
-    nodes = measuring(tmp_path, allowing=[0, 1, 3, 4])
-    with pytest.raises(SecureSumFailed):
-        exactly(tmp_path, nodes)
-    assert not any(kind == "secagg_open" for kind, _ in nodes.seen)
-    assert refusals(nodes) == ["Refused policy"]
-
-
-def test_statistics_are_never_exact(tmp_path: Path) -> None:
-    """The owners' consent is to evaluations: another sum without noise is refused by each."""
-    nodes = measuring(tmp_path)
-    nodes.statistics_fn = lambda *_: [1.0]
-    choice = chosen(Count())
-    with pytest.MonkeyPatch.context() as patched:
-        share = ExactShare.on_finest_grid(
-            "updates", 1, largest=1.0, clipping_norm=1.0, nodes=NODES, bits=32
-        )
-        patched.setattr(
-            "fl_dp.strategies.charged_sum.Summed",
-            lambda **given: Summed(**given | {"share": share}),
-        )
-        with pytest.raises(SecureSumFailed):
-            asked(tmp_path, nodes, choice)
-    assert refusals(nodes) == ["Refused policy"] * NODES

@@ -34,7 +34,6 @@ def training_summary(ledger: SpentLedger) -> dict[str, Any]:
         "first_opened": opened[0] if opened else None,
         "last_opened": opened[-1] if opened else None,
         "insecure": ledger.insecure,
-        "uncharged": len(ledger.uncharged),
         "verified": True,
     }
 
@@ -70,8 +69,6 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     lines = ["Chain verified"]
     if summary.get("insecure"):
         lines.append("INSECURE noise: nothing is promised")
-    if summary.get("uncharged"):
-        lines.append(f"{summary['uncharged']} exact releases are in no epsilon")
     if summary["kind"] == "nodes":
         lines.append(f"Ledgers of nodes: {summary['ledgers']}; the account with least left:")
     else:

@@ -194,8 +194,6 @@ def ledger_summary(ledger: SpentLedger) -> list[str]:
     ]
     if ledger.insecure:
         lines.append("INSECURE noise: nothing is promised")
-    if ledger.uncharged:
-        lines.append(f"{len(ledger.uncharged)} exact releases are in no epsilon")
     accountant = ACCOUNTANTS.get(spent.best_name, spent.best_name)
     lines.append(
         f"Spent: epsilon {rounded_up(spent.best)} of {budget.epsilon:g} at delta "
@@ -262,7 +260,5 @@ def _describe(fields: dict[str, Any]) -> str:
             return f"index {fields['index']}: asked {' '.join(fields['units'])}"
         case "fold":
             return f"index {fields['index']}: adds what {' '.join(fields['units'])} answered"
-        case "uncharged":
-            return f"{fields['what']}: exact, and in no epsilon"
         case _:
             return f"of entry {fields['reserved']}"

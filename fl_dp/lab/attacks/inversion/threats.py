@@ -24,7 +24,6 @@ from fl_dp.accounting import PoissonGaussianEvent, PrivacyBudget, PrivacyEvent, 
 from fl_dp.accounting.shared_noise import shared_noise_multiplier
 from fl_dp.mechanisms import (
     ClientScheme,
-    ExactShare,
     GaussianMechanism,
     NoiseShare,
     SecureRandom,
@@ -39,7 +38,6 @@ from fl_dp.tasks.training import train_locally
 
 from .attack import ClientRecords, LocalTraining, Observation, flat_parameters
 
-_WORD_BITS = 32  # of a secure sum
 _SHARE_SCALE = 2.0**20  # grid steps of one share of noise: rounding is far below it
 Updates: TypeAlias = list[NDArray[np.float64]]
 """What each client's training changes, `(d,)`."""
@@ -259,7 +257,7 @@ class UpdateSum(ThreatModel):
     Attributes:
         clipping_norm: L2 bound on each client's update.
         noise_multiplier: Noise on the sum over `clipping_norm`, of all clients' shares together;
-            None: an exact total, which promises nothing.
+            None: there is none, and nothing is promised.
         cohort: Clients of the sum, at least 2.
     """
 
@@ -278,9 +276,12 @@ class UpdateSum(ThreatModel):
 
     def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return the sum over all clients, divided by their number. See `ThreatModel.shown`."""
-        share = self._share(updates[0].size)
+        clipped = [clip_by_norm(each, self.clipping_norm) for each in updates]
+        if self.noise_multiplier is None:
+            return Shown(np.sum(clipped, axis=0) / self.cohort, clients)
+        share = self._share(updates[0].size, self.noise_multiplier)
         total = sum(
-            (share.encode([clip_by_norm(each, self.clipping_norm)], rng) for each in updates),
+            (share.encode([each], rng) for each in clipped),
             start=np.zeros(share.size, dtype=np.int64),
         )
         [opened] = share.decode(total)
@@ -294,22 +295,12 @@ class UpdateSum(ThreatModel):
         """Return the charge of one sum, all of whose shares are unknown to the server."""
         if self.noise_multiplier is None:
             return None
-        share = self._share(1)
-        assert isinstance(share, NoiseShare)
+        share = self._share(1, self.noise_multiplier)
         amounts_to = shared_noise_multiplier(share.noise_scale, share.sensitivity, self.cohort)
         return GaussianEvent(noise_multiplier=amounts_to), 1
 
-    def _share(self, size: int) -> NoiseShare | ExactShare:
-        if self.noise_multiplier is None:
-            return ExactShare.on_finest_grid(
-                "updates",
-                size,
-                largest=self.clipping_norm,
-                clipping_norm=self.clipping_norm,
-                nodes=self.cohort,
-                bits=_WORD_BITS,
-            )
-        noise_of_each = self.noise_multiplier * self.clipping_norm / math.sqrt(self.cohort)
+    def _share(self, size: int, noise_multiplier: float) -> NoiseShare:
+        noise_of_each = noise_multiplier * self.clipping_norm / math.sqrt(self.cohort)
         scale = _SHARE_SCALE / noise_of_each
         cap = scale * self.clipping_norm
         segment = Segment("updates", size, scale, cap, self.clipping_norm)
