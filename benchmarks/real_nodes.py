@@ -75,7 +75,7 @@ def write_place(place: Path) -> None:
         (place / name / "ledger").mkdir()
         ledger = str(place / name / "ledger" / "ledger.db")
         said = subprocess.run(
-            [sys.executable, "-m", "fl_dp", "secagg", "identity", ledger, "--name", name],
+            [sys.executable, "-m", "fl_dp", "node", "identity", ledger, "--name", name],
             capture_output=True,
             text=True,
             check=True,

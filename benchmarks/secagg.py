@@ -85,7 +85,7 @@ class Size:
 
     def message(self, place: int) -> MaskedMessage:
         """Return a client's message."""
-        part = Participation(self.terms, place, _root_of(place), lambda _: None)
+        part = Participation(self.terms, place, _root_of(place))
         return part.message(np.zeros(self.coordinates, np.int64))
 
     @cached_property
@@ -106,7 +106,7 @@ class Size:
             shares, unreadable = open_bundles(
                 self.terms, member, *opening.question(member), _root_of(member)
             )
-            answers[member] = Opened(shares, bytes(64), unreadable)
+            answers[member] = Opened(shares, unreadable)
         return answers
 
 

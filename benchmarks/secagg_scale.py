@@ -177,14 +177,10 @@ def measure(count: int, size: int, *, all_mask: bool) -> dict[str, Any]:
     total = opening.release()
     server += time.process_time() - began
     assert (total == len(replying)).all()
-    opening.receipt_for(sampled[1]).to_json()  # what all receipts have in common is made once
-    receipting, receipt = timed(lambda: opening.receipt_for(sampled[0]).to_json())
     return found | {
         "member_bytes": len(text) + asked,
         "member_seconds": statistics.median(opens),
         "server_sum_seconds": server,
-        "receipt_bytes": len(receipt),
-        "server_receipts_seconds": receipting * count,
     }
 
 

@@ -134,10 +134,8 @@ def _opened_sum(
     """
     log = RunLog()
     one.open(nodes, ask)
-    messages = [
-        question.to(node, one.content_for(node, question.content), timeout=timeout)
-        for node in nodes
-    ]
+    content = one.content_for(question.content)
+    messages = [question.to(node, content, timeout=timeout) for node in nodes]
     for reply in question.answers(ask(messages, timeout), nodes, log):
         try:
             one.fold(reply.metadata.src_node_id, reply.content)

@@ -52,7 +52,6 @@ COHORT_KEY = "min-cohort"
 ROSTER_KEY = "secagg-roster"
 LEAST_SUM_KEY = "secagg-min-sum"
 COLLUDING_KEY = "secagg-colluding"
-RECEIPTS_KEY = "secagg-receipts"
 """Keys of `--node-config` that are fl-dp's own."""
 
 PARTITION_ID_KEY = "partition-id"
@@ -68,8 +67,8 @@ RECORD_SUMS = "distributed-records"
 """Values of `require-privacy`: DP-SGD, noise at the client, and noise inside a secure sum, of whole
 clients or of their records."""
 
-LEAST_SUM, MISSED_RECEIPTS = 2, 3
-"""Defaults of `secagg-min-sum` and `secagg-receipts`."""
+LEAST_SUM = 2
+"""Default of `secagg-min-sum`."""
 
 NOBODY, ANYBODY = "none", "any"
 """Values of `statistics-from` and `evaluation-from`, besides apps."""
@@ -133,7 +132,6 @@ class NodeConfig:
         colluding: Nodes that the owner supposes to collude; a server may suppose more. None: the
             owner leaves it to the plan without a roster, and to what is usual with one, lest a
             server that lies writes 0.
-        missed_receipts: Secure sums without a receipt after which a node with a roster refuses.
     """
 
     ledger_path: str | None = None
@@ -161,7 +159,6 @@ class NodeConfig:
     least_sum: int = LEAST_SUM
     least_cohort: int = 0
     colluding: int | None = None
-    missed_receipts: int = MISSED_RECEIPTS
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Self:
@@ -731,14 +728,6 @@ POLICY_KEYS = (
         read=partial(_count, default=None, least=0),
         does="Supposes that at least this many nodes collude.",
         otherwise="With a roster, what is usual; else the plan's number",
-        of_sums=True,
-    ),
-    PolicyKey(
-        name=RECEIPTS_KEY,
-        field="missed_receipts",
-        read=partial(_count, default=MISSED_RECEIPTS, least=1),
-        does="With a roster, refuses after this many secure sums without a receipt.",
-        otherwise="3",
         of_sums=True,
     ),
 )

@@ -36,7 +36,6 @@ from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
     content_digest,
     masked_to_content,
-    receipts_in,
     terms_in,
     without_terms,
 )
@@ -98,7 +97,6 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         return call_next(message, context)
     began = clock.now()
     terms, content = SumTerms.from_json(text), content_digest(message.content)
-    receipts = receipts_in(message.content)
     message.content = without_terms(message.content)
     summed = summed_of(message)
     _require_matching(terms, summed)
@@ -119,8 +117,6 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         at_work(keys_folder(context), context.run_id) if real else nullcontext(),
         secure_node(context) as node,
     ):
-        for receipt in receipts:
-            node.check_receipt(terms.run, receipt)
         if node.store.get(None, silent):
             raise Refused(
                 "late",

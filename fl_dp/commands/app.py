@@ -21,7 +21,6 @@ from .new import new
 from .node import node
 from .plan import plan
 from .run import run
-from .secagg import secagg
 from .stats import stats
 from .status import status
 from .wings import command_wings
@@ -104,7 +103,6 @@ app = typer.Typer(
 for command in _COMMANDS:
     app.command()(command)
 app.add_typer(node, name="node")
-app.add_typer(secagg, name="secagg")
 for wing in command_wings():
     wing.add_commands(app)
 

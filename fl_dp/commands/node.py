@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -113,3 +114,47 @@ def revoke(
             ledger.revoke()
             said = ledger.revoked
     note(f"revoked on {said}: a node with this ledger answers nothing any more")
+
+
+@node.command()
+def identity(
+    path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False)],
+    name: Annotated[
+        str, typer.Option("--name", help="The node's `unit-name`, under which others know it.")
+    ],
+    committee: Annotated[
+        bool, typer.Option("--committee", help="Say that people chose it for the committee.")
+    ] = False,
+) -> None:
+    """Print a node's line of the roster; make its identity first if it has none.
+
+    PATH is the node's `ledger-path`, or its folder. The secret half stays there, in
+    `secagg-identity.pem`: back it up, and give it to nobody. Collect the lines of all nodes in a
+    file `{"federation": "...", "members": [LINE, ...]}`, compare it over another channel, and name
+    it in each node's `secagg-roster`.
+    """
+    from fl_dp.clients.secure_node import IDENTITY_FILE
+    from fl_dp.secagg import Identity
+    from fl_dp.secagg.roster import Member
+
+    with failures_told():
+        file = _folder(path) / IDENTITY_FILE
+        known = file.exists()
+        member = Member(
+            name=name, identity=Identity.load_or_create(file).public, committee=committee
+        )
+    note(f"{'read' if known else 'made'} {file}")
+    line = {"name": member.name, "identity": member.identity.hex(), "committee": member.committee}
+    typer.echo(json.dumps(line))
+
+
+def _folder(path: Path) -> Path:
+    """Return the folder of a node's keys.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    folder = path if path.is_dir() else path.parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"there is no folder {folder}: give the node's ledger-path")
+    return folder

@@ -31,16 +31,8 @@ SECURE_SUM_KEY = "fl-dp-secure-sum"
 SUM_KEY = "fl-dp-sum"
 """Config key of a message that is no training: the JSON text of its `SumInstruction`."""
 
-RECEIPT_KEY = "fl-dp-receipt"
-"""Name of the ConfigRecord with receipts of earlier sums; no part of a message's content."""
-
 _MOST_VALUES = 100_000  # of one record that is hashed
 _HEADER = 1024  # bytes of a NumPy file before its values, at most
-
-MOST_RECEIPTS = 3
-"""That a node is sent at a time: a short text can stand for a million repliers."""
-
-_BESIDE = frozenset({SECURE_SUM_KEY, RECEIPT_KEY})  # no part of a message's content
 
 KEY_ACTION = "fl_dp_secagg_key"
 DIRECTORY_ACTION = "fl_dp_secagg_directory"
@@ -61,13 +53,13 @@ _PLACES, _SHARES, _UNREADABLE = "places", "shares", "unreadable"
 
 
 def content_digest(content: RecordDict) -> str:
-    """Return a digest, in hexadecimal, of all that a message says besides terms and receipts.
+    """Return a digest, in hexadecimal, of all that a message says besides terms.
 
     Whatever a client trains from is in it: a learning rate of 0 for all but one client singles it
     out just as another model does (Pasquini et al. 2022, "Eluding Secure Aggregation").
     """
     parts: list[bytes] = []
-    for name in sorted(set(content) - _BESIDE):
+    for name in sorted(set(content) - {SECURE_SUM_KEY}):
         record = content[name]
         parts += [name.encode(), type(record).__name__.encode()]
         if isinstance(record, ArrayRecord):
@@ -114,13 +106,6 @@ def with_terms(content: RecordDict, terms: str) -> RecordDict:
     return RecordDict(dict(content) | {SECURE_SUM_KEY: ConfigRecord({_TERMS: terms})})
 
 
-def with_receipts(content: RecordDict, receipts: Sequence[str]) -> RecordDict:
-    """Return a message's content with receipts of earlier sums, oldest first."""
-    if not receipts:
-        return content
-    return RecordDict(dict(content) | {RECEIPT_KEY: ConfigRecord({_TERMS: list(receipts)})})
-
-
 def terms_in(content: RecordDict) -> str | None:
     """Return the text of the terms in a message; None if it takes part in no sum.
 
@@ -136,17 +121,9 @@ def terms_in(content: RecordDict) -> str | None:
     return text
 
 
-def receipts_in(content: RecordDict) -> list[str]:
-    """Return the texts of the receipts in a message; those beyond what is sent are not read."""
-    record = content.get(RECEIPT_KEY)
-    texts = record.get(_TERMS) if isinstance(record, ConfigRecord) else None
-    texts = texts[:MOST_RECEIPTS] if isinstance(texts, list) else []
-    return [each for each in texts if isinstance(each, str)]
-
-
 def without_terms(content: RecordDict) -> RecordDict:
     """Return a message's content as a client without secure sums would have got it."""
-    return RecordDict({name: content[name] for name in content if name not in _BESIDE})
+    return RecordDict({name: content[name] for name in content if name != SECURE_SUM_KEY})
 
 
 def masked_to_content(message: MaskedMessage) -> RecordDict:
@@ -260,7 +237,6 @@ def opened_to_content(opened: Opened) -> RecordDict:
     config: _Config = {
         _PLACES: list(opened.shares),
         _SHARES: list(opened.shares.values()),
-        _SIGNATURE: opened.signature,
         _UNREADABLE: list(opened.unreadable),
     }
     return RecordDict({"config": ConfigRecord(config)})
@@ -276,7 +252,6 @@ def opened_of(content: RecordDict) -> Opened:
     shares = zip(_integers(config, _PLACES), _blobs(config, _SHARES), strict=True)
     return Opened(
         shares=dict(shares),
-        signature=signature_of(content),
         unreadable=_integers(config, _UNREADABLE),
     )
 
@@ -292,7 +267,7 @@ def text_of(content: RecordDict) -> str:
     Raises:
         ValueError: If there is none.
     """
-    text = _only_config(without_terms(content)).get(_TERMS)
+    text = _only_config(content).get(_TERMS)
     if not isinstance(text, str):
         raise ValueError("the message has no text")
     return text

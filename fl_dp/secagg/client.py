@@ -95,7 +95,6 @@ class Participation:
         terms: SumTerms,
         place: int,
         root: Callable[[int], bytes],
-        sent: Callable[[bytes], None],
     ) -> None:
         """Start, after the mark is on disk.
 
@@ -103,11 +102,9 @@ class Participation:
             terms: Of the sum.
             place: The client's.
             root: Secret that the client shares with a place.
-            sent: Is given the message's label before the message leaves.
         """
         self.terms, self.place = terms, place
-        self._root, self._sent = root, sent
-        self._used = False
+        self._root, self._used = root, False
 
     def message(self, values: NDArray[np.int64]) -> MaskedMessage:
         """Mask and share.
@@ -139,8 +136,7 @@ class Participation:
             add_mask(total, seed, sign=sign_of(place, other))
         committed = b"".join(commitment(seed, terms, place) for seed in (own, *pairs))
         message = MaskedMessage(pack(total, terms.bits), [], committed)
-        label = message.label
-        bound = terms.hash + label
+        bound = terms.hash + message.label
         shares = split(b"".join((own, *pairs)), terms.threshold, len(terms.committee))
         nonce = secrets.token_bytes(NONCE_BYTES)  # one for all members, as each has its own key
         nonces = [piece_nonce(nonce, index) for index in range(1 + len(pairs))]
@@ -149,5 +145,4 @@ class Participation:
             pieces = (share[at : at + SEED_BYTES] for at in range(0, len(share), SEED_BYTES))
             sealed = map(cipher.encrypt, nonces, pieces, itertools.repeat(bound))
             message.bundles.append(nonce + b"".join(sealed))
-        self._sent(label)
         return message

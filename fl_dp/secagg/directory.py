@@ -186,11 +186,6 @@ class Directory:
         directory.check()
         return directory
 
-    def as_of(self, epoch: int) -> Directory:
-        """Return what it was in an epoch, if it had one then; it is not checked."""
-        kept = tuple(each for each in self.entries if each.epoch <= epoch)
-        return Directory(run=self.run, epoch=epoch, roster_hash=self.roster_hash, entries=kept)
-
     @cached_property
     def hash(self) -> bytes:
         """Digest of the directory, 32 bytes: equal at all nodes that hold the same one."""

@@ -9,6 +9,7 @@ from cryptography.exceptions import InvalidTag
 
 from .client import NONCE_BYTES, PIECE_BYTES, bundle_cipher, piece_nonce
 from .terms import SumTerms
+from .texts import digest, frame
 
 
 @dataclass(frozen=True)
@@ -18,13 +19,23 @@ class Opened:
     Attributes:
         shares: For each replier by place: shares of its self seed, then of its pair seeds with
             neighbours who did not reply, in ascending order, 16 bytes each.
-        signature: Of the view that it answered for, 64 bytes.
         unreadable: Places of repliers whose bundle does not decrypt; left out of `shares`.
     """
 
     shares: dict[int, bytes] = field(repr=False)  # not into a node's logs
-    signature: bytes
     unreadable: tuple[int, ...] = ()
+
+
+def view_text(terms: SumTerms, online: Sequence[int], labels: Mapping[int, bytes]) -> bytes:
+    """Return a view as members sign it: the terms, the repliers and labels of their messages.
+
+    Args:
+        terms: Of the sum.
+        online: Places of the repliers, ascending.
+        labels: Of their messages, by place.
+    """
+    sent = digest("labels", *(labels[place] for place in online))
+    return frame("view", terms.hash, sent, *online)
 
 
 def lost_neighbours(terms: SumTerms, place: int, online: frozenset[int]) -> list[tuple[int, int]]:

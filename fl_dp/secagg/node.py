@@ -15,17 +15,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple
 
 from fl_dp.accounting.shared_noise import SharedNoise, usual_colluding
 
 from .client import Participation
 from .directory import MOST_ENTRIES, MOST_EPOCHS, MOST_RUNS, Directory, Entry
-from .evidence import Evidence
 from .key_pairs import Identity, RunKey
-from .member import Opened, open_bundles
-from .receipts import MerkleTree, Receipt, view_text
+from .member import Opened, open_bundles, view_text
 from .roster import Roster
 from .store import Mark, SQLiteStore, stale
 from .terms import Refused, SumTerms
@@ -35,14 +33,10 @@ KEPT_DAYS = 30.0  # of a run's keys, where no message says that the run is done
 _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
 _KEY, _DIRECTORY = "run-key", "directory"
-_DUE, _RECEIPTED = "unreceipted", "receipted"
-_ENDED = "ended"  # and the run, unless it had no sum
 _PROMISED = "promised"
 _KNOWN, _LARGEST = "identities", "largest"
-_SUM, _VIEW, _OPEN, _RECEIPT = "sum", "view", "open", "receipt"  # roles of marks
+_SUM, _VIEW, _OPEN = "sum", "view", "open"  # roles of marks
 _MOST_KEYS = 8  # of one node in a run: it may lose them
-_REMEMBERED = 3  # sums whose receipt can be checked, where none are demanded
-_LEFT_OUT = b"left out"  # in the mark of a receipt
 
 
 class SecureNode:
@@ -58,7 +52,6 @@ class SecureNode:
         least_sum: int = 2,
         least_cohort: int = 0,
         colluding: int | None = 0,
-        receipts: int = 0,
         told: bytes = b"",
     ) -> None:
         """Set up.
@@ -72,7 +65,6 @@ class SecureNode:
             least_cohort: Fewest clients, honest or not, over which a sum may be opened.
             colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
                 None: as many as is usual for the roster.
-            receipts: Sums without a receipt after which the node refuses; 0: never.
             told: Digest of what the node was told besides its messages. Its masks don't cancel with
                 those of a node that was told anything else.
 
@@ -81,11 +73,11 @@ class SecureNode:
         """
         require_name(name=name)
         require_integers(2, _MOST_NODES, least_sum=least_sum)
-        require_integers(0, _MOST_NODES, colluding=colluding or 0, receipts=receipts)
+        require_integers(0, _MOST_NODES, colluding=colluding or 0)
         self.identity, self.store, self.name, self.roster = identity, store, name, roster
         self.least_sum, self.colluding = least_sum, colluding
         self.least_cohort = least_cohort
-        self.receipts, self._told = receipts, told
+        self._told = told
         self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
         for run in store.older(KEPT_DAYS):  # a server need not say that a run is done
             self.forget(run)
@@ -100,8 +92,7 @@ class SecureNode:
             epoch: Of the directory that it is to stand in.
 
         Raises:
-            Refused: `directory`, if there can be no such run, or it has ended; then nothing is
-                stored.
+            Refused: `directory`, if there can be no such run; then nothing is stored.
         """
         try:
             require_integers(0, MOST_RUNS, run=run)
@@ -109,9 +100,6 @@ class SecureNode:
         except ValueError as error:
             raise Refused("directory", f"{error}") from error
         if self.store.get(run, _KEY) is None:
-            # In this order: while a run ends, its evidence is there before its key is gone.
-            if self.store.get(None, f"{_ENDED} {run}") is not None:
-                raise Refused("directory", f"run {run} has ended at this node: start a new one")
             self.store.put(run, _KEY, RunKey.generate().secret)
         return Entry.make(run, epoch, self.name, self.identity, self._run_key(run))
 
@@ -176,53 +164,9 @@ class SecureNode:
         return known
 
     def forget(self, run: int) -> None:
-        """Delete a run's key, directory and marks: what was sent in it can't be opened any more.
-
-        What its owner can check afterwards is kept (`ended`), and such a run does not begin again.
-        """
-        if self.store.get(run, _DIRECTORY) is not None:
-            evidence = self.evidence(run, ended=True)
-            # Runs without a sum cost their server nothing: of those the last one is kept.
-            key = f"{_ENDED} {run}" if evidence.last else _ENDED
-            self.store.put(None, key, evidence.to_json().encode())
+        """Delete a run's key, directory and marks: what was sent in it can't be opened any more."""
         self.store.forget(run)
         self._roots.clear()
-
-    def ended(self) -> list[Evidence]:
-        """Return what was kept of runs that have ended, the last one at the end.
-
-        Raises:
-            ValueError: If it can't be read.
-        """
-        kept = [key for key in self.store.lasting_keys() if key.split()[0] == _ENDED]
-        texts = (self.store.get(None, key) for key in kept)
-        return [Evidence.from_json(text.decode()) for text in texts if text is not None]
-
-    def evidence(self, run: int, *, ended: bool = False) -> Evidence:
-        """Return this node's view of a run.
-
-        Args:
-            run: Flower's run id.
-            ended: Whether no receipt can come any more.
-
-        Raises:
-            Refused: `directory`, if it has none.
-        """
-        receipted = self.store.get(run, _RECEIPTED)
-        # Marks are the evidence: no later receipt, and no two messages at once, undo one.
-        sums, receipts = self.store.marks(run, _SUM), self.store.marks(run, _RECEIPT)
-        return Evidence(
-            run=run,
-            identity=self.identity.public.hex(),
-            directory=self._accepted(run).to_json(),
-            ended=ended,
-            last=max(sums, default=0),
-            receipted={} if receipted is None else json.loads(receipted),
-            summed=tuple(each for each in receipts if receipts[each].view != _LEFT_OUT),
-            left_out=tuple(each for each in receipts if receipts[each].view == _LEFT_OUT),
-            missing=tuple(each for each in sums if each not in receipts),
-            promised=self._promise(run)[0],
-        )
 
     # As a client.
 
@@ -255,82 +199,11 @@ class SecureNode:
                 f"a sum over {terms.least} clients could be opened, this node wants "
                 f"{self.least_cohort}",
             )
-        if self.receipts and self.unreceipted(terms.run) >= self.receipts:
-            raise Refused("policy", f"{self.receipts} sums came without a receipt")
         # Members were asked about it: the cut-off is over.
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)
         self._mark(terms, _SUM, Mark(terms.hash))
-        self._remember(agreed)  # without a label: a node that dies now sends nothing
-        sent = partial(self._remember, agreed)
-        return Participation(terms, place, agreed.root, sent)
-
-    def _remember(self, agreed: _Agreed, label: bytes = b"") -> None:
-        """Keep what a receipt is checked with."""
-        terms = agreed.terms
-        sums = [each for each in self._due(terms.run) if each["number"] != terms.number]
-        kept: dict[str, str | int] = {
-            "number": terms.number,
-            "terms": terms.to_json(),
-            "label": label.hex(),
-            "epoch": agreed.directory.epoch,
-        }
-        sums.append(kept)
-        last = sums[-max(_REMEMBERED, self.receipts) :]
-        self.store.put(terms.run, _DUE, canonical(last).encode())
-
-    def check_receipt(self, run: int, text: str) -> None:
-        """Check a receipt: this node's message is in the one sum that could be opened, or in none.
-
-        What members signed without this node proves as much: its message came too late, and too few
-        of them are left who would open it. A sum behind which a later one has its receipt has none
-        for good, and a receipt of one that never reached this node is not looked at.
-
-        Args:
-            run: Flower's run id.
-            text: Of `Receipt.to_json`.
-
-        Raises:
-            Refused: `view`, if it is none; `directory`.
-        """
-        directory = self._directory(run)
-        try:
-            receipt = Receipt.from_json(text, places=len(directory.entries))
-        except ValueError as error:
-            raise Refused("view", f"{error}") from error
-        if receipt.number <= self.store.last(run, _RECEIPT):
-            return
-        mine = [each for each in self._due(run) if each["number"] == receipt.number]
-        place = directory.places[self.identity.public]
-        left_out = not receipt.has(place)
-        if left_out and self.store.marked(run, _SUM, receipt.number) is None:
-            return
-        if not mine:
-            raise Refused("view", f"no receipt is due for sum {receipt.number}")
-        terms = SumTerms.from_json(str(mine[0]["terms"]))
-        label = bytes.fromhex(str(mine[0]["label"]))
-        if not receipt.accounts_for(terms.hash, place, label):
-            raise Refused("view", "the receipt is not of this node's message")
-        self._check_repliers(terms, receipt.online, self._noise(terms))
-        good = terms.signers(directory, receipt.signatures, receipt.view)
-        if good < terms.threshold:
-            raise Refused("view", f"{good} members signed, {terms.threshold} are needed")
-        mark = Mark(terms.hash, _LEFT_OUT if left_out else b"")
-        self.store.mark(run, _RECEIPT, receipt.number, mark)
-        receipted = {name: str(mine[0][name]) for name in ("terms", "label", "epoch")}
-        receipted["receipt"] = text
-        self.store.put(run, _RECEIPTED, canonical(receipted).encode())
-
-    def unreceipted(self, run: int) -> int:
-        """Return how many sums the node took part in since the last receipt."""
-        receipted = self.store.last(run, _RECEIPT)
-        return sum(number > receipted for number in self.store.marks(run, _SUM))
-
-    def _due(self, run: int) -> list[dict[str, str | int]]:
-        """Return the last sums that the node took part in, with what their receipts need."""
-        kept = self.store.get(run, _DUE)
-        sums: list[dict[str, str | int]] = [] if kept is None else json.loads(kept)
-        return sums
+        return Participation(terms, place, agreed.root)
 
     def largest(self, terms: SumTerms) -> tuple[int, int]:
         """Return the most coordinates and the largest cohort of any sum so far, this included.
@@ -400,7 +273,7 @@ class SecureNode:
                 )
         self._mark(terms, _OPEN, _mark_of(terms, said))
         shares, unreadable = open_bundles(terms, agreed.place, online, labels, bundles, agreed.root)
-        return Opened(shares, self.identity.sign(said), unreadable)
+        return Opened(shares, unreadable)
 
     def _check_view(
         self, agreed: _Agreed, online: Sequence[int], labels: Mapping[int, bytes]
@@ -415,8 +288,7 @@ class SecureNode:
         took_part = self.store.marked(terms.run, _SUM, terms.number)
         if took_part is not None and took_part.terms != terms.hash:
             raise Refused("terms", f"this node took part in sum {terms.number} under other terms")
-        root = MerkleTree([labels[place] for place in online]).root
-        said = view_text(terms.hash, root, online)
+        said = view_text(terms, online, labels)
         signed = self.store.marked(terms.run, _VIEW, terms.number)
         if signed not in (None, _mark_of(terms, said)):
             raise Refused("view", f"another view of sum {terms.number} was signed")
@@ -515,17 +387,13 @@ class SecureNode:
 
     def _directory(self, run: int) -> Directory:
         """Return a run's directory, checked against the roster that is in force now."""
-        directory = self._accepted(run)
-        # A directory of before a roster was pinned, or an identity struck out, may hold strangers.
-        self._check_strangers(directory)
-        return directory
-
-    def _accepted(self, run: int) -> Directory:
-        """Return a run's directory as it was accepted."""
         kept = self.store.get(run, _DIRECTORY)
         if kept is None:
             raise Refused("directory", "this node has no directory of that run")
-        return _directory_of(kept)
+        directory = _directory_of(kept)
+        # A directory of before a roster was pinned, or an identity struck out, may hold strangers.
+        self._check_strangers(directory)
+        return directory
 
     def _root_of(self, theirs: bytes, key: RunKey, mine: int, other: int) -> bytes:
         """Return the secret that this node shares with a place, 61 us the first time."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
 from functools import cached_property
@@ -25,8 +24,7 @@ from .client import COMMITMENT_BYTES, MaskedMessage, commitment, sign_of
 from .directory import Directory
 from .key_pairs import is_signed
 from .masks import SEED_BYTES, add_masks, unpack, word_dtype
-from .member import Opened, lost_neighbours, needed_of
-from .receipts import MerkleTree, Receipt, view_text
+from .member import Opened, lost_neighbours, needed_of, view_text
 from .shares import combine, interpolate
 from .terms import Refused, SumTerms
 
@@ -87,8 +85,8 @@ class OpenSum:
 
         Args:
             terms: Of the sum.
-            directory: Whose identities view signatures are checked with; None: they are not, and
-                there are neither receipts nor a cross-check.
+            directory: Whose identities view signatures are checked with; None: there is no
+                cross-check.
         """
         self.terms, self.directory = terms, directory
         self.view_signatures: dict[int, bytes] = {}
@@ -101,7 +99,6 @@ class OpenSum:
         self._fitted: dict[int, tuple[int, ...]] = {}  # x of the shares that a replier's are of
         self._needed: dict[int, list[tuple[int, int | None]]] = {}
         self._asked, self._answered, self._fresh = False, set[int](), False
-        self._view = b""
         self._good: tuple[int, ...] = ()  # x of members whose shares fitted last
 
     # Replies.
@@ -113,7 +110,7 @@ class OpenSum:
 
     @cached_property
     def _fixed(self) -> tuple[int, ...]:
-        """The repliers from the first question on: one tuple for everybody's receipts."""
+        """The repliers from the first question on."""
         return tuple(sorted(self._heads))
 
     @property
@@ -156,18 +153,11 @@ class OpenSum:
 
     # The committee.
 
-    @property
+    @cached_property
     def view(self) -> bytes:
         """The text that members sign: who replied with what. From here on no message is folded."""
         self._asked = True
-        if not self._view:
-            self._view = view_text(self.terms.hash, self._tree.root, self.online)
-        return self._view
-
-    @cached_property
-    def _tree(self) -> MerkleTree:
-        """Over the labels, which are fixed from the first question on."""
-        return MerkleTree(list(self.labels.values()))
+        return view_text(self.terms, self.online, self.labels)
 
     def question(self, member: int) -> Question:
         """Return what to ask a member, by its place. From here on no message is folded.
@@ -203,7 +193,6 @@ class OpenSum:
             return
         self._answered.add(member)
         self._asked = self._fresh = True
-        self.sign(member, opened.signature)
         for place in self._heads.keys() & set(opened.unreadable):
             self._unreadable.setdefault(place, set()).add(member)
         x = self.terms.committee.index(member) + 1
@@ -359,29 +348,6 @@ class OpenSum:
         ]
         add_masks(total, masks)
         return centred_words(total, self.terms.bits)
-
-    def receipt_for(self, place: int) -> Receipt:
-        """Return the proof for a client that its message is in the one sum that was opened.
-
-        For one that did not reply in time: that it is in none.
-
-        Raises:
-            SecureSumFailed: If too few members signed the view.
-        """
-        if not self.has_quorum:
-            raise SecureSumFailed(
-                f"{len(self.view_signatures)} members signed who replied, "
-                f"{self.terms.threshold} are needed for a receipt"
-            )
-        tree = self._tree
-        return Receipt(
-            number=self.terms.number,
-            terms_hash=self.terms.hash,
-            online=self.online,
-            root=tree.root,
-            path=tree.path(bisect_left(self.online, place)) if place in self._heads else (),
-            signatures=dict(list(self.view_signatures.items())[: self.terms.threshold]),
-        )
 
 
 def _seeds(points: Mapping[int, bytes], xs: tuple[int, ...]) -> tuple[bytes, ...]:

@@ -172,22 +172,6 @@ class SQLiteStore:
         query = "SELECT max(number) FROM once WHERE run = ? AND role = ?"
         return self._number(query, _name(run), role)
 
-    def marks(self, run: int, role: str) -> dict[int, Mark]:
-        """Return all marks of a role by number, ascending."""
-        query = "SELECT number, terms, view FROM once WHERE run = ? AND role = ? ORDER BY number"
-        rows = self._all(query, _name(run), role)
-        return {int(number): Mark(bytes(terms), bytes(view)) for number, terms, view in rows}
-
-    def lasting_keys(self) -> tuple[str, ...]:
-        """Return the keys of what outlives runs, the one that was put last at the end."""
-        rows = self._all("SELECT key FROM kept WHERE run = ? ORDER BY rowid", _ANY_RUN)
-        return tuple(str(row[0]) for row in rows)
-
-    def runs(self) -> tuple[int, ...]:
-        """Return the runs of which something is kept: they have not ended."""
-        rows = self._all("SELECT run FROM runs WHERE run != ?", _ANY_RUN)
-        return tuple(sorted(int(row[0]) for row in rows))
-
     def forget(self, run: int) -> None:
         """Delete everything of a run."""
         self._together(

@@ -109,7 +109,7 @@ class SecureSumMode(Mode):
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
         """Bind everything that clients are sent into the sum's terms. See `Mode.content_for`."""
-        return self._sum.content_for(node, self.told(content, self.instruction))
+        return self._sum.content_for(self.told(content, self.instruction))
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int

@@ -26,7 +26,6 @@ from fl_dp.protocol.secure_sum import (
     masked_of,
     opened_of,
     signature_of,
-    with_receipts,
     with_terms,
 )
 from fl_dp.secagg import OpenSum, Refused, SecureSumFailed, SumTerms
@@ -108,18 +107,13 @@ class OneSum:
             )
         self._sums.require_committee(planned)
 
-    def content_for(self, node: int, content: RecordDict) -> RecordDict:
-        """Return what a node is sent: terms that bind everything else in it, and its receipts.
-
-        Args:
-            node: Flower's id.
-            content: The same for every node.
-        """
+    def content_for(self, content: RecordDict) -> RecordDict:
+        """Return what every node is sent: terms that bind everything else in it, which is given."""
         if self._told is None or self._told[0] is not content:
             terms = self._terms(content_digest(content))
             self._sum = OpenSum(terms, self._sums.known)
             self._told = content, with_terms(content, terms.to_json())
-        return with_receipts(self._told[1], self._sums.receipts_for(node))
+        return self._told[1]
 
     def fold(self, node: int, content: RecordDict) -> None:
         """Add one node's masked message.
@@ -156,8 +150,7 @@ class OneSum:
             self._ask_to_open(opened, ask)
             total = opened.release()
         finally:
-            # What members signed is proof, whether their shares could be put together or not.
-            self._sums.note(opened)
+            self._sums.leave_out(opened)
         values = self._summed.share.decode(total)
         self._require_plausible(values, repliers=len(opened.online))
         return values

@@ -17,14 +17,11 @@ from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
     KEY_ACTION,
-    MOST_RECEIPTS,
     text_of,
     text_to_content,
-    with_receipts,
 )
 from fl_dp.secagg import Directory, OpenSum, Roster, SecureSumFailed
 from fl_dp.secagg.directory import Entry
-from fl_dp.secagg.receipts import Receipt
 
 from ..exchange import Ask
 from ..rehearsal import RehearsalFailed, meaning_of
@@ -69,7 +66,6 @@ class SecureSums:
         self._confirmed: set[int] = set()
         self._let_back: set[int] = set()
         self._late: dict[bytes, str] = {}
-        self._receipts: dict[int, list[Receipt]] = {}
 
     def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
         """Let nodes that are not known yet make their keys, and everybody know them.
@@ -220,18 +216,6 @@ class SecureSums:
                 f"privacy.secure_sum.committee={members} (SecureSum(committee={members}))"
             )
 
-    def note(self, opened: OpenSum) -> None:
-        """Take note of a sum that was opened: who lied, and everybody's receipts."""
-        self.leave_out(opened)
-        for place in opened.terms.cohort:
-            try:
-                receipt = opened.receipt_for(place)
-            except SecureSumFailed:  # too few signed one view: there are none
-                return
-            # Who replied has got all earlier ones, and whoever did not may have got none of them.
-            known = [] if place in opened.online else self._receipts.get(place, [])
-            self._receipts[place] = [*known, receipt][-MOST_RECEIPTS:]
-
     def leave_out(self, ended: OpenSum) -> None:
         """Leave those out of later sums whose messages could not be opened."""
         entries, blame = self.known.entries, ended.blame()
@@ -260,13 +244,6 @@ class SecureSums:
                 name,
                 self._sits_out[identity],
             )
-
-    def receipts_for(self, node: int) -> list[str]:
-        """Return what proves what became of a node's messages, as far as it may not have it."""
-        place = self._place_of.get(node)
-        # As texts they all list the repliers: of many nodes, too many to keep.
-        kept = [] if place is None else self._receipts.get(place, [])
-        return [each.to_json() for each in kept]
 
     @property
     def known(self) -> Directory:
@@ -354,15 +331,7 @@ class SecureSums:
     ) -> Iterable[tuple[int, RecordDict]]:
         """Send one text to nodes and yield each first answer that is no error."""
         content, kind = text_to_content(text), f"{MessageType.QUERY}.{action}"
-        done = action == DONE_ACTION
-        messages = [
-            Message(
-                with_receipts(content, self.receipts_for(node) if done else []),
-                dst_node_id=node,
-                message_type=kind,
-            )
-            for node in nodes
-        ]
+        messages = [Message(content, dst_node_id=node, message_type=kind) for node in nodes]
         left = set(nodes)
         self._silent.update(nodes)
         self._waited = timeout

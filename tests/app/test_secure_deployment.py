@@ -48,9 +48,7 @@ def place(tmp_path: Path) -> Path:
     lines = []
     for name in NODES:
         (tmp_path / name / "ledger").mkdir()
-        lines.append(
-            json.loads(run_cli("secagg", "identity", keys(tmp_path, name), "--name", name))
-        )
+        lines.append(json.loads(run_cli("node", "identity", keys(tmp_path, name), "--name", name)))
     roster = {"federation": "three wards", "members": lines}
     (tmp_path / "roster.json").write_text(json.dumps(roster))
     return tmp_path
@@ -110,22 +108,13 @@ def sums_charged(place: Path, name: str) -> int:
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)
-def test_owners_with_a_roster_train_and_check_what_the_server_did(
-    deployment: Deployment, place: Path
-) -> None:
+def test_owners_with_a_roster_train(deployment: Deployment, place: Path) -> None:
     folder = train(deployment, place, "first")
     with PrivacyLedger.read(folder.ledger) as ledger:
         assert ledger.rounds_committed == ROUNDS
     assert folder.read_metrics()[-1]["test_accuracy"] > 0.6  # .5 untrained
     for name in NODES:
         assert sums_charged(place, name) == ROUNDS
-        roster = str(place / "roster.json")
-        checked = json.loads(
-            run_cli("secagg", "check", keys(place, name), "--roster", roster, "--json")
-        )
-        (run,) = checked["runs"]
-        assert run["findings"] == []
-        assert run["repliers"] == len(NODES)
 
 
 @pytest.mark.nightly

@@ -250,12 +250,9 @@ def test_spending_goes_on_under_the_most_lasting_name() -> None:
 
 def test_every_key_of_secure_sums_is_read() -> None:
     read = NodeConfig.of(
-        SUMS
-        | {"secagg-roster": "/data/roster.json", "secagg-min-sum": 10, "secagg_colluding": 2}
-        | {"secagg-receipts": 5}
+        SUMS | {"secagg-roster": "/data/roster.json", "secagg-min-sum": 10, "secagg_colluding": 2}
     )
     assert (read.roster, read.least_sum, read.colluding) == ("/data/roster.json", 10, 2)
-    assert read.missed_receipts == 5
 
 
 @pytest.mark.parametrize(
@@ -265,7 +262,6 @@ def test_every_key_of_secure_sums_is_read() -> None:
         ("secagg-min-sum", 2.5),
         ("secagg-min-sum", True),
         ("secagg-colluding", -1),
-        ("secagg-receipts", 0),
     ],
 )
 def test_a_wrong_number_for_secure_sums_is_refused(key: str, value: Any) -> None:

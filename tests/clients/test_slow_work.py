@@ -33,7 +33,7 @@ from fl_dp.clients.record_sums import RecordsFn, sum_of_records
 from fl_dp.clients.slots import Overrun, Slots, working_in
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.secure_sum import DONE_ACTION, text_to_content, with_receipts, with_terms
+from fl_dp.protocol.secure_sum import DONE_ACTION, text_to_content
 
 NOBODY, EVERYBODY = 1e-12, 1.0 - 1e-12  # rates of secret coins, as good as 0 and 1 in these tests
 UNITS, SLOW = 3, 1
@@ -280,16 +280,6 @@ def test_a_node_that_was_late_stays_so_in_whatever_run_the_server_names(tmp_path
     )
     federation.train(content, number=2, run=RUN + 1)
     assert federation.charges() == 2
-
-
-def test_receipts_are_looked_at_before_a_node_that_was_late_refuses(tmp_path: Path) -> None:
-    """A server that lied in one would else go unnoticed from then on."""
-    federation = of_units(tmp_path, count=lambda *_: fails())
-    content = federation.content(asked(1.0, max_units=UNITS))
-    assert code(federation.train(content)) == "Refused late"
-    told = federation.terms(content, number=2).to_json()
-    sent = with_receipts(with_terms(content, told), ["no receipt"])
-    assert code(federation.ask("train", sent)) == "Refused view"
 
 
 def test_records_that_are_done_in_time_are_summed(tmp_path: Path, added: Added) -> None:

@@ -42,7 +42,7 @@ def completed(script: Path, *words: str, breaks: str = " =:") -> list[str]:
         (["ru"], ["run", "runs"]),
         (["com"], ["completion"]),
         (["attack", "inv"], ["inversion"]),
-        (["secagg", "che"], ["check"]),
+        (["node", "id"], ["identity"]),
         (["run", "privacy.eps"], ["privacy.epsilon="]),
         (["attack", "inversion", "privacy.eps"], ["privacy.epsilon="]),
         (["run", "-m", "task.num_c"], ["task.num_clients="]),

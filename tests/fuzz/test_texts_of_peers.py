@@ -9,10 +9,9 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 from hostile import VALUES, cases, changed, text_of
-from secure_sums import CONTENT, PURPOSE, RUN, Federation, ask
+from secure_sums import CONTENT, PURPOSE, RUN, Federation
 
 from fl_dp import PrivacyBudget
 from fl_dp.app.settings import Settings
@@ -25,16 +24,12 @@ from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumIn
 from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.secagg import Directory, Refused, SumTerms
 from fl_dp.secagg.directory import Entry
-from fl_dp.secagg.evidence import Evidence
-from fl_dp.secagg.receipts import Receipt
 from fl_dp.statistics import Frequencies, Histogram, Mean, Quantiles, query_to_dict
 from fl_dp.statistics.wire import query_from_json
 from fl_dp.updates import Compression
 
 FEDERATION = Federation.of(4, pinned=True)
 TERMS = FEDERATION.terms()
-SUM = ask(FEDERATION, TERMS, np.zeros((4, TERMS.size), np.int64))
-RECEIPT = SUM.opening.receipt_for(0)
 PLAN = RecordPlan(
     budget=PrivacyBudget(epsilon=3.0, delta=1e-5),
     noise_multiplier=1.0,
@@ -83,23 +78,6 @@ def _bundle(text: str) -> None:
     assert len(GaussianBundle.from_dict(parsed_object(text, "bundle")).clipping_norms) > 0
 
 
-EVIDENCE = Evidence(
-    run=RUN,
-    identity=FEDERATION.nodes[0].identity.public.hex(),
-    directory=FEDERATION.directory.to_json(),
-    ended=True,
-    last=1,
-    receipted={
-        "terms": TERMS.to_json(),
-        "label": "ab" * 32,
-        "epoch": "0",
-        "receipt": RECEIPT.to_json(),
-    },
-    summed=(1,),
-    left_out=(),
-    missing=(),
-    promised=2,
-)
 TEXTS = {
     "terms of a sum": Text(TERMS.to_json(), SumTerms.from_json),
     "directory": Text(FEDERATION.directory.to_json(), _checked_directory),
@@ -107,10 +85,6 @@ TEXTS = {
         json.dumps(FEDERATION.directory.entries[0].to_dict()),
         lambda text: Entry.from_json(text).check(RUN),
     ),
-    "receipt": Text(
-        RECEIPT.to_json(), lambda text: Receipt.from_json(text, places=10).includes(0, b"")
-    ),
-    "evidence": Text(EVIDENCE.to_json(), lambda text: Evidence.from_json(text).findings()),
     "round instruction": Text(INSTRUCTION.to_json(), RoundInstruction.from_json),
     "sum instruction": Text(
         json.dumps(asdict(SumInstruction(rounds=3, epsilon=2.0))), SumInstruction.from_json

@@ -96,7 +96,6 @@ ROLES = {
             "fl_dp.commands.app",
             "fl_dp.commands.entry",
             "fl_dp.commands.node",
-            "fl_dp.commands.secagg",
             "fl_dp.commands.shown_ledger",
             "fl_dp.commands.shown_uses",
         ),

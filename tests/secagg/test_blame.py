@@ -32,7 +32,7 @@ def lied_about(honest: Asked, wrong: np.ndarray, unread: np.ndarray, silent: set
             if not unread[member, place]
         }
         lost = tuple(int(place) for place in np.flatnonzero(unread[member]))
-        opening.answer(member, Opened(shares, opened.signature, lost))
+        opening.answer(member, Opened(shares, lost))
     return opening
 
 

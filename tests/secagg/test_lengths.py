@@ -24,7 +24,6 @@ from fl_dp.secagg import Directory, Identity, Refused, Roster, SumTerms
 from fl_dp.secagg.client import MaskedMessage
 from fl_dp.secagg.directory import MOST_ENTRIES, Entry
 from fl_dp.secagg.key_pairs import RunKey
-from fl_dp.secagg.receipts import Receipt
 from fl_dp.secagg.roster import Member
 from fl_dp.updates import RefusedUpdate
 
@@ -39,7 +38,6 @@ READERS: dict[str, tuple[int, Callable[[str], object]]] = {
     "directory": (7_200_000, Directory.from_json),
     "directory of ten": (120_000, lambda text: Directory.from_json(text, most=10)),
     "entry": (120_000, Entry.from_json),
-    "receipt": (60_000, lambda text: Receipt.from_json(text, places=10)),
 }
 
 
@@ -143,23 +141,6 @@ def test_the_server_knows_a_stranger_before_its_signature(signatures: list[str])
     problem = sums._problem(replace(stranger(1), epoch=0), 0)
     assert problem is not None and "is not in the roster" in problem
     assert signatures == []
-
-
-@pytest.mark.parametrize("spans", ["[[0,10]]", "[[0,1048575]]", "[[10,10]]", "[[0,1],[3,99]]"])
-def test_spans_end_with_the_directory(spans: str) -> None:
-    """A short text stands for a million places: they are compared before any is walked."""
-    receipt = Receipt(
-        number=1,
-        terms_hash=bytes(32),
-        online=(0, 1),
-        root=bytes(32),
-        path=(),
-        signatures={},
-    )
-    text = receipt.to_json()
-    assert Receipt.from_json(text, places=10) == receipt
-    with pytest.raises(ValueError, match=r"online must be an integer in \[\d, 9\]"):
-        Receipt.from_json(text.replace("[[0,1]]", spans), places=10)
 
 
 def masked(size: int) -> RecordDict:

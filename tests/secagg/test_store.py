@@ -60,9 +60,9 @@ def test_runs_that_have_not_ended_are_known(store: SQLiteStore) -> None:
     store.put(None, "key", b"outlives runs")
     for run in (7, 2**64 - 1):
         store.put(run, "key", b"value")
-    assert store.runs() == (7, 2**64 - 1)
+    assert store.older(-1.0) == (7, 2**64 - 1)
     store.forget(7)
-    assert store.runs() == (2**64 - 1,)
+    assert store.older(-1.0) == (2**64 - 1,)
 
 
 def test_old_runs_are_found(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,18 +79,6 @@ def test_old_runs_are_found(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch)
     store.forget(1)
     assert store.get(1, "key") is None and store.get(1, "other") is None
     assert store.get(2, "key") == store.get(None, "key") == b"x"
-
-
-def test_marks_are_listed_by_number_and_lasting_keys_by_time(store: SQLiteStore) -> None:
-    for number in (2, 9, 11):
-        store.mark(1, "sum", number, Mark(b"t", bytes([number])))
-    store.mark(1, "open", 3, Mark(b"t"))
-    assert store.marks(1, "sum") == {n: Mark(b"t", bytes([n])) for n in (2, 9, 11)}
-    assert store.marks(2, "sum") == {}
-    for key in ("a", "b", "a"):
-        store.put(None, key, b"x")
-    store.put(1, "c", b"x")
-    assert store.lasting_keys() == ("b", "a")
 
 
 def test_of_what_outlives_runs_the_first_may_stay(store: SQLiteStore) -> None:

@@ -151,7 +151,7 @@ class TestLiesAboutShares:
             shares = opened.shares
             if member in forge:
                 shares = {place: forge[member] for place in shares}
-            opening.answer(member, Opened(shares, opened.signature))
+            opening.answer(member, Opened(shares))
         return opening
 
     def test_forged_shares_are_found_and_their_members_named(self) -> None:
@@ -223,7 +223,7 @@ class TestLiesAboutShares:
 
     def test_a_second_answer_and_a_strangers_are_left_out(self) -> None:
         opening = self.asked(forge={0: bytes(32)}, silent=(1, 2))
-        right = Opened({place: b"\x05" * 32 for place in range(10)}, bytes(64))
+        right = Opened({place: b"\x05" * 32 for place in range(10)})
         opening.answer(0, right)
         opening.answer(99, right)
         assert opening._answered == {0, 3, 4, 5, 6, 7, 8, 9} and not opening.enough

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import pytest
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from fl_dp.strategies.secure import OneSum, SecureSums, Summed, secure_sums_of
 from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
-from secure_sums import segments, send
+from secure_sums import segments
 
 from fl_dp import PrivacyPlan
 from fl_dp.mechanisms import NoiseShare
@@ -254,40 +253,6 @@ class Ended(NamedTuple):
 
     def blame(self) -> Blame:
         return self.shown
-
-
-def test_a_receipt_waits_for_a_node_that_the_next_sum_does_not_ask() -> None:
-    """Else nodes of visible cohorts would miss receipts, and refuse after a few sums."""
-    nodes, sums = known(6)
-    place_of = sums.places(range(6))
-    for number, cohort in ((1, (0, 1, 2)), (2, (3, 4, 5))):
-        terms = SumTerms(
-            run=sums.run,
-            number=number,
-            purpose="train",
-            directory=sums.known.hash.hex(),
-            content="ab" * 32,
-            cohort=tuple(sorted(place_of[node] for node in cohort)),
-            committee=sums.committee(6),
-            threshold=6,
-            least=3,
-            degree=4,
-            colluding=0,
-            cross_check=False,
-            segments=segments(3),
-            bits=16,
-            noise_scale=2.0,
-        )
-        opening = OpenSum(terms, sums.known)
-        for node in cohort:
-            opening.fold(place_of[node], send(nodes.of[node], terms, np.zeros(3)))
-        for node, place in place_of.items():
-            opening.answer(place, nodes.of[node].open(terms.to_json(), *opening.question(place)))
-        opening.release()
-        sums.note(opening)
-    [receipt] = sums.receipts_for(0)
-    nodes.of[0].check_receipt(sums.run, receipt)
-    assert nodes.of[0].unreceipted(sums.run) == 0
 
 
 @pytest.mark.parametrize(

@@ -15,24 +15,21 @@ from fl_dp.strategies.exchange import asking
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from fl_dp.strategies.secure import SecureSums
 from fl_dp.strategies.secure.one_sum import OneSum, Summed
-from flwr.app import Context, Message
+from flwr.app import Context
 from local_grid import LocalGrid
 from owned_clock import answer_at_once
 from secure_nodes import SecureNodes, refusals
 from secure_trainings import NODES, SHAPES, model, plan_of, tolerance, trained, updates_of
 from trainings import record
-from typer.testing import CliRunner
 from worked_here import work_here
 
 from fl_dp.accounting import SharedNoise, VisibleSampling
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE, at_work
-from fl_dp.commands.secagg import secagg
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, SecureRandom
 from fl_dp.plan import PrivacyPlan, SecureSum
 from fl_dp.plan.shared_bundle import WordSize
-from fl_dp.protocol.secure_sum import with_receipts
-from fl_dp.secagg import Identity, OpenSum, Roster, SecureNode, SQLiteStore
+from fl_dp.secagg import Identity, Roster, SQLiteStore
 from fl_dp.secagg.opening import SecureSumFailed
 from fl_dp.strategies import DPFedAvg, RoundFailed
 
@@ -380,35 +377,6 @@ def test_a_slow_node_and_lost_messages_are_accounted_for_and_lock_nobody_out(
     plan = plan_of(rounds=6, secure_sum=SecureSum(least=4, roster=True))
     trained(tmp_path, nodes, plan, rounds=6, secure_roster=roster)
     assert not refusals(nodes)
-    store = SQLiteStore(tmp_path / "node-4" / STORE_FILE)
-    slow = SecureNode(Identity.generate(), store, name="owner").ended()[-1]
-    assert (len(slow.left_out), len(slow.summed)) == (4, 1)  # and one never arrived
-    assert not slow.missing and not slow.findings(roster)
-
-
-@pytest.mark.slow
-def test_a_server_that_keeps_receipts_back_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Power of the test above: with receipts for every other sum alone, the others are named."""
-    owners, roster = pinned(tmp_path)
-    nodes = SecureNodes(tmp_path, updates_of(NODES), owners=owners)
-    note, sums = SecureSums.note, []
-
-    def forgets(self: SecureSums, opened: OpenSum) -> None:
-        sums.append(opened.terms.number)
-        if len(sums) % 2 == 0:
-            note(self, opened)
-
-    monkeypatch.setattr(SecureSums, "note", forgets)
-    plan = plan_of(rounds=4, secure_sum=SecureSum(roster=True))
-    trained(tmp_path, nodes, plan, rounds=4, secure_roster=roster)
-    store = SQLiteStore(tmp_path / "node-0" / STORE_FILE)
-    evidence = SecureNode(Identity.generate(), store, name="owner").ended()[-1]
-    assert evidence.missing == (sums[0], sums[2]) and evidence.summed == (sums[1], sums[3])
-    assert any("no receipt came for sum" in each for each in evidence.findings(roster))
-    checked = CliRunner().invoke(secagg, ["check", str(tmp_path / "node-0")])
-    assert checked.exit_code == 1 and f"sum {sums[0]}, {sums[2]}" in checked.output
 
 
 def test_a_node_that_lost_its_store_comes_back_under_the_same_id(tmp_path: Path) -> None:
@@ -423,8 +391,6 @@ def test_a_node_that_lost_its_store_comes_back_under_the_same_id(tmp_path: Path)
     plan = plan_of(secure_sum=SecureSum(least=4))
     trained(tmp_path, nodes, plan, rounds=3)
     assert refusals(nodes) == ["Refused directory"]  # in the second round
-    node = SecureNode(Identity.generate(), SQLiteStore(file), name="owner")
-    assert len(node.ended()[-1].summed) == 1  # the third
 
 
 @pytest.mark.parametrize("least", [4, 5])
@@ -474,23 +440,6 @@ def test_a_node_that_is_still_at_work_is_asked_again(tmp_path: Path) -> None:
     assert refusals(nodes) == ["Refused busy"]
     with NodeLedger.read(tmp_path / "node-4" / "ledger.db") as of_node:
         assert of_node.spendings[0].charges == 2
-
-
-def test_a_bogus_receipt_keeps_no_keys_of_a_run_that_is_done(tmp_path: Path) -> None:
-    class Bogus(SecureNodes):
-        def __call__(self, message: Message, node: int) -> Message | None:
-            if message.metadata.message_type.endswith("secagg_done"):
-                message.content = with_receipts(message.content, ["{}"])
-            return super().__call__(message, node)
-
-    nodes = Bogus(tmp_path, updates_of(NODES))
-    trained(tmp_path, nodes, plan_of())
-    assert refusals(nodes) == ["Refused view"] * NODES
-    for node in range(NODES):
-        store = SQLiteStore(tmp_path / f"node-{node}" / STORE_FILE)
-        assert store.runs() == ()
-        evidence = SecureNode(Identity.generate(), store, name="owner").ended()[-1]
-        assert len(evidence.missing) == 1 and evidence.ended
 
 
 def test_a_model_larger_than_was_accounted_is_refused_before_a_round_is_charged(
