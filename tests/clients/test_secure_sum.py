@@ -109,7 +109,6 @@ def put(record: str, key: str, value: Any) -> Callable[[RecordDict], None]:
             segments=(replace(SHARE.segments[0], clipping_norm=0.5),)
         ),
         lambda federation: federation.train(segments=(replace(SHARE.segments[0], size=2),)),
-        lambda federation: federation.train(noise_scale=0.0),
         told_otherwise(secure_sum=None),
         told_otherwise(units=(0,), sampling_rate=None),
         told_otherwise(sampling_rate=0.5),

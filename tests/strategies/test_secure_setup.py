@@ -203,7 +203,7 @@ def test_a_liar_under_another_id_is_not_in_the_next_sum(certain: bool) -> None:
     nodes.of[9] = SecureNode(nodes.of.pop(5).identity, SQLiteStore(None), name="node-5")
     one = sum_over(6, sums, least=5)
     one.open([0, 1, 2, 3, 4, 9], nodes.ask)
-    asked = SumTerms.from_json(terms_in(one.content_for(0, RecordDict())) or "")
+    asked = SumTerms.from_json(terms_in(one.content_for(RecordDict())) or "")
     assert {sums.known.entries[place].name for place in asked.cohort} == {
         f"node-{at}" for at in range(5)
     }
