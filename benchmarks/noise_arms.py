@@ -1,4 +1,4 @@
-"""Accuracy of four kinds of noise at one promise, beside the ratios of error that a plan gives.
+"""Accuracy of four kinds of noise at one promise, beside the ratios of the model's error.
 
     python benchmarks/noise_arms.py --tasks digits fashion_mnist --seeds 0 1 2 [--folder FOLDER]
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from fl_dp.accounting import model_error
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.planning import make_plan
+from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE, column_norm
 
 VALIDATION_SEED = 100
 COMMON = ("simulation.engine=in_process", "task.num_clients=1000", "report=none")
@@ -49,14 +55,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--sampling-rate", type=float, default=0.01)
     parser.add_argument("--epsilon", type=float, default=2.0)
+    parser.add_argument("--groups", type=int, default=32, help="of cyclic noise")
     parser.add_argument("--folder", type=Path, help="keep the runs here, and go on with them")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (asked.folder or Path(temporary)).absolute()
         # All plans first: a data set that is missing shows before hours of training.
-        prices = {task: _prices(_common(asked, task)) for task in asked.tasks}
-        found = {task: _of_task(asked, task, prices[task], folder) for task in asked.tasks}
+        noises = {task: _noises(asked, task) for task in asked.tasks}
+        found = {task: _of_task(asked, task, noises[task], folder) for task in asked.tasks}
     document = {
         "rounds": asked.rounds,
         "epsilon": asked.epsilon,
@@ -87,60 +94,55 @@ def _common(asked: argparse.Namespace, task: str) -> tuple[str, ...]:
     )
 
 
-def _prices(common: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Return what the plan says of each arm."""
-    told = _fl_dp("plan", "--compare", *common, "--json")
-    return _arms_of(json.loads(told)["prices"])
+def _overrides_of(asked: argparse.Namespace) -> dict[str, tuple[str, ...]]:
+    """Return the overrides that choose each kind of noise."""
+    cap = math.ceil(asked.rounds * asked.sampling_rate - 1e-9)
+    visible = ("selection=public", f"selection.participation_cap={cap}")
+    return {
+        ARMS[0]: visible,
+        ARMS[1]: ("selection=poisson",),
+        ARMS[2]: (*visible, "noise=spaced"),
+        ARMS[3]: ("selection=poisson", "noise=cyclic", f"noise.groups={asked.groups}"),
+    }
+
+
+def _noises(asked: argparse.Namespace, task: str) -> dict[str, tuple[float, float]]:
+    """Return the noise multiplier of each arm, and its error over that of Poisson cohorts.
+
+    The error is the root mean square of the noise in a coordinate of the model, over all rounds.
+    """
+    multipliers, errors = {}, {}
+    for name, chosen in _overrides_of(asked).items():
+        settings = compose_settings([*_common(asked, task), *chosen])
+        plan = make_plan(settings)
+        coefficients = plan.noise.coefficients or (COEFFICIENT_ONE,)
+        left = model_error(coefficients, plan.rounds, settings.server_optimizer.momentum)
+        scale = plan.noise_multiplier * column_norm(coefficients) / plan.denominator
+        multipliers[name], errors[name] = plan.noise_multiplier, scale * math.sqrt(left)
+    return {name: (multipliers[name], errors[name] / errors[ARMS[1]]) for name in ARMS}
 
 
 def _of_task(
-    asked: argparse.Namespace, task: str, prices: dict[str, dict[str, Any]], folder: Path
+    asked: argparse.Namespace, task: str, noises: dict[str, tuple[float, float]], folder: Path
 ) -> list[dict[str, Any]]:
     """Return a line for each arm of one task."""
-    common = _common(asked, task)
     return [
-        _of_arm(asked, name, prices[name], common, folder / task / name.replace(", ", "-"))
+        _of_arm(asked, name, noises[name], task, folder / task / name.replace(", ", "-"))
         for name in asked.arms
     ]
-
-
-def _arms_of(prices: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the plan's prices by our names, of cyclic ones the best."""
-    arms: dict[str, dict[str, Any]] = {}
-    for price in prices:
-        name = price["noise"]
-        if name == "independent":
-            name = ARMS[0] if price["sampling"]["kind"] == "visible" else ARMS[1]
-        if name not in arms or price["error"] < arms[name]["error"]:
-            arms[name] = price
-    return arms
-
-
-def _settings_of(price: dict[str, Any]) -> list[str]:
-    """Return the overrides that choose a kind of noise."""
-    kind = price["sampling"]["kind"]
-    found = ["selection=public" if kind == "visible" else "selection=poisson"]
-    if kind == "visible":
-        found.append(f"selection.participation_cap={price['charged_rounds']}")
-    if price["noise"] != "independent":
-        found.append(f"noise={price['noise']}")
-    if price["noise"] == "spaced":
-        found.append(f"noise.separation={price['separation']}")
-    if price["noise"] == "cyclic":
-        found.append(f"noise.groups={price['sampling']['groups']}")
-    return found
 
 
 def _of_arm(
     asked: argparse.Namespace,
     name: str,
-    price: dict[str, Any],
-    common: tuple[str, ...],
+    noise: tuple[float, float],
+    task: str,
     folder: Path,
 ) -> dict[str, Any]:
     """Choose an arm's step size, and train it with each seed."""
-    settings = _settings_of(price)
-    here = (*common, *settings)
+    settings = _overrides_of(asked)[name]
+    here = (*_common(asked, task), *settings)
+    noise_multiplier, relative_error = noise
     rate_of = "server_optimizer.learning_rate="
     tried = _sweep(
         *here,
@@ -160,8 +162,8 @@ def _of_arm(
     return {
         "arm": name,
         "settings": settings,
-        "noise_multiplier": price["noise_multiplier"],
-        "error_over_poisson": price["relative_error"],
+        "noise_multiplier": noise_multiplier,
+        "error_over_poisson": relative_error,
         "validation": scores,
         "rate": rate,
         "at_edge": rate in (min(scores), max(scores)),
@@ -184,13 +186,9 @@ def _sweep(*overrides: str, folder: Path) -> list[dict[str, Any]]:
     return summary["runs"]
 
 
-def _fl_dp(*words: str) -> str:
-    """Call fl-dp, whose progress goes on to standard error, and return what it prints."""
-    keep = subprocess.PIPE if words[0] == "plan" else sys.stderr
-    done = subprocess.run(
-        [sys.executable, "-m", "fl_dp", *words], check=True, text=True, stdout=keep
-    )
-    return done.stdout or ""
+def _fl_dp(*words: str) -> None:
+    """Call fl-dp, whose progress goes on to standard error."""
+    subprocess.run([sys.executable, "-m", "fl_dp", *words], check=True, stdout=sys.stderr)
 
 
 def _table(task: str, arms: list[dict[str, Any]]) -> Table:

@@ -144,15 +144,6 @@ NOISE: tuple[Exclusion[Settings], ...] = (
             "selection",
         ),
     ),
-    Exclusion(
-        options=("noise", "privacy.noise_multiplier", "privacy.epsilon"),
-        when=lambda given: (
-            given.noise.name == "auto"
-            and (given.privacy.epsilon is None or given.privacy.noise_multiplier is not None)
-        ),
-        why="{noise=auto} compares noise at one budget",
-        instead="leave {privacy.noise_multiplier} out, and write {privacy.epsilon}",
-    ),
 )
 """What the choice of noise leaves out."""
 

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 from fl_dp.accounting import PoissonSampling, TruncatedPoissonSampling
 from fl_dp.accounting.banded import MOST_BANDS
-from fl_dp.accounting.noise_comparison import (
-    NoisePrice,
-    NoiseRequest,
-    best_noise,
-    compare_noise,
-)
-from fl_dp.option_errors import OptionError, require_compatible
+from fl_dp.option_errors import OptionError
 from fl_dp.plan import Banded
 from fl_dp.strategies import (
     CyclicSelection,
@@ -22,56 +15,15 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import VectorLayout
 
-from .exclusions import NOISE
 from .settings import Settings
 from .settings.noises import (
     CorrelatedNoiseSettings,
     CyclicNoiseSettings,
-    NoiseSettings,
     SpacedNoiseSettings,
 )
-from .settings.selections import BufferedSettings, PublicSettings, TruncatedPoissonSettings
+from .settings.selections import BufferedSettings, TruncatedPoissonSettings
 
 _MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless noise.bands says more
-
-
-def with_noise(settings: Settings, delta: float) -> Settings:
-    """Return the settings with `noise=auto` replaced by the noise that is best.
-
-    Args:
-        settings: What is to be done.
-        delta: Of the training.
-
-    Raises:
-        ValueError: If settings exclude each other.
-    """
-    require_compatible(NOISE, settings)
-    privacy, chosen = settings.privacy, settings.selection
-    if settings.noise.name != "auto":
-        return settings
-    assert privacy.epsilon is not None  # a row of `NOISE`
-    secret, num_clients = chosen.name == "poisson", settings.task.num_clients
-    best = _best(
-        NoiseRequest(
-            num_units=num_clients,
-            cohort=max(1.0, chosen.sampling_rate * num_clients),
-            rounds=settings.rounds,
-            epsilon=privacy.epsilon,
-            delta=delta,
-            momentum=server_momentum(settings),
-            most_remembered=_most_bands(settings) - 1,
-            secret_cohorts=secret,
-        )
-    )
-    if isinstance(chosen, PublicSettings) and chosen.participation_cap is None:
-        # The noise was compared for this number of rounds of a client, which the cap holds.
-        chosen = replace(chosen, participation_cap=best.charged_rounds)
-    noise = NoiseSettings()
-    if best.noise == "spaced":
-        noise = SpacedNoiseSettings(separation=best.separation, bands=best.bands)
-    elif best.noise == "cyclic":
-        noise = CyclicNoiseSettings(groups=best.groups, bands=best.bands)
-    return replace(settings, noise=noise, selection=chosen)
 
 
 def separation_of(settings: Settings) -> int:
@@ -128,21 +80,13 @@ def correlation_of(settings: Settings) -> Banded | None:
     return Banded.optimal(rounds=settings.rounds, bands=bands, momentum=server_momentum(settings))
 
 
-@lru_cache(maxsize=32)
-def _best(wanted: NoiseRequest) -> NoisePrice:
-    prices = compare_noise(wanted)
-    # A law of cohorts is the person's own choice: who asked for coins gets coins.
-    return best_noise([each for each in prices if each.sampling.visible != wanted.secret_cohorts])
-
-
 def _groups(settings: Settings) -> int:
     groups = settings.noise.groups if isinstance(settings.noise, CyclicNoiseSettings) else None
     if groups is None:
         most = math.floor(1.0 / settings.selection.sampling_rate + 1e-9)
         example = max(2, min(8, most, settings.rounds))
         raise OptionError(
-            f"{{noise=cyclic}} needs the number of groups: write "
-            f"{{noise.groups={example}}}, or {{noise=auto}}, which finds the best"
+            f"{{noise=cyclic}} needs the number of groups: write {{noise.groups={example}}}"
         )
     return groups
 

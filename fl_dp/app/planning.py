@@ -28,12 +28,11 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import VectorLayout
 
-from .exclusions import PARTS, RECORDS
+from .exclusions import NOISE, PARTS, RECORDS
 from .noise_choice import (
     correlation_of,
     cyclic_selection,
     separation_of,
-    with_noise,
 )
 from .option_keys import errors_in_keys
 from .settings import Settings
@@ -94,7 +93,7 @@ def make_selection(settings: Settings, plan: PrivacyPlan | None = None) -> Selec
     if plan is not None and isinstance(plan.sampling, OwnRatesSampling):
         return OwnRatesSelection(plan.sampling)
     if settings.protects_clients:
-        settings = with_noise(settings, target_delta(settings))
+        require_compatible(NOISE, settings)
     if settings.noise.name == "cyclic":
         return cyclic_selection(settings)
     return settings.selection.make(settings.task.num_clients, separation=separation_of(settings))
@@ -130,7 +129,6 @@ def target_delta(settings: Settings) -> float:
 
 def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan:
     delta = target_delta(settings)
-    settings = with_noise(settings, delta)
     privacy = settings.promise
     selection = make_selection(settings)
     num_clients, units_per_node, nodes = _roster(settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +23,6 @@ from .console import (
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
-    from fl_dp.commands.terminal.noise_comparison_view import NoiseComparisonView
     from fl_dp.commands.terminal.plan_view import PlanView
     from fl_dp.plan import PrivacyPlan, RecordPlan
     from fl_dp.plan.noise_left import NoiseLeft
@@ -36,23 +34,6 @@ def plan(
         Path | None,
         typer.Option("--plot", help="Write noise and epsilon over the rounds here, PNG."),
     ] = None,
-    compare: Annotated[
-        bool,
-        typer.Option(
-            "--compare", help="Compare independent and correlated noise at the same promise."
-        ),
-    ] = False,
-    buffer_mib: Annotated[
-        float, typer.Option("--buffer-mib", help="With --compare: memory for earlier noise, MiB.")
-    ] = 1024.0,
-    cohort_seen: Annotated[
-        bool,
-        typer.Option("--cohort-seen", help="With --compare: participants are visible."),
-    ] = False,
-    available: Annotated[
-        float,
-        typer.Option("--available", help="With --compare: share of clients available."),
-    ] = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Compute what a training would spend, without training.
@@ -64,7 +45,8 @@ def plan(
     Shows epsilon by each accountant (report the smallest), the noise multipliers (calibrated unless
     `privacy.noise_multiplier` is given), and what splitting epsilon over the rounds would cost.
 
-    With `--compare`: the error that independent, spaced and cyclic noise would leave in the model.
+    Prints the error of the released sum, by which two plans compare: the standard deviation of the
+    noise on the mean of a round, and on the total of all rounds.
     """
     from fl_dp.app.cautions import cautions
     from fl_dp.app.compose import compose_settings
@@ -82,16 +64,6 @@ def plan(
         settings.sweep.require_none()
         tell_recipes([overrides or []])
         settings, _ = hosted(settings, Machine.here())
-        if compare:
-            from .plan_comparison import compared, show
-
-            comparison = compared(
-                settings, buffer_mib=buffer_mib, cohort_seen=cohort_seen, available=available
-            )
-            if plot is not None:
-                _draw(comparison, plot)
-            show(comparison, as_json=as_json, plot=plot)
-            return
         if plot is not None and settings.protects_records_alone:
             fail("the noise of DP-SGD does not change: there is no picture", status=2)
         with doing("calibrating the noise and composing the rounds"), warnings_shown():
@@ -114,7 +86,7 @@ def plan(
     for left in lefts:
         if left.warning is not None:
             warn(left.warning)
-    noise = {"noise_left": [asdict(left) | {"ratio": left.ratio} for left in lefts]}
+    noise = {"noise_left": [left.to_dict() for left in lefts]}
     if view is None:
         assert record_plan is not None  # DP-SGD alone
         if as_json:
@@ -207,7 +179,7 @@ def _check_picture(plot: Path) -> None:
         fail(f"the picture is a PNG: write a name that ends in .png, got '{plot}'", status=2)
 
 
-def _draw(view: PlanView | NoiseComparisonView, plot: Path) -> None:
+def _draw(view: PlanView, plot: Path) -> None:
     try:
         drawn = view.draw(plot)
     except OSError as error:

@@ -2,7 +2,7 @@
 
     >>> left = noise_left(plan, size=11_181_642)
     >>> left.in_words
-    'Noise on a round's mean has length 401 (11,181,642 parameters), an update at most 1. ...'
+    'Error of the released sum: standard deviation 0.12 on each coordinate of a round's mean, ...'
 
 Gaussian noise of standard deviation s on d numbers has about the length s sqrt(d). Of T rounds the
 lengths of independent noise add up by their squares, to sqrt(T) times that. The updates add up to T
@@ -14,7 +14,8 @@ share `1 / (1 + r^2)` of the squared length of what the model becomes is the cli
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from scipy.signal import lfilter
@@ -59,15 +60,33 @@ class NoiseLeft:
         return self.of_all / (self.releases * self.longest)
 
     @property
+    def std_of_one(self) -> float:
+        """Standard deviation of the noise on each coordinate of one mean."""
+        return self.of_one / math.sqrt(self.size)
+
+    @property
+    def std_of_all(self) -> float:
+        """Standard deviation of the noise on each coordinate of the sum of all means."""
+        return self.of_all / math.sqrt(self.size)
+
+    @property
     def in_words(self) -> str:
-        """Both lengths, for a log or a screen."""
-        one = "an update" if self.step == "round" else "a record's gradient"
+        """The error of the released sum, and its length beside the longest sum of all means."""
         return (
-            f"Noise on a {self.step}'s mean has length {self.of_one:.3g} ({self.size:,} "
-            f"parameters), {one} at most {self.longest:.3g}. Over {self.releases:,} {self.step}s "
-            f"noise adds up to {self.of_all:.3g}, all means to at most "
-            f"{self.releases * self.longest:.3g}."
+            f"Error of the released sum: standard deviation {self.std_of_one:.3g} on each "
+            f"coordinate of a {self.step}'s mean, {self.std_of_all:.3g} on the total of "
+            f"{self.releases:,} {self.step}s. Its length over {self.size:,} parameters is "
+            f"{self.of_all:.3g}; all means add up to at most {self.releases * self.longest:.3g}."
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all numbers as plain JSON values."""
+        derived = {
+            "ratio": self.ratio,
+            "std_of_one": self.std_of_one,
+            "std_of_all": self.std_of_all,
+        }
+        return asdict(self) | derived
 
     @property
     def warning(self) -> str | None:

@@ -55,8 +55,8 @@ def test_correlated_noise_leaves_room_for_those_who_are_asked() -> None:
     "override, match",
     [
         (
-            "noise=auto",
-            "selection=poisson or public: write that selection too, got",
+            "noise=cyclic",
+            "selection=poisson or truncated_poisson: write that selection too, got",
         ),
         ("selection.concurrency=3", "selection.concurrency must be at least the buffer's 4"),
         ("selection.participation_cap=1", "selection.participation_cap=1 times each can't fill 20"),

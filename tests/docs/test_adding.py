@@ -224,6 +224,7 @@ NOISE_OF_APP = Addition(
 class RestedNoiseSettings(SpacedNoiseSettings):
     """Clients rest for three rounds."""
 
+    selections = ("public",)
     name: str = told("rested")
     separation: int | None = told(4)
 

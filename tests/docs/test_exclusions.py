@@ -154,7 +154,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (
         *(f"noise=cyclic selection={name}" for name in ("public", "fixed")),
         *(f"noise=spaced selection={name}" for name in ("poisson", "exponential")),
-        "noise=auto selection=dp_utility",
         "noise=cyclic selection=buffered",
     ),
     (f"{_SHARES} selection=buffered",),
@@ -162,9 +161,8 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (f"{_BUFFER} simulation.units_per_node=5",),
     (f"{_BUFFER} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
     ("privacy=none selection=buffered", "privacy=dp_sgd selection=buffered"),
-    ("noise=auto privacy.noise_multiplier=2",),
     (f"{_SHARES} noise=spaced selection=public", "privacy=local noise=cyclic"),
-    ("privacy=none noise=cyclic", "privacy=dp_sgd noise=auto"),
+    ("privacy=none noise=cyclic", "privacy=dp_sgd noise=cyclic"),
     ("schedule=plateau privacy.noise_multiplier=2",),
     ("task=csv task.partition=nodes simulation.units_per_node=2",),
     tuple(

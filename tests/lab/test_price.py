@@ -51,7 +51,7 @@ def test_nothing_else_differs_between_the_steps() -> None:
         ["privacy=distributed", "privacy.secure_sum.bits=20"],
         ["noise=spaced", "selection=public", "noise.separation=3", "rounds=6"],
         ["noise=cyclic", "noise.groups=2", "noise.bands=2", "rounds=6"],
-        ["noise=auto", "rounds=6", "privacy.witness_dir=/elsewhere"],
+        ["rounds=6", "privacy.witness_dir=/elsewhere"],
         ["selection=own_budgets", "selection.budgets=[1,8]", "selection.shares=[0.5,0.5]"],
     ],
     ids=" ".join,

@@ -85,7 +85,7 @@ def test_gradients_of_records_at_several_clients() -> None:
     assert left.of_one == pytest.approx(10.0 * 6.0 / 8.0 / 2.0)
     assert left.of_all == pytest.approx(4.0 * left.of_one)
     assert left.ratio == pytest.approx(left.of_all / (16 * 3.0))
-    assert "Noise on a step's mean has length 3.75 (100 parameters)" in left.in_words
+    assert "deviation 0.375 on each coordinate of a step's mean, 1.5 on the total" in left.in_words
 
 
 def test_who_trains_a_large_model_with_ten_clients_is_told_before_anybody_is_asked(
@@ -102,8 +102,8 @@ def test_who_trains_a_large_model_with_ten_clients_is_told_before_anybody_is_ask
     with caplog.at_level(logging.INFO):
         strategy.start(LocalGrid(answer, 10), record(w=np.zeros(1_000_000)), num_rounds=1)
     assert said == [True] * 10
-    assert "Noise on a round's mean has length" in caplog.text
-    assert "(1,000,000 parameters), an update at most 1." in caplog.text
+    assert "Error of the released sum: standard deviation" in caplog.text
+    assert "over 1,000,000 parameters is" in caplog.text
 
 
 def test_a_training_that_can_learn_is_not_warned_of(
@@ -113,7 +113,7 @@ def test_a_training_that_can_learn_is_not_warned_of(
     answer = answer_with_app(numpy_client_app(client_fn(lambda _: FixedClient(np.ones(100)))), 10)
     with caplog.at_level(logging.INFO):
         strategy.start(LocalGrid(answer, 10), record(w=np.zeros(100)), num_rounds=1)
-    assert "Noise on a round's mean has length" in caplog.text
+    assert "Error of the released sum" in caplog.text
     assert "hardly learn" not in caplog.text
 
 

@@ -31,7 +31,7 @@ class NoiseSettings:
 
 @dataclass(kw_only=True)
 class CorrelatedNoiseSettings(NoiseSettings):
-    """Noise of which later rounds subtract a part; `auto` has what leaves the least error.
+    """Noise of which later rounds subtract a part.
 
     Attributes:
         bands: Rounds that one draw of correlated noise reaches, at most the distance of two rounds
@@ -39,8 +39,6 @@ class CorrelatedNoiseSettings(NoiseSettings):
             many as fit into 1 GiB.
     """
 
-    selections = ("poisson", "public")
-    name: str = told("auto")
     bands: int | None = told(None)
 
     def __post_init__(self) -> None:
@@ -88,6 +86,5 @@ NOISES: tuple[NoiseSettings, ...] = (
     NoiseSettings(),
     SpacedNoiseSettings(),
     CyclicNoiseSettings(),
-    CorrelatedNoiseSettings(),
 )
 """What `noise=NAME` chooses among."""

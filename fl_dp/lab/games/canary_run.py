@@ -157,8 +157,6 @@ def require_auditable(settings: Settings) -> None:
         ),
         "canaries are on simulated nodes, which have no names: write selection.budgets and "
         "selection.shares, not selection.owners": settings.selection.epsilon_of() is not None,
-        "noise=auto chooses a noise, and an audit is of one: write independent, spaced or "
-        "cyclic": settings.noise.name == "auto",
         "a canary has one direction in the whole model: write clipping=fixed or "
         "clipping=adaptive": settings.clipping.name == "per_layer",
         "canaries hold no records: leave dp_sgd=on out": settings.protects_records,

@@ -54,7 +54,6 @@ def test_scores_that_show_more_than_is_claimed_are_status_1_and_others_status_0(
         (["privacy=local"], "privacy=central"),
         (["selection=public", "--canaries=200"], "leave nobody to train: write --canaries 100"),
         (["selection=public", "--canaries=30"], "must divide the 200 clients and the 30 canaries"),
-        (["noise=auto"], "an audit is of one: write independent, spaced or cyclic"),
         (["--canaries=600"], "at least 1200 parameters"),
         (["--alpha=1"], "--alpha must lie in"),
         (["--by=game", "rounds=3"], "plan of its own"),
