@@ -7,7 +7,7 @@ allowed and the nearest key that there is, in one line.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -72,26 +72,6 @@ def check_keys(overrides: Sequence[str]) -> None:
             raise ConfigError(_unknown(key))
         elif mark == "+":
             raise ConfigError(f"'{key}' is there already: write {key}={value}, without the +")
-
-
-def with_choices(overrides: Sequence[str], choices: Sequence[str]) -> list[str]:
-    """Return overrides with others after them, less what the options chosen by these do not have.
-
-    Args:
-        overrides: Without several values.
-        choices: For example `["selection=poisson", "selection.sampling_rate=1"]`.
-    """
-    chosen = dict(each.split("=", 1) for each in choices)
-    return [*(each for each in overrides if _stays(each, chosen)), *choices]
-
-
-def _stays(override: str, chosen: Mapping[str, str]) -> bool:
-    """Tell whether an override is of something that the chosen options have."""
-    key = override.lstrip("+~").partition("=")[0]
-    group = key.partition(".")[0]
-    if group not in OPTIONS or group not in chosen:
-        return True
-    return key in all_keys() and chosen[group] in all_keys()[key].options
 
 
 def check_values(overrides: Sequence[Override]) -> None:

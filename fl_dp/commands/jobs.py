@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fl_dp.app.run_folder import RunFolder
     from fl_dp.app.settings import Settings, SweepSettings
 
-_CELL = re.compile(r"run-[0-9]+|step-[0-9]+-seed-[0-9]+")  # a folder: of a sweep, of a price
+_CELL = re.compile(r"run-[0-9]+")  # a training's folder in that of its sweep
 _PROCESSORS_EACH = 4  # one training alone keeps two to four of them busy
 
 
@@ -375,9 +375,7 @@ class _Known:
             if not isinstance(text, str):
                 raise ValueError(f"a cell has texts alone, got {text!r}")
         if _CELL.fullmatch(self.name) is None:
-            raise ValueError(
-                f"a cell's folder is run-NUMBER or step-NUMBER-seed-NUMBER, got {self.name!r}"
-            )
+            raise ValueError(f"a cell's folder is run-NUMBER, got {self.name!r}")
 
 
 def _pinned(path: Path, cell: _Known) -> Job:

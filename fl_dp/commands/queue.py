@@ -39,7 +39,6 @@ class Queue:
         jobs: Jobs,
         console: Console,
         *,
-        command: str = "run",
         prepare: Callable[[Jobs], Jobs] | None = None,
     ) -> None:
         """Take what is to be done.
@@ -47,7 +46,6 @@ class Queue:
         Args:
             jobs: The trainings.
             console: Where progress is shown.
-            command: Which one goes on with a training that was stopped.
             prepare: Checks what takes time, while engines start; None: that is done.
         """
         from fl_dp.commands.terminal.progress import CellsLeft, ProgressLines
@@ -56,7 +54,6 @@ class Queue:
 
         self._jobs = jobs
         self._console = console
-        self._command = command
         self._prepare, self._prepared = prepare, False
         self._places = min(jobs.side_by_side, sum(not job.finished for job in jobs.each))
         self._left: CellsLeft = CellsLeft(
@@ -100,11 +97,7 @@ class Queue:
                 raise
             if len(self._done) < len(self._jobs.each):
                 begun = self._leave_valid() or self._jobs.sweep is not None
-                goes_on = (
-                    f"; `fl-dp {self._command} resume={self._jobs.path}` continues it"
-                    if begun
-                    else ""
-                )
+                goes_on = f"; `fl-dp run resume={self._jobs.path}` continues it" if begun else ""
                 fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
         return [self._done[job.path.name] for job in self._jobs.each]
 

@@ -1,4 +1,4 @@
-"""The lab: attacks, audits, tuning and prices, what researchers and auditors do with a training.
+"""The lab: attacks, audits and tuning, what researchers and auditors do with a training.
 
 A wing: it may know the commands and everything below, not the viewer, and nothing imports it. What
 the app has from it stands in `wing.py`.

@@ -19,19 +19,18 @@ if TYPE_CHECKING:
 
 
 class Lab(CommandWing):
-    """Attacks, audits, prices, and hyper-parameters that are chosen before a training."""
+    """Attacks, audits, and hyper-parameters that are chosen before a training."""
 
     def add_commands(self, app: typer.Typer) -> None:
-        """Add `tune`, `price`, `audit` and `attack`."""
+        """Add `tune`, `audit` and `attack`."""
         import typer
 
         from .commands.attack_inversion import inversion
         from .commands.attack_membership import membership
         from .commands.audit import audit
-        from .commands.price import price
         from .commands.tune import tune
 
-        for command in (tune, price, audit):
+        for command in (tune, audit):
             app.command()(command)
         attack = typer.Typer(
             help="Attack a simulated training: what does it tell about those who took part?",

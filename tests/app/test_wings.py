@@ -16,7 +16,7 @@ import pytest
 from fl_dp.app.wings import wings
 
 ROOT = Path(__file__).resolve().parents[2]
-WINGS = {"lab": ("tune", "price", "audit", "attack"), "viewer": ("runs", "report", "dashboard")}
+WINGS = {"lab": ("tune", "audit", "attack"), "viewer": ("runs", "report", "dashboard")}
 ALWAYS = ("run", "plan", "ledger", "node", "stats", "config", "new")
 
 # Commands of `fl-dp`, one after the other in one process; what they print comes back as JSON.

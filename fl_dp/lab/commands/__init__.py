@@ -1,1 +1,1 @@
-"""The commands of the lab, one file each: attack, audit, price, tune."""
+"""The commands of the lab, one file each: attack, audit, tune."""

@@ -42,7 +42,7 @@ def require_public(settings: Settings, *, stated: bool, because: str, command: s
 
     if settings.task.label_range is not None:
         raise ValueError(
-            "attacks, audits and prices are of classes, and task.label_range makes the label a "
+            "attacks and audits are of classes, and task.label_range makes the label a "
             "number: leave it out, or write task.classes"
         )
     if settings.task.name in OWN_DATA and not stated:

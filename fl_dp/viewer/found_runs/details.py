@@ -33,7 +33,6 @@ _DOCUMENTS = (
     "statistic.json",
     "audit.json",
     "summary.json",
-    "price.json",
     "private_metrics.json",
 )
 

@@ -1,4 +1,4 @@
-"""What a price and a choice decided is what they send."""
+"""What a choice decided is what it sends."""
 
 from __future__ import annotations
 
@@ -9,28 +9,15 @@ import pytest
 from sent_jobs import require_sent
 
 from fl_dp.app.cells import digest_of
-from fl_dp.app.compose import compose_settings
 from fl_dp.commands.console import err
 from fl_dp.commands.jobs import Job, find_jobs
-from fl_dp.lab.commands import price, tune
+from fl_dp.lab.commands import tune
 from fl_dp.lab.commands.tune import with_candidates
 
 pytestmark = pytest.mark.slow  # each composes several trainings
 
 FASHION = ("task=fashion_mnist", "model=cnn")
 MODELS = "model.name=cnn,mlp"
-
-
-@pytest.mark.parametrize("asked", [("privacy=distributed",), ("privacy=local",)])
-def test_every_step_of_a_price_keeps_what_the_training_brought(
-    asked: tuple[str, ...], tmp_path: Path
-) -> None:
-    whole = compose_settings(asked)
-    jobs = price._jobs([*asked, f"output_dir={tmp_path}"], 1, data_is_public=True)
-    require_sent(list(jobs.each))
-    for job in jobs.each:
-        assert job.settings.selection.sampling_rate == whole.selection.sampling_rate == 1.0
-        assert job.settings.server_optimizer == whole.server_optimizer
 
 
 @pytest.mark.parametrize("asked", [FASHION, ("task=digits",)])
