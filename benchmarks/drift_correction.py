@@ -1,12 +1,11 @@
-"""Drift correction on heterogeneous clients under one charge: FedProx, SCAFFOLD, or less training.
+"""Drift correction on heterogeneous clients under one charge: FedProx, or less training.
 
     python benchmarks/drift_correction.py --json
 
 A thousand clients of Fashion-MNIST, Dirichlet 0.1 over labels, a tenth of them drawn in each round,
 softmax regression on images of 14x14, clipped updates and one noise on their sum. Each arm changes
-what a client does and nothing that is released: `prox` pulls towards the round's model; `scaffold`
-adds the federation's direction, which the last released models show for nothing, and takes off the
-client's own, which stays at the client. Nothing was chosen: one clipping norm for all.
+what a client does and nothing that is released: `prox` pulls towards the round's model. Nothing was
+chosen: one clipping norm for all.
 Noise comes from NumPy: this measures accuracy and protects nobody.
 """
 
@@ -44,16 +43,11 @@ class Arm:
         name: For people.
         steps: Local steps, each on all of a client's images.
         proximal: Weight of the squared distance to the round's model.
-        scaffold: Whether steps are corrected by control variates.
-        remembered: The federation's direction is what the client itself saw: from the model of its
-            last round to that of this one. Nobody has to send it.
     """
 
     name: str
     steps: int = LONG
     proximal: float = 0.0
-    scaffold: bool = False
-    remembered: bool = False
 
 
 ARMS = (
@@ -61,8 +55,6 @@ ARMS = (
     Arm(name="20 steps"),
     Arm(name="20 steps, prox 0.1", proximal=0.1),
     Arm(name="20 steps, prox 1", proximal=1.0),
-    Arm(name="20 steps, scaffold", scaffold=True),
-    Arm(name="20 steps, scaffold, remembered", scaffold=True, remembered=True),
 )
 
 
@@ -109,35 +101,20 @@ def trained(federation: Federation, arm: Arm, norm: float, noise: float, seed: i
     """
     rng = np.random.default_rng(seed)
     model = torch.zeros(PIXELS + 1, 10)
-    own = torch.zeros(CLIENTS, PIXELS + 1, 10) if arm.scaffold else torch.zeros(())
-    of_all = torch.zeros(PIXELS + 1, 10)
-    seen, when = torch.zeros_like(own), torch.full((CLIENTS,), -1)
-    for number in range(ROUNDS):
+    for _ in range(ROUNDS):
         drawn = torch.from_numpy(np.flatnonzero(rng.random(CLIENTS) < RATE))
         models = model.expand(len(drawn), -1, -1).clone()
-        if arm.remembered:
-            before = when[drawn]
-            gap = ((number - before) * arm.steps * LEARNING_RATE)[:, None, None]
-            of_all = torch.where((before >= 0)[:, None, None], (seen[drawn] - model) / gap, 0.0)
-            seen[drawn], when[drawn] = model, number
         for _ in range(arm.steps):
             step = federation.gradients(drawn, models) + arm.proximal * (models - model)
-            if arm.scaffold:
-                step += of_all - own[drawn]
             models -= LEARNING_RATE * step
         updates = models - model
-        if arm.scaffold:
-            own[drawn] += -of_all - updates / (arm.steps * LEARNING_RATE)
         lengths = updates.flatten(1).norm(dim=1)
         factors = (norm / lengths.clamp(min=1e-12)).clamp(max=1.0)
         total = (updates * factors[:, None, None]).sum(0)
         if noise:
             drawn_noise = rng.normal(0.0, noise * norm, total.shape)
             total += torch.from_numpy(drawn_noise.astype(np.float32))
-        mean = total / (RATE * CLIENTS)
-        model = model + mean
-        if not arm.remembered:
-            of_all = -mean / (arm.steps * LEARNING_RATE)  # of released models: nothing is charged
+        model = model + total / (RATE * CLIENTS)
     return model
 
 

@@ -77,22 +77,6 @@ PARTS: tuple[Exclusion[Settings], ...] = (
         instead="write {privacy.unit=client}, or {privacy=dp_sgd}, or leave {model.shared} out",
     ),
     Exclusion(
-        options=("client.scaffold", "privacy"),
-        when=lambda given: (
-            given.client.scaffold and (given.protects_records or given.privacy.unit == "record")
-        ),
-        why="a record would be in what its client keeps from round to round, and steer the "
-        "gradients of all other records",
-        instead="leave {client.scaffold} out",
-    ),
-    Exclusion(
-        options=("client.scaffold", "server_optimizer"),
-        when=lambda given: given.client.scaffold and given.server_optimizer.gain is None,
-        why="clients read the federation's direction off the models, whose steps under "
-        "{server_optimizer=?} are no multiple of it",
-        instead="write {server_optimizer=fedavg} or fedavgm",
-    ),
-    Exclusion(
         options=("model.lora_train", "selection", "privacy.unit"),
         when=lambda given: (
             given.model.lora_train == "alternating"

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fl_dp.clients import NodeConfig, NodeUnits, TrainedRows, UnitReport, numpy_client_app
-from fl_dp.clients.control_variate import ControlVariate
 from fl_dp.clients.personal_part import PersonalPart
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.protocol.instruction import RoundInstruction
@@ -105,19 +104,14 @@ class TaskClient(NumPyClient):
         set_arrays(model, own.whole(parameters))
         _choose_factor(settings, model, config)
         metrics = _metrics(model, features, labels, settings, config, count=len(rows))
-        variate = self._variate(settings, model, len(labels), config)
         train_locally(
             model,
             features,
             labels,
             seed=_shuffling_seed(settings, self._part(settings), config),
-            correction=None if variate is None else variate.correction,
             **settings.client.steps,
         )
-        trained = get_arrays(model)
-        if variate is not None:
-            variate.keep(trained)
-        kept = own.keep(list(trained.values()))
+        kept = own.keep(list(get_arrays(model).values()))
         return kept, _reported(len(rows), config), metrics
 
     def _fit_privately(
@@ -222,25 +216,6 @@ class TaskClient(NumPyClient):
         part = part_of(settings, model)
         return PersonalPart(self.context, part=part, first=get_arrays(model), unit=self.unit)
 
-    def _variate(
-        self, settings: Settings, model: nn.Module, records: int, config: dict[str, Scalar]
-    ) -> ControlVariate | None:
-        """Return what corrects the drift of shared parameters; None: nothing does."""
-        pace = settings.client.pace(records)
-        if not (settings.client.scaffold and pace):
-            return None
-        shared = part_of(settings, model).shared
-        trained = {name for name, each in model.named_parameters() if each.requires_grad}
-        sent = {k: v for k, v in get_arrays(model).items() if k in shared and k in trained}
-        return ControlVariate(
-            self.context,
-            unit=self.unit,
-            sent=sent,
-            server_round=int(config.get("server-round", 1)),
-            pace=pace,
-            gain=settings.server_optimizer.gain or 1.0,
-        )
-
     def _settings_and_data(
         self, config: dict[str, Scalar]
     ) -> tuple[Settings, tuple[Dataset, NDArray[np.int64]] | None]:
@@ -288,8 +263,8 @@ def train_many(
         return  # DP-SGD is for one unit at a time
     settings = _settings(config)
     chosen = settings.model
-    if chosen.shared is not None or chosen.lora_rank is not None or settings.client.scaffold:
-        return  # each has a model or steps of its own, or parameters that are frozen
+    if chosen.shared is not None or chosen.lora_rank is not None:
+        return  # each has a model of its own, or parameters that are frozen
     dataset, origin = dataset_of(settings), model_of(settings)
     set_arrays(origin, model.to_numpy_ndarrays())
     parts = parts_of(settings)

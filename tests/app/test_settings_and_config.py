@@ -201,7 +201,6 @@ EVERYTHING = [
 
 # Keys of other options than those of `EVERYTHING`.
 OF_OTHER_OPTIONS = [
-    "client.scaffold=true",
     "privacy=local privacy.scheme=laplace",
     "metrics.private_epsilon=0.5",
     "task=csv task.label_range=[0,9]",
@@ -887,21 +886,6 @@ def test_a_client_trains_as_the_settings_in_the_message_say(overrides: list[str]
     for got, expected, before in zip(arrays, get_arrays(model).values(), start, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
         assert not np.array_equal(got, before)
-
-
-def test_a_client_s_drift_is_corrected_from_its_second_round_on() -> None:
-    def rounds(*overrides: str) -> list[Any]:
-        settings, context = compose_settings([*SMALL, *overrides]), node_context(0)
-        config: dict[str, Any] = {SETTINGS_KEY: settings.to_json()}
-        answers, sent = [], initial_parameters(settings)
-        for number in (1, 2):
-            answers.append(TaskClient(context).fit(sent, config | {"server-round": number})[0])
-            sent = [values + 0.1 for values in sent]
-        return answers
-
-    plain, corrected = rounds(), rounds("client.scaffold=true", "server_optimizer=fedavg")
-    assert same_arrays(plain[0], corrected[0])
-    assert not same_arrays(plain[1], corrected[1])
 
 
 def test_a_client_trains_the_same_when_a_round_is_repeated() -> None:

@@ -47,8 +47,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "weights.capped_denominator=true simulation.units_per_node=1",
     ),
     (f"{_GRADIENTS} model.shared=['1.bias']",),
-    (f"{_GRADIENTS} client.scaffold=true", "dp_sgd=on client.scaffold=true"),
-    ("client.scaffold=true server_optimizer=fedadam",),
     tuple(
         f"{each} model.lora_rank=2 model.lora_train=alternating"
         for each in (f"{_SHARES} privacy.unit=record", "selection=buffered")

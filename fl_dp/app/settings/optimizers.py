@@ -36,11 +36,6 @@ class ServerOptimizerSettings:
         """Whether the learning rate falls."""
         return False
 
-    @property
-    def gain(self) -> float | None:
-        """How far the model moves by a mean update that lasts; None: by no multiple of it."""
-        return 1.0
-
     def make(self) -> Strategy:
         """Return the Flower strategy that makes the step."""
         from flwr.serverapp.strategy import FedAvg
@@ -75,11 +70,6 @@ class FedAvgMSettings(ServerOptimizerSettings):
         positive("server_optimizer.learning_rate", self.learning_rate)
         _decay("momentum", self.momentum, usual=0.9)
 
-    @property
-    def gain(self) -> float:
-        """How far the model moves by a mean update that lasts, where its rate does not fall."""
-        return self.learning_rate / (1.0 - self.momentum)
-
     def make(self) -> Strategy:
         """Return the Flower strategy that makes the step."""
         from flwr.serverapp.strategy import FedAvgM
@@ -111,11 +101,6 @@ class FedAdagradSettings(ServerOptimizerSettings):
                 f"{{server_optimizer.tau}} must be positive and finite, got {self.tau}: write for "
                 "example 0.001, a tenth of a coordinate's mean update or less"
             )
-
-    @property
-    def gain(self) -> None:
-        """None: coordinates move alike, however long the mean update is."""
-        return None
 
     def make(self) -> Strategy:
         """Return the Flower strategy that makes the step."""
@@ -172,14 +157,11 @@ class ClientSettings:
         learning_rate: Step size.
         epochs: Passes over the client's data in one round.
         batch_size: Records per step.
-        scaffold: Correct the drift of clients that are unlike the others, by a control variate that
-            stays at each.
     """
 
     learning_rate: float = told(2.0, tunable=True)
     epochs: int = told(5, tunable=True)
     batch_size: int = told(32, tunable=True)
-    scaffold: bool = told(False)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -191,10 +173,6 @@ class ClientSettings:
     def steps(self) -> dict[str, Any]:
         """What a training needs of them, by the names of its arguments."""
         return {name: getattr(self, name) for name in ("learning_rate", "epochs", "batch_size")}
-
-    def pace(self, records: int) -> float:
-        """Return the learning rate times the steps of one round."""
-        return self.learning_rate * self.epochs * -(-records // self.batch_size)
 
 
 def _let_fall(strategy: Strategy, rounds: int) -> None:

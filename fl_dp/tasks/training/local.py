@@ -7,7 +7,7 @@ records, and building those would take longer than training on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,7 +29,6 @@ def train_locally(
     epochs: int,
     batch_size: int,
     seed: int,
-    correction: Mapping[str, NDArray[Any]] | None = None,
 ) -> None:
     """Change a model in place by SGD on the mean loss of mini-batches, see `loss_of`.
 
@@ -44,7 +43,6 @@ def train_locally(
         epochs: Passes over the data, at least 1.
         batch_size: Rows a step, at least 1.
         seed: Seed of the order of the rows; the global random state is left alone.
-        correction: What every step adds to the gradient, by a parameter's name; None: nothing.
 
     Raises:
         ValueError: If a number is out of its range, or features and labels differ in length.
@@ -57,12 +55,7 @@ def train_locally(
     if num_rows == 0:
         return
     x, y = _tensors(model, features, labels)
-    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    parameters = list(named.values())
-    added = [
-        (named[name], torch.from_numpy(value).to(x.device))
-        for name, value in (correction or {}).items()
-    ]
+    parameters = [each for each in model.parameters() if each.requires_grad]
     generator = torch.Generator().manual_seed(seed)
     checked = False
     with _mode(model, training=True), tokens_in_range(tables_of(model)):
@@ -79,8 +72,6 @@ def train_locally(
                     for parameter, gradient in zip(parameters, gradients, strict=True):
                         if gradient is not None:
                             parameter.add_(gradient, alpha=-learning_rate)
-                    for parameter, step in added:
-                        parameter.add_(step, alpha=-learning_rate)
 
 
 def loss_of(outputs: Tensor, labels: Tensor, *, reduction: str = "none") -> Tensor:
