@@ -15,7 +15,7 @@ a saved state leaks nothing beyond them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from types import MappingProxyType
@@ -80,9 +80,6 @@ class ServerOptimizer:
     Attributes:
         strategy: The Flower strategy that does it.
         last_round: The last round that was stepped, here or before `restore`; None before any.
-        rests: Given a round and the name of an array, whether the array keeps its values in that
-            round; None: all move. What a private mean says of it, noise at least, is dropped
-            after the release, which costs and saves no budget.
     """
 
     def __init__(self, strategy: Strategy, front: Strategy | None = None) -> None:
@@ -102,7 +99,6 @@ class ServerOptimizer:
         self.strategy = strategy
         self._front = front if front is not None else self
         self.last_round: int | None = None
-        self.rests: Callable[[int, str], bool] | None = None
         self._restored_round: int | None = None
         # What the strategy wrote into the train config, for strategies that decay a value there.
         self._config: dict[str, Any] = {}
@@ -193,8 +189,7 @@ class ServerOptimizer:
             ValueError: If the inner strategy returns arrays of another form.
         """
         key = next(iter(instruction.array_records))
-        resting = self._resting(server_round, instruction.array_records[key])
-        moved = ArrayRecord(dict(_computable(arrays)) | resting)
+        moved = ArrayRecord(dict(_computable(arrays)))
         reported = MetricRecord({**metrics, self._weight_key: 1})
         origin = Message(RecordDict(), dst_node_id=1, message_type=MessageType.TRAIN)
         # Flower fills the id of a message when it is sent; this one never is.
@@ -202,11 +197,8 @@ class ServerOptimizer:
         reply = Message(RecordDict({key: moved, "metrics": reported}), reply_to=origin)
         updated, measured = self._front.aggregate_train(server_round, [reply])
         self.last_round = server_round
-        if updated is not None:
-            if _shapes(updated) != _shapes(arrays):
-                raise ValueError(f"{self._name} returned arrays of other names or shapes")
-            # Once more: a momentum of earlier rounds moves it, too.
-            updated = ArrayRecord(dict(updated) | resting)
+        if updated is not None and _shapes(updated) != _shapes(arrays):
+            raise ValueError(f"{self._name} returned arrays of other names or shapes")
         return updated, _joined(metrics, measured)
 
     def configure_train(
@@ -365,12 +357,6 @@ class ServerOptimizer:
             vars(self.strategy).update(saved["attributes"])
         self.last_round = self._restored_round = saved["round"]
         self._config = saved["config"]
-
-    def _resting(self, server_round: int, asked: ArrayRecord) -> dict[str, Array]:
-        """Return the arrays that keep their values in a round, as the clients were sent them."""
-        if self.rests is None:
-            return {}
-        return {name: array for name, array in asked.items() if self.rests(server_round, name)}
 
     @property
     def _weight_key(self) -> str:

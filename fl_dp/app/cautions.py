@@ -21,7 +21,6 @@ def cautions(settings: Settings) -> list[str]:
         *_of_public_records(settings),
         *_of_held_out_rows(settings),
         *_of_empty_rounds(settings),
-        *_of_factors_in_turn(settings),
     ]
     if not settings.protects_clients:
         return said
@@ -92,19 +91,6 @@ def _of_empty_rounds(settings: Settings) -> list[str]:
         f"nobody takes part in {empty:.0%} of the rounds, with {clients} clients and "
         f"selection.sampling_rate={chosen.sampling_rate:g}; write selection.sampling_rate=1 for "
         "everybody in each round, and the noise is chosen for that"
-    ]
-
-
-def _of_factors_in_turn(settings: Settings) -> list[str]:
-    """Return a line if noise is taken back in rounds whose noise does not reach the same factor."""
-    noise = settings.noise.name
-    if settings.model.lora_train != "alternating" or noise == "independent":
-        return []
-    return [
-        f"noise={noise} takes noise back in later rounds, and model.lora_train=alternating moves a "
-        "factor in every second round alone: at the same price it keeps 1.3 to 20 times the noise "
-        "that noise=independent leaves, where it was computed; write noise=independent, or "
-        "model.lora_train=b"
     ]
 
 

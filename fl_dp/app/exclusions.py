@@ -77,16 +77,6 @@ PARTS: tuple[Exclusion[Settings], ...] = (
         instead="write {privacy.unit=client}, or {privacy=dp_sgd}, or leave {model.shared} out",
     ),
     Exclusion(
-        options=("model.lora_train", "selection", "privacy.unit"),
-        when=lambda given: (
-            given.model.lora_train == "alternating"
-            and (given.sums_records or given.selection.name == "buffered")
-        ),
-        why="{model.lora_train=alternating} trains one factor a round, and gradients summed by "
-        "record have both, as {selection=buffered} has answers from rounds of either",
-        instead="write {model.lora_train=b}, or {model.lora_train=both}",
-    ),
-    Exclusion(
         options=("simulation.units_per_node", "privacy.unit", "privacy"),
         when=lambda given: given.sums_records and given.simulation.units_at_node > 1,
         why="a client adds up the gradients of its own records",

@@ -29,7 +29,6 @@ from fl_dp.strategies import (
     wait_for_roster,
 )
 from fl_dp.tasks.metrics import public_metrics
-from fl_dp.tasks.models import rests_in_turn
 from fl_dp.tasks.training import evaluate_with_probabilities
 from fl_dp.updates import Compression
 
@@ -310,8 +309,6 @@ def _start(
     test_y = dataset.labels(slice(None), "test")
     in_unit = predictions_in_unit(settings)
     model = model_of(settings)
-    if settings.model.lora_train == "alternating":
-        strategy.optimizer.rests = rests_in_turn
     names = metrics_of(settings)
     resumed = folder.checkpoint.is_file()
     if resumed:

@@ -24,7 +24,6 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.tasks.datasets import Dataset, Form
-from fl_dp.tasks.models import factor_of_round, train_factor
 from fl_dp.tasks.training import (
     UnitData,
     evaluate,
@@ -102,7 +101,6 @@ class TaskClient(NumPyClient):
         features, labels = records_of(dataset, fitting(dataset, rows))
         own = self._own(settings, model)
         set_arrays(model, own.whole(parameters))
-        _choose_factor(settings, model, config)
         metrics = _metrics(model, features, labels, settings, config, count=len(rows))
         train_locally(
             model,
@@ -135,7 +133,6 @@ class TaskClient(NumPyClient):
             model = model_of(settings, form)
             parts = self._own(settings, model)
             whole = parts.whole(parameters)
-            _choose_factor(settings, model, config)
             client = private_client(
                 model,
                 lambda: self.records(settings),
@@ -455,13 +452,6 @@ def _max_loss(settings: Settings) -> float | None:
 def _has_enough(settings: Settings, num_examples: int) -> bool:
     """Tell whether the unit has the records that the charge for its selection supposes."""
     return num_examples >= (settings.selection.records_per_client or 0)
-
-
-def _choose_factor(settings: Settings, model: nn.Module, config: Mapping[str, Any]) -> None:
-    """Freeze the factor of LoRA that is at rest in this round."""
-    chosen = settings.model
-    if chosen.lora_rank is not None:
-        train_factor(model, factor_of_round(chosen.lora_train, int(config.get("server-round", 1))))
 
 
 def _shuffling_seed(settings: Settings, part: int, config: dict[str, Scalar]) -> int:

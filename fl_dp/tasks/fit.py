@@ -6,7 +6,7 @@ ON_NUMBERS = ("logistic", "mlp", "cnn", "resnet18")
 ON_TOKENS = ("gru", "lstm", "transformer")
 MODELS = (*ON_NUMBERS, *ON_TOKENS)
 
-TRAINED_FACTORS = ("b", "both", "alternating")
+TRAINED_FACTORS = ("b", "both")
 """Which factors of a low-rank update are trained."""
 
 _ON_IMAGES = ("cnn", "resnet18")

@@ -6,17 +6,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.in_process import InProcessGrid
-from fl_dp.app.planning import make_plan
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import initial_arrays_of
 from fl_dp.clients.node_privacy import simulated_nodes
-from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.statement.check import statement_page
 
 SMALL = ["model=mlp", "model.hidden=4", "task.num_clients=2", "rounds=2", "client.epochs=1"]
@@ -73,31 +70,3 @@ def test_patterns_that_do_not_fit_the_model_are_refused(override: str, said: str
 def test_factors_need_a_rank() -> None:
     with pytest.raises(Exception, match=r"write model\.lora_rank=4 too"):
         compose_settings(["model.lora_train=both"])
-
-
-@pytest.mark.parametrize(
-    "mode",
-    [
-        "privacy=central privacy.contribution_check=false",
-        "privacy=local selection=public",
-        "privacy=distributed selection.sampling_rate=1 task.num_clients=3",
-    ],
-)
-def test_the_factor_at_rest_gets_no_noise_of_its_round(tmp_path: Path, mode: str) -> None:
-    turns = ["model.lora_rank=2", "model.lora_train=alternating", "rounds=1", *mode.split()]
-    first = initial_arrays_of(compose_settings([*SMALL, *turns]))
-    result, _ = trained(tmp_path, *turns)
-    moved = {
-        name: not np.array_equal(first[name].numpy(), values.numpy())
-        for name, values in result.arrays.items()
-    }
-    assert moved == {name: ".b." in name for name in first}
-
-
-@pytest.mark.parametrize(
-    "override", ["selection=buffered", "privacy=distributed_records selection.sampling_rate=1"]
-)
-def test_factors_in_turn_are_refused_where_a_round_has_both(override: str) -> None:
-    turns = ["model.lora_rank=2", "model.lora_train=alternating", *override.split()]
-    with pytest.raises(IncompatibleOptions, match="one factor a round"):
-        make_plan(compose_settings([*SMALL, *turns]))

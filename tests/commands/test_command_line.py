@@ -433,18 +433,12 @@ def test_a_plateau_plan_tells_what_its_filter_guarantees() -> None:
     assert "guaranteed by the privacy filter" in call("plan", "schedule=plateau").stdout
 
 
-LORA = "task.num_clients=200 privacy.delta=1e-5 model.lora_rank=2 model.lora_train"
-
-
 @pytest.mark.parametrize(
     ("overrides", "cautioned"),
     [
         ("task.num_clients=200 privacy.delta=1e-5", []),
         ("task.num_clients=99 privacy.delta=1e-5", ["99 clients are few"]),
         ("task.num_clients=200", ["delta 0.0029 (the default for 200) is large"]),
-        (f"{LORA}=alternating", []),
-        (f"{LORA}=alternating noise=cyclic", ["noise=cyclic takes noise back"]),
-        (f"{LORA}=both noise=cyclic", []),
         ("task.num_clients=50", ["50 clients are few", "delta 0.014"]),
         ("task.num_clients=50 privacy=none", []),
         ("privacy=none task=csv task.test_fraction=0.2", ["task.test_fraction=0.2 measures"]),

@@ -47,10 +47,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "weights.capped_denominator=true simulation.units_per_node=1",
     ),
     (f"{_GRADIENTS} model.shared=['1.bias']",),
-    tuple(
-        f"{each} model.lora_rank=2 model.lora_train=alternating"
-        for each in (f"{_SHARES} privacy.unit=record", "selection=buffered")
-    ),
     (
         *(f"privacy=local selection={name}" for name in ("poisson", "truncated_poisson")),
         *(f"privacy=local selection={name}" for name in ("fixed", "dp_utility")),

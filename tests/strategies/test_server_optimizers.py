@@ -730,17 +730,3 @@ def test_a_wrong_setting_says_what_to_write(
     assert str(refused.value).startswith(f"server_optimizer.{key} must ")
     assert str(value) in str(refused.value)
     assert instead in str(refused.value)
-
-
-@pytest.mark.parametrize("name", MAKE)
-def test_an_array_at_rest_keeps_its_values_to_the_bit(name: str) -> None:
-    optimizer, model = ServerOptimizer(MAKE[name]()), model_of(np.float32)
-    optimizer.rests = lambda server_round, array: array == ("w" if server_round % 2 else "scale")
-    for number in range(1, 6):
-        change = model_of(np.float32, seed=number)
-        moved = {k: model[k] + change[k] for k in model}
-        after = step(optimizer, number, model, moved)
-        rests, moves = ("w", "scale") if number % 2 else ("scale", "w")
-        np.testing.assert_array_equal(after[rests], model[rests])
-        assert not np.array_equal(after[moves], model[moves])
-        model = after

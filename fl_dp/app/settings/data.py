@@ -187,8 +187,7 @@ class ModelSettings:
             model's `state_dict`; null draws them from `seed`. Nothing is promised to what they were
             trained on.
         initial_digest: SHA-256 that this file must have; null takes what it holds.
-        lora_train: Factors of LoRA that are trained: `b` (A keeps its first values), `both`, or
-            `alternating` (B in odd rounds, A in even ones).
+        lora_train: Factors of LoRA that are trained: `b` (A keeps its first values) or `both`.
     """
 
     name: str = told("logistic", tunable=True)

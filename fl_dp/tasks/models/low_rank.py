@@ -67,7 +67,7 @@ def add_low_rank(model: nn.Module, *, rank: int, seed: int, train: str = "b") ->
         model: Changed in place; a linear layer smaller than the rank gets its smaller side.
         rank: At least 1.
         seed: Of A, at least 0. The global random state is left alone.
-        train: `b`, `both` or `alternating`; see `train_factor`.
+        train: `b`, where A keeps its first values, or `both`.
 
     Raises:
         ValueError: If an argument is out of range or the model has no linear layer.
@@ -86,45 +86,10 @@ def add_low_rank(model: nn.Module, *, rank: int, seed: int, train: str = "b") ->
         for name, layer in layers:
             fits = min(rank, layer.in_features, layer.out_features)
             added = LowRankLinear(layer.cpu(), fits).to(layer.weight.device)
+            added.a.requires_grad_(train == "both")
             if not name:
                 model = added
                 continue
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, added)
-    train_factor(model, "b" if train == "b" else "both")
     return model
-
-
-def train_factor(model: nn.Module, factor: str) -> None:
-    """Let one factor be trained, or both, and freeze the other.
-
-    Args:
-        model: From `add_low_rank`.
-        factor: `a`, `b` or `both`.
-
-    Raises:
-        ValueError: If it is another, or the model has no factors.
-    """
-    if factor not in ("a", "b", "both"):
-        raise ValueError(f"factor is '{factor}'; write a, b or both")
-    layers = [each for each in model.modules() if isinstance(each, LowRankLinear)]
-    if not layers:
-        raise ValueError("the model has no low-rank updates: call add_low_rank first")
-    for layer in layers:
-        layer.a.requires_grad_(factor != "b")
-        layer.b.requires_grad_(factor != "a")
-
-
-def factor_of_round(train: str, server_round: int) -> str:
-    """Return which factor a round trains: `a`, `b` or `both`.
-
-    B goes first when they alternate: while it is zero, the gradient of A is zero, too.
-    """
-    if train != "alternating":
-        return train
-    return "b" if server_round % 2 else "a"
-
-
-def rests_in_turn(server_round: int, name: str) -> bool:
-    """Tell whether a factor of this name, `....a.weight`, is at rest when they alternate."""
-    return name.split(".")[-2] != factor_of_round("alternating", server_round)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from fl_dp.tasks.models import LowRankLinear, add_low_rank, factor_of_round, train_factor
+from fl_dp.tasks.models import LowRankLinear, add_low_rank
 
 
 def network() -> nn.Module:
@@ -48,7 +48,6 @@ def test_a_layer_computes_its_weight_plus_b_times_a() -> None:
     [
         ("b", ["0.b.weight", "2.b.weight"]),
         ("both", ["0.a.weight", "0.b.weight", "2.a.weight", "2.b.weight"]),
-        ("alternating", ["0.a.weight", "0.b.weight", "2.a.weight", "2.b.weight"]),
     ],
 )
 def test_the_factors_that_are_asked_for_are_trained_and_nothing_else(
@@ -64,26 +63,20 @@ def test_b_alone_makes_noise_linear_in_what_the_model_uses() -> None:
     torch.testing.assert_close(3.0 * once, thrice)
 
 
-def test_factors_alternate_from_b_on_as_a_has_no_gradient_while_b_is_zero() -> None:
-    assert [factor_of_round("alternating", each) for each in (1, 2, 3)] == ["b", "a", "b"]
-    assert factor_of_round("both", 2) == "both"
+def test_a_has_no_gradient_while_b_is_zero() -> None:
     model = add_low_rank(network(), rank=2, seed=0, train="both")
     model(torch.randn(4, 6)).square().sum().backward()
     [a, b] = [model.get_parameter(f"2.{each}.weight").grad for each in "ab"]
     assert a is not None and not a.any()
     assert b is not None and b.any()
-    train_factor(model, "a")
-    assert trained(model) == ["0.a.weight", "2.a.weight"]
 
 
 def test_what_can_not_be_meant_is_refused() -> None:
     with pytest.raises(ValueError, match="rank is 0"):
         add_low_rank(network(), rank=0, seed=0)
-    with pytest.raises(ValueError, match="one of b, both, alternating"):
+    with pytest.raises(ValueError, match="one of b, both"):
         add_low_rank(network(), rank=1, seed=0, train="a")
     with pytest.raises(ValueError, match="no linear layer"):
         add_low_rank(nn.Sequential(nn.ReLU()), rank=1, seed=0)
     with pytest.raises(ValueError, match="write 1 to 5"):
         LowRankLinear(nn.Linear(6, 5), 6)
-    with pytest.raises(ValueError, match="call add_low_rank first"):
-        train_factor(network(), "b")
