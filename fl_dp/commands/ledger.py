@@ -27,10 +27,6 @@ def ledger(
         str | None,
         typer.Option("--begin-witness", help="Write the ledger's state to an empty witness, once."),
     ] = None,
-    summary: Annotated[
-        bool,
-        typer.Option("--summary", help="Only budget, spent, left and when; no name, no entry."),
-    ] = False,
     entries: Annotated[
         bool, typer.Option("--entries", help="Show every entry; else equal ones are one row.")
     ] = False,
@@ -50,26 +46,16 @@ def ledger(
     A witness is a second place that knows how far the ledger has come (`privacy.witness_dir`, and
     `witness-path` of a node): it detects an older copy in the ledger's place.
 
-    `--summary` is for governance: it names no node, no participant and no place, and tells a number
-    of clients below ten as such.
-
     An entry that was altered, removed or reordered, that the plan would not have charged, an end
     that was cut off and a statement that was edited are errors with status 1.
     """
-    from .shown_ledger import begin_witness_of, show_ledger, summarise_ledger
+    from .shown_ledger import begin_witness_of, show_ledger
 
     with failures_told():
-        if summary and (csv is not None or check is not None or entries):
-            raise ValueError(
-                "--summary has no entries and no files: leave out --csv, --check and --entries"
-            )
         if begin_witness is not None:
-            if witness is not None or summary or csv is not None or check is not None:
+            if witness is not None or csv is not None or check is not None:
                 raise ValueError("--begin-witness is asked for alone: leave out the other options")
             begin_witness_of(location, begin_witness)
             witness = begin_witness
-        if summary:
-            shown = summarise_ledger(location, witness=witness)
-        else:
-            shown = show_ledger(location, csv=csv, check=check, witness=witness, entries=entries)
+        shown = show_ledger(location, csv=csv, check=check, witness=witness, entries=entries)
     print_shown(shown.document, shown.lines, as_json)

@@ -12,7 +12,6 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.commands.terminal.governance import nodes_summary, summary_lines, training_summary
 from fl_dp.commands.terminal.ledger_view import (
     folded_table,
     ledger_json,
@@ -215,30 +214,6 @@ def _shown_node_ledgers(
         )
 
 
-def summarise_ledger(location: str, *, witness: str | None = None) -> ShownLedger:
-    """Verify a ledger and tell budget, spent, left and when; no site's name, no small count.
-
-    Args:
-        location: As in `show_ledger`.
-        witness: As in `show_ledger`.
-
-    Raises:
-        LedgerCorrupted: As `show_ledger`.
-        OSError: As `show_ledger`.
-        ValueError: As `show_ledger`.
-    """
-    opened = _opened_node_ledgers(location, witness)
-    if opened is not None:
-        with opened as (ledgers, folder):
-            _compare(None, folder)
-            summary = nodes_summary(ledgers)
-        return ShownLedger(document=summary, lines=list(summary_lines(summary)))
-    with _opened_server_ledger(location, witness) as (ledger, folder):
-        _compare(ledger, folder)
-        summary = training_summary(ledger)
-    return ShownLedger(document=summary, lines=list(summary_lines(summary)))
-
-
 def _folder_of(location: str) -> RunFolder | None:
     """Return the run that a ledger is of, by its folder or by its file; None for another place."""
     path = Path(location)
@@ -260,8 +235,8 @@ def _node_ledgers_in(folder: Path) -> list[str]:
 def _compare(
     ledger: SpentLedger | None,
     folder: RunFolder | None,
-    check: Path | None = None,
-    witness: str | None = None,
+    check: Path | None,
+    witness: str | None,
 ) -> _Comparison:
     """Compare a ledger with a statement that is named, or with all that lies beside it.
 

@@ -107,7 +107,7 @@ def test_accounts_of_runs_without_a_cap_are_shown_as_such(tmp_path: Path) -> Non
                 what=run,
             )
     assert "no cap" in call("ledger", place)[1]
-    for options in ((), ("--json",), ("--summary",)):
+    for options in ((), ("--json",)):
         result = CliRunner().invoke(app, ["ledger", str(place), *options])
         assert result.exit_code == 0
         said = " ".join(result.stdout.split())

@@ -378,7 +378,7 @@ def test_the_command_begins_compares_and_refuses(path: Path, file: Path) -> None
     assert status == 1
     assert "older copy" in said
     assert call(path, "--begin-witness", file)[0] == 2  # it knows something
-    assert call(path, "--begin-witness", file, "--summary")[0] == 2
+    assert call(path, "--begin-witness", file, "--csv", str(path.with_suffix(".csv")))[0] == 2
     assert list(path.parent.iterdir()) == [path]
 
 
