@@ -12,7 +12,6 @@ from typer.core import TyperGroup
 
 from fl_dp import __version__
 
-from .completion import completion
 from .config import config
 from .console import fail, out
 from .data import data
@@ -34,7 +33,6 @@ _COMMANDS = (
     ledger,
     data,
     new,
-    completion,
 )
 
 
@@ -45,7 +43,8 @@ class _Commands(TyperGroup):
         """Return the command that is asked for."""
         ctx.meta["words"] = args
         name = args[0]
-        if not name.startswith("-") and self.get_command(ctx, name) is None:
+        unknown = not name.startswith("-") and self.get_command(ctx, name) is None
+        if unknown and not ctx.resilient_parsing:  # a shell that completes is told nothing
             known = self.list_commands(ctx)
             near = get_close_matches(name, known, 1, 0.4)
             meant = f"did you mean `fl-dp {near[0]}`? " if near else ""
@@ -97,7 +96,6 @@ app = typer.Typer(
     help="Differentially private federated learning for Flower.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
-    add_completion=False,  # `fl-dp completion` knows keys and their values, too
     pretty_exceptions_enable=False,
 )
 for command in _COMMANDS:
