@@ -1,7 +1,7 @@
 """Recommendation: a film's table under client-level privacy, a person's vector at the person.
 
-    apt-get download r-cran-dslabs
-    python recommend.py r-cran-dslabs_0.7.4-1_all.deb --epsilon 8
+    Rscript -e 'write.csv(dslabs::movielens, "movielens.csv", row.names = FALSE)'
+    python recommend.py movielens.csv --epsilon 8
 
 A rating is about `3.5 + b + c + p @ q`: the person's bias b and vector p, the film's c and q. A
 node has one person. It solves for b and p in the table that it got, and answers with what would
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import io
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
@@ -32,12 +30,10 @@ from fl_dp.app import simulate
 from fl_dp.clients import numpy_client_app
 from fl_dp.statement import privacy_statement
 from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
-from fl_dp.tasks.datasets.r_files import table_as_csv
 
 FILMS = 300
 """The catalogue, public: the films with the most ratings."""
 
-_FOLDER = "usr/lib/R/site-library/dslabs/data"
 _MIDDLE, _LEAST, _MOST = 3.5, 0.5, 5.0  # of the scale that people rate on
 _RIDGE = 4.0
 _HELD_OUT = 0.2
@@ -50,14 +46,10 @@ class Ratings(NamedTuple):
     values: NDArray[np.float64]
 
 
-def people_of(package: Path) -> list[Ratings]:
+def people_of(table: Path) -> list[Ratings]:
     """Return the ratings of each person in MovieLens, as R's package dslabs carries it."""
-    with tempfile.TemporaryDirectory() as folder:
-        subprocess.run(["dpkg-deb", "--extract", package, folder], check=True)
-        database, index = (
-            Path(folder, _FOLDER, f"Rdata.{end}").read_bytes() for end in ("rdb", "rdx")
-        )
-    rows = list(csv.DictReader(io.StringIO(table_as_csv(database, index, "movielens").decode())))
+    with table.open(newline="", encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
     often = Counter(row["movieId"] for row in rows).most_common(FILMS)
     number = {film: place for place, (film, _) in enumerate(often)}
     of_people: dict[str, list[tuple[int, float]]] = {}
@@ -178,7 +170,7 @@ def train(
 def main() -> None:
     """Train as the command line asks, and print the error on held-out ratings."""
     asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("package", type=Path, help="Debian's r-cran-dslabs_0.7.4-1_all.deb")
+    asked.add_argument("table", type=Path, help="dslabs' movielens as CSV, written by R")
     asked.add_argument("--epsilon", type=float, help="of a person; none without privacy")
     asked.add_argument("--factors", type=int, default=0, help="of a film, beside its bias")
     asked.add_argument("--norm", type=float, default=2.0, help="clipping norm of a person's step")
@@ -186,7 +178,7 @@ def main() -> None:
     asked.add_argument("--rounds", type=int, default=20)
     asked.add_argument("--seed", type=int, default=0, help="of the split and the first factors")
     given = asked.parse_args()
-    train_part, test_part = split(people_of(given.package), given.seed)
+    train_part, test_part = split(people_of(given.table), given.seed)
     start = first_table(given.factors, given.seed)
     print(
         f"{len(train_part)} people; error before training {error(start, train_part, test_part):.4f}"

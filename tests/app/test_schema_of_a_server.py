@@ -276,11 +276,10 @@ def test_the_forms_of_public_sets_are_those_of_their_files(name: str) -> None:
 
 
 def test_the_forms_of_public_tables_are_those_of_their_columns() -> None:
-    from fl_dp.tasks.datasets import adult, lending_club, shakespeare
+    from fl_dp.tasks.datasets import adult, shakespeare
     from fl_dp.tasks.datasets.columns import width
 
     assert PUBLIC_FORMS["adult"].input_shape == (width(adult.COLUMNS),)
-    assert PUBLIC_FORMS["lending_club"].input_shape == (width(lending_club.COLUMNS),)
     vocabulary = len(shakespeare.VOCABULARY)
     assert PUBLIC_FORMS["shakespeare"] == Form((shakespeare.LENGTH,), vocabulary, vocabulary)
 

@@ -38,9 +38,8 @@ class TaskSettings:
     """Data that is learned from, and its split over the clients.
 
     Attributes:
-        name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult`,
-            `lending_club` or `shakespeare`; `csv`, `parquet` or
-            `folder` for your own data.
+        name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult` or
+            `shakespeare`; `csv`, `parquet` or `folder` for your own data.
         num_clients: Clients of the roster, each one privacy unit. A simulated node hosts
             `simulation.units_per_node` of them, a real node hosts one.
         num_records: Records of all clients together, declared where a record is the unit of

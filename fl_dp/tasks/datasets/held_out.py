@@ -29,8 +29,6 @@ def with_test_part(
     y: NDArray[np.int64],
     *,
     num_classes: int,
-    clients: NDArray[np.int64] | None = None,
-    client_names: tuple[str, ...] = (),
 ) -> Dataset:
     """Return a set whose published form has no split, with a fixed, stratified 20 % test part.
 
@@ -39,8 +37,6 @@ def with_test_part(
         x: All records, `(n, *input_shape)`.
         y: Their labels, `(n,)`.
         num_classes: Number of labels.
-        clients: The natural client of each record, `(n,)`, if there are any.
-        client_names: Their names.
     """
     train, test = stratified_split(y, _TEST_FRACTION, _SPLIT_SEED)
     return Dataset(
@@ -50,9 +46,6 @@ def with_test_part(
         test_x=x[test],
         test_y=y[test],
         num_classes=num_classes,
-        train_clients=None if clients is None else clients[train],
-        test_clients=None if clients is None else clients[test],
-        client_names=client_names,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,7 +34,6 @@ class Source:
         folder: Where the members lie inside the archive.
         md5: Digest of the plain bytes of each file that a loader reads.
         suffix: What a member's name has beyond the file's: ".gz" if packed.
-        members: Names of the members, if they must be converted to the files; () if they are them.
         system_folder: Where the client's own installation puts the files.
         license: Of the data, as the package states it.
     """
@@ -49,7 +48,6 @@ class Source:
     folder: str
     md5: Mapping[str, str]
     suffix: str = ""
-    members: Sequence[str] = ()
     system_folder: Path | None = None
     license: str
 
@@ -141,19 +139,6 @@ SOURCES: Mapping[str, Source] = {
             "adult.test": "35238206dfdf7f1fe215bbb874adecdc",
         },
         license="MIT, of the package; the table states none",
-    ),
-    "lending_club": Source(
-        title="LendingClub",
-        form=Form((69,), 2),
-        client="apt",
-        package="r-cran-modeldata",
-        version="1.1.0-1",
-        megabytes=4.3,
-        sha256="66c2e08bb4bf695d972b1e72ea44d5af9ada3c42841793d3871017f7b896bf95",
-        folder="./usr/lib/R/site-library/modeldata/data",
-        md5={"lending_club.csv": "726edba7a95eb26378a298d36e993dd4"},
-        members=("Rdata.rdb", "Rdata.rdx"),
-        license="MIT",
     ),
     "shakespeare": Source(
         title="Shakespeare",

@@ -100,7 +100,6 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
             "folder": "package/data",
             "md5": {file: md5(raw) for file, raw in FILES.items()},
             "suffix": "",
-            "members": (),
             "system_folder": None,
         }
         monkeypatch.setitem(SOURCES, "mnist", replace(SOURCES["mnist"], **(expected | changes)))
