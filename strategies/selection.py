@@ -395,8 +395,7 @@ class BufferedSelection(PublicSelection):
         if not (math.isfinite(staleness_power) and staleness_power >= 0.0):
             raise OptionError(
                 f"{{staleness_power}} must be finite and not negative, got {staleness_power}: "
-                "an old "
-                "answer must not weigh more than a new one"
+                "an old answer must not weigh more than a new one"
             )
         if self.concurrency < size:
             raise OptionError(

@@ -59,8 +59,7 @@ class SharedNoise:
         if not 2 <= self.least <= self.cohort:
             raise OptionError(
                 f"{{secure_sum.least}} must lie in [2, cohort = {self.cohort}], got "
-                f"{self.least}: a sum over one "
-                "client hides nothing"
+                f"{self.least}: a sum over one client hides nothing"
             )
         if self.colluding < 0:
             raise OptionError(f"{{secure_sum.colluding}} must be at least 0, got {self.colluding}")

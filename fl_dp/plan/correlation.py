@@ -101,7 +101,6 @@ class Banded:
         if self.bands > apart:
             raise OptionError(
                 f"{self.bands} {{bands}} are more than the {apart} rounds that lie between two "
-                "of a "
-                "client: its participations would meet in one release, which no event charges "
-                f"for; use at most {apart}"
+                "of a client: its participations would meet in one release, which no event "
+                f"charges for; use at most {apart}"
             )

@@ -125,8 +125,7 @@ class SecureSum:
         if committee > nodes:
             raise OptionError(
                 f"{{secure_sum.committee}} = {committee} members are more than the {nodes} "
-                "nodes: write at most "
-                "as many"
+                "nodes: write at most as many"
             )
         never_both = (committee + min(colluding, committee)) // 2 + 1
         return SharedNoise(

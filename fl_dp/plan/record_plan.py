@@ -94,8 +94,7 @@ class RecordPlan:
         if not _SMALLEST_NORM <= self.clipping_norm <= 1.0 / _SMALLEST_NORM:
             raise OptionError(
                 f"{{clipping_norm}} must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], "
-                "where "
-                f"gradients keep their precision, got {self.clipping_norm}"
+                f"where gradients keep their precision, got {self.clipping_norm}"
             )
 
     @classmethod

@@ -115,8 +115,7 @@ class TaskSettings:
         if self.validation and self.partition == "nodes":
             raise OptionError(
                 "{task.validation} holds out training rows, and with {task.partition}=nodes "
-                "the server "
-                "has none: leave it out"
+                "the server has none: leave it out"
             )
         self._check_own_data()
 
@@ -140,9 +139,8 @@ class TaskSettings:
         for key, column in (("label", self.label_column), ("client", self.client_column)):
             if column in (self.columns or ()):
                 raise OptionError(
-                    f"{{task.columns}} has '{column}', which is {{task.{key}}}_column: it can't "
-                    f"be a "
-                    "feature, leave it out of one of them"
+                    f"{{task.columns}} has '{column}', which is {{task.{key}_column}}: it can't "
+                    "be a feature, leave it out of one of them"
                 )
         if self.client_column == self.label_column:
             raise OptionError(
@@ -207,6 +205,5 @@ class ModelSettings:
         if self.lora_rank is None and self.lora_train != "b":
             raise OptionError(
                 f"{{model.lora_train}}={self.lora_train} is for LoRA: write "
-                f"{{model.lora_rank}}=4 too, or "
-                "leave it out"
+                "{model.lora_rank}=4 too, or leave it out"
             )

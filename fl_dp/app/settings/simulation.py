@@ -56,7 +56,7 @@ class SimulationSettings:
         if self.engine == "in_process" and self.workers is not None:
             raise OptionError(
                 f"{{simulation.workers}}={self.workers} are for {{simulation.engine}}=flower: "
-                f"leave it out"
+                "leave it out"
             )
         if not 0.0 <= self.delay_spread <= _LARGEST_SPREAD:
             raise OptionError(
@@ -66,8 +66,7 @@ class SimulationSettings:
         if self.delay_spread and self.engine != "in_process":
             raise OptionError(
                 f"{{simulation.delay_spread}}={self.delay_spread:g} needs a clock that does not "
-                f"wait: "
-                "write {simulation.engine}=in_process"
+                "wait: write {simulation.engine}=in_process"
             )
         at_least("simulation.num_cpus", self.num_cpus, 1)
         at_least("simulation.workers", self.workers, 1)

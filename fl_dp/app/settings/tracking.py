@@ -170,16 +170,14 @@ def _check_uri(uri: str) -> None:
     if secret is not None or "@" in uri:
         raise OptionError(
             "{tracking.uri} holds a user or a password, which the run's folder would keep: put "
-            "them "
-            "into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of the environment"
+            "them into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of the environment"
         )
     remote = scheme in ("http", "https") and host
     database = scheme == "sqlite" and uri.startswith("sqlite:////")
     if not (remote or database):
         raise OptionError(
             "{tracking.uri} must be like https://mlflow.example.org or "
-            "sqlite:////a/folder/mlflow.db "
-            f"(an absolute path), got '{uri}'"
+            f"sqlite:////a/folder/mlflow.db (an absolute path), got '{uri}'"
         )
 
 

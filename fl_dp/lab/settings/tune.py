@@ -44,15 +44,13 @@ class TuneSettings:
         if not 0.0 < self.share < 1.0:
             raise OptionError(
                 f"{{tune.share}} must lie in (0, 1), got {self.share}: write for example 0.1, a "
-                f"tenth "
-                "of {privacy.epsilon}"
+                "tenth of {privacy.epsilon}"
             )
         at_least("tune.rounds", self.rounds, 1)
         if not 1.0 < self.mean_runs <= 1000.0:
             raise OptionError(
                 f"{{tune.mean_runs}} must be above 1 and at most 1000, got {self.mean_runs}: "
-                f"write for "
-                "example 5"
+                "write for example 5"
             )
         if not 0.0 <= self.shape <= 100.0:
             raise OptionError(
