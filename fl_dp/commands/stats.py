@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from .console import (
     AsJson,
@@ -152,15 +151,14 @@ def _answered(job: Job) -> dict[str, Any]:
 
 def _show(document: dict[str, Any], path: Path) -> None:
     """Print the answer as a table, its price, and where everything is."""
+    from .terminal.sheets import sheet
+
     rows = document["rows"]
-    table = Table(title=f"{document['query']['query']} of {document['values']}")
     first = next(iter(document["answer"]["estimates"].values()))
-    table.add_column("")
-    table.add_column("private value", justify="right")
-    table.add_column("error", justify="right")
-    for name, value, error in rows[:_SHOWN]:
-        table.add_row(name, f"{value:.6g}", f"{error:.3g}")
-    out.print(table)
+    shown = [(name, f"{value:.6g}", f"{error:.3g}") for name, value, error in rows[:_SHOWN]]
+    title = f"{document['query']['query']} of {document['values']}"
+    headings = ("", "private value", "error")
+    out.print(sheet(title, headings, shown, numbers=headings[1:]))
     left = len(rows) - _SHOWN
     lines = [
         f"{left} more rows are in {path / 'statistic.json'}" if left > 0 else "",

@@ -867,7 +867,7 @@ def test_the_summary_and_the_progress_tell_r2_of_a_number() -> None:
     table = summary_table([run, replace(run, test_metrics={})])
     assert [str(column.header) for column in table.columns][2] == "R2"
     [cell, *_] = table.columns[2].cells
-    assert cell == "0.432"
+    assert str(cell) == "0.432"
     undefined = {"round": 1, "test_r2": None, "epsilon": 1.0}
     said = describe_round(undefined, rounds=2, budget=4.0, seconds_left=None)
     assert said == "round 1/2, R2 -, epsilon 1/4, time left unknown"
@@ -887,7 +887,7 @@ def test_the_summary_has_a_column_for_records_where_both_are_protected() -> None
     headings = [str(column.header) for column in summary_table([run]).columns]
     assert headings[3:7] == ["epsilon", "delta", "epsilon of a record", "delta of a record"]
     [cells] = zip(*(column.cells for column in summary_table([run]).columns), strict=True)
-    assert cells[3:7] == ("7.9", "0.0001", "2.9", "1e-05")
+    assert [str(cell) for cell in cells[3:7]] == ["7.9", "0.0001", "2.9", "1e-05"]
     alone = replace(run, record_epsilon=None, record_delta=None)
     assert "epsilon of a record" not in [
         str(each.header) for each in summary_table([alone]).columns

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from fl_dp.tasks.datasets.fetch import Availability
+
+from .sheets import sheet
 
 
 def data_json(sets: Sequence[Availability]) -> dict[str, Any]:
@@ -18,17 +19,18 @@ def data_json(sets: Sequence[Availability]) -> dict[str, Any]:
 
 def data_table(sets: Sequence[Availability]) -> Table:
     """Return the data sets as a table, a row each."""
-    table = Table("task", "here", "from", "MB", "folder")
-    for one in sets:
-        source = one.source
-        table.add_row(
-            one.name,
-            "yes" if one.here else "no",
-            "scikit-learn" if source is None else f"{source.client}: {source.package}",
-            "" if source is None else f"{source.megabytes:g}",
-            "" if one.folder is None else escape(str(one.folder)),
-        )
-    return table
+    return sheet(None, ("task", "here", "from", "MB", "folder"), map(_row, sets))
+
+
+def _row(one: Availability) -> tuple[str, ...]:
+    source = one.source
+    return (
+        one.name,
+        "yes" if one.here else "no",
+        "scikit-learn" if source is None else f"{source.client}: {source.package}",
+        "" if source is None else f"{source.megabytes:g}",
+        "" if one.folder is None else str(one.folder),
+    )
 
 
 def _entry(one: Availability) -> dict[str, Any]:

@@ -5,7 +5,6 @@ No export has more times than the ledger, which has one an opening.
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from fl_dp.accounting.events import event_from_dict
@@ -21,6 +19,8 @@ from fl_dp.documents import MALFORMED
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry
 from fl_dp.statement.words import ACCOUNTANTS, describe_event, rounded_up
+
+from .sheets import sheet, write_sheet
 
 _COLUMNS = (
     "sequence",
@@ -73,18 +73,17 @@ def write_csv(ledger: SpentLedger, target: Path) -> None:
     """
     if target.suffix.lower() != ".csv":
         raise ValueError(f"the entries are a CSV: write a name that ends in .csv, got '{target}'")
-    with target.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, [*_COLUMNS, "more"], lineterminator="\n")
-        writer.writeheader()
-        for entry in ledger.entries:
-            fields = {"sequence": entry.sequence, "hash": entry.hash, **entry.fields}
-            if "participants" in fields:
-                with _shown(entry):
-                    fields["participants"] = " ".join(fields["participants"])
-            more = {name: value for name, value in fields.items() if name not in _COLUMNS}
-            row = {name: value for name, value in fields.items() if name in _COLUMNS}
-            row |= {"more": json.dumps(more, sort_keys=True) if more else ""}
-            writer.writerow({name: _inert(value) for name, value in row.items()})
+    write_sheet(target, [*_COLUMNS, "more"], map(_csv_row, ledger.entries), public=True)
+
+
+def _csv_row(entry: LedgerEntry) -> list[Any]:
+    fields = {"sequence": entry.sequence, "hash": entry.hash, **entry.fields}
+    if "participants" in fields:
+        with _shown(entry):
+            fields["participants"] = " ".join(fields["participants"])
+    more = {name: value for name, value in fields.items() if name not in _COLUMNS}
+    row = [_inert(fields.get(name)) for name in _COLUMNS]
+    return [*row, json.dumps(more, sort_keys=True) if more else ""]
 
 
 def ledger_table(ledger: SpentLedger) -> Table:
@@ -93,12 +92,12 @@ def ledger_table(ledger: SpentLedger) -> Table:
     Raises:
         LedgerCorrupted: If an entry lacks what is shown of it.
     """
-    table = Table("entry", "kind", "what", "hash", title=escape(ledger.location))
+    rows = []
     for entry in ledger.entries:
         with _shown(entry):
-            what = escape(_describe(entry.fields))
-        table.add_row(str(entry.sequence), entry.kind, what, entry.hash[:12])
-    return table
+            what = _describe(entry.fields)
+        rows.append((str(entry.sequence), entry.kind, what, entry.hash[:12]))
+    return sheet(ledger.location, ("entry", "kind", "what", "hash"), rows)
 
 
 def folded_table(ledger: SpentLedger) -> Table:
@@ -121,10 +120,8 @@ def folded_table(ledger: SpentLedger) -> Table:
             row = _row_of(entry, released)
         if not rows or not rows[-1].takes_in(row):
             rows.append(row)
-    table = Table("entries", "what", title=escape(ledger.location))
-    for row in rows:
-        table.add_row(_span(row.first, row.last), escape(row.text))
-    return table
+    shown = [(_span(row.first, row.last), row.text) for row in rows]
+    return sheet(ledger.location, ("entries", "what"), shown)
 
 
 # Entries that belong to the release before them: they are told of it, with --entries one by one.

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from fl_dp.accounting import PrivacyBudget
@@ -14,6 +13,8 @@ from fl_dp.accounting.events import event_to_dict
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Spending
 from fl_dp.statement.words import ACCOUNTANTS, describe_event, rounded_up
+
+from .sheets import sheet
 
 _PURPOSES = {
     "train": "training",
@@ -57,18 +58,20 @@ def node_ledger_summary(ledgers: Sequence[NodeLedger]) -> list[str]:
 def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:
     """Return the accounts of one or more ledgers as a table for the terminal."""
     headings = ("data", "unit", "releases", "epsilon", "of at most", "delta")
-    table = Table(*headings, title=escape(title))
+    rows = []
     for spending in (each for ledger in ledgers for each in ledger.spendings):
         releases = (f"{n} x {describe_event(event)}" for event, n in spending.history)
-        table.add_row(
-            escape(", ".join(sorted(spending.sources))),
-            spending.unit,
-            escape("\n".join(releases)),
-            _spent(spending),
-            "no cap" if spending.budget is None else f"{spending.budget.epsilon:.4g}",
-            _delta(spending),
+        rows.append(
+            (
+                ", ".join(sorted(spending.sources)),
+                spending.unit,
+                "\n".join(releases),
+                _spent(spending),
+                "no cap" if spending.budget is None else f"{spending.budget.epsilon:.4g}",
+                _delta(spending),
+            )
         )
-    return table
+    return sheet(title, headings, rows)
 
 
 def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict[str, Any]:
@@ -102,30 +105,32 @@ def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict
 
 def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> list[Table]:
     """Return the same as two tables for the terminal: the uses, and what is left."""
-    uses = Table("run", "app", "for", "data", "unit", "days", "answers", title="Uses of the data")
+    uses = []
     for each in ledger.uses:
         run = "not written down" if each.use is None else str(each.use.run)
         app = "not known" if each.use is None or each.use.app is None else each.use.app
         purpose = "" if each.use is None else _PURPOSES.get(each.use.purpose, each.use.purpose)
         days = sorted({each.first_day, each.last_day})
-        uses.add_row(
-            *(escape(text) for text in (run, app, purpose, each.source, each.unit)),
-            " to ".join(days),
-            str(each.charges),
-        )
-    left = Table("data", "unit", "spent", "left", "of", "delta", title="Epsilon")
+        row = (run, app, purpose, each.source, each.unit, " to ".join(days), str(each.charges))
+        uses.append(row)
+    left = []
     for spending in ledger.spendings:
         of = spending.budget if cap is None else cap
         rest = _left(spending, cap)
-        left.add_row(
-            escape(", ".join(sorted(spending.sources))),
-            spending.unit,
-            _spent(spending),
-            "no cap" if rest is None else f"{math.floor(rest * 1e4) / 1e4:.4f}",
-            "no cap" if of is None else f"{of.epsilon:.4g}",
-            _delta(spending),
+        left.append(
+            (
+                ", ".join(sorted(spending.sources)),
+                spending.unit,
+                _spent(spending),
+                "no cap" if rest is None else f"{math.floor(rest * 1e4) / 1e4:.4f}",
+                "no cap" if of is None else f"{of.epsilon:.4g}",
+                _delta(spending),
+            )
         )
-    return [uses, left]
+    return [
+        sheet("Uses of the data", ("run", "app", "for", "data", "unit", "days", "answers"), uses),
+        sheet("Epsilon", ("data", "unit", "spent", "left", "of", "delta"), left),
+    ]
 
 
 def _left(spending: Spending, cap: PrivacyBudget | None) -> float | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Column, Table
+from rich.table import Table
 
 from fl_dp.promise import is_promise
+
+from .sheets import sheet
 
 if TYPE_CHECKING:
     from fl_dp.accounting import EpsilonBounds
@@ -34,10 +36,7 @@ def epsilon_text(epsilon: float) -> str:
 
 def numbers_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
     """Return a table of numbers, each beside what it is."""
-    table = Table("what", Column("value", justify="right"), title=title)
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return sheet(title, ("what", "value"), rows, numbers=("value",))
 
 
 def bound_rows(bounds: EpsilonBounds) -> list[tuple[str, str]]:

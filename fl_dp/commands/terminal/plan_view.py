@@ -19,6 +19,7 @@ from fl_dp.plan.noise_left import noise_of_mean
 from fl_dp.statement.of_clients import promise_in_words
 
 from .numbers import bound_rows, numbers_table, span
+from .sheets import sheet
 
 _POINTS = 24  # of the curve: each is a composition of its own
 _INK = COLOURS[0]
@@ -160,15 +161,14 @@ class PlanView:
         if not self.curve:
             return None
         spent = dict(self.curve)
-        table = Table(title="Over the rounds")
-        for heading in ("round", "its noise multiplier", "epsilon spent after it"):
-            table.add_column(heading, justify="right")
+        rows = []
         for stop in _shown_rounds(self.plan.rounds):
             noise = self.plan.noise_multipliers[stop - 1]
             # A point that no accountant could bound is not on the curve.
             after = f"{spent[stop]:.4f}" if stop in spent else "-"
-            table.add_row(str(stop), f"{noise:.4f}", after)
-        return table
+            rows.append((str(stop), f"{noise:.4f}", after))
+        headings = ("round", "its noise multiplier", "epsilon spent after it")
+        return sheet("Over the rounds", headings, rows, numbers=headings)
 
     def draw(self, target: Path) -> bool:
         """Draw epsilon and noise over the rounds as a PNG.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,8 +10,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from fl_dp.files import write_text
 from fl_dp.tasks.metrics import NUMBERS, Score
+
+from .sheets import write_sheet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,12 +78,11 @@ class Result:
 
 def write_results(results: Iterable[Result], target: Path) -> None:
     """Write `results.csv`, whole or not at all."""
-    text = io.StringIO()
-    names = [each.name for each in fields(Result) if each.name != "metrics"]
-    writer = csv.DictWriter(text, [*names, *NUMBERS], lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows(asdict(result) | dict(result.metrics) for result in results)
-    write_text(target, text.getvalue(), public=True)
+    names = [field.name for field in fields(Result) if field.name != "metrics"]
+    columns = [*names, *NUMBERS]
+    documents = (asdict(result) | dict(result.metrics) for result in results)
+    rows = ([document.get(name) for name in columns] for document in documents)
+    write_sheet(target, columns, rows, public=True)
 
 
 def read_results(source: Path) -> list[Result]:

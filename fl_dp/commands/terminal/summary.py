@@ -13,6 +13,7 @@ from rich.table import Table
 from fl_dp.tasks.metrics import Score
 
 from .numbers import epsilon_text
+from .sheets import sheet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,27 +108,26 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
     units = " or ".join(dict.fromkeys(run.unit for run in runs))
     rows_measured = " or ".join(dict.fromkeys(run.measured_on for run in runs))
     score = runs[0].score
-    table = Table(title=f"Public {rows_measured} {score.title} (unit: {units})")
     rows = by_variant(runs)
     both = any(row["record_epsilon"] is not None for row in rows)
     of_records = ("epsilon of a record", "delta of a record") if both else ()
     headings = ("setting", "runs", score.title, "epsilon", "delta", *of_records, "bytes down, up")
-    for heading in headings:
-        # Folded, not cut: it is what tells the rows apart.
-        left = heading == "setting"
-        table.add_column(heading, justify="left" if left else "right", overflow="fold")
+    shown = []
     for row in rows:
         spread = row[f"test_{score.name}_std"]
         mean = replace(score, value=row[f"test_{score.name}_mean"])
-        table.add_row(
-            row["variant"] or "default",
-            str(row["runs"]),
-            str(mean) if spread is None else f"{mean} ± {spread:.3f}",
-            *_promised(row["epsilon"], row["delta"]),
-            *(_promised(row["record_epsilon"], row["record_delta"]) if both else ()),
-            "-" if row["bytes_up"] is None else f"{row['bytes_down']:,}, {row['bytes_up']:,}",
+        shown.append(
+            (
+                row["variant"] or "default",
+                str(row["runs"]),
+                str(mean) if spread is None else f"{mean} ± {spread:.3f}",
+                *_promised(row["epsilon"], row["delta"]),
+                *(_promised(row["record_epsilon"], row["record_delta"]) if both else ()),
+                "-" if row["bytes_up"] is None else f"{row['bytes_down']:,}, {row['bytes_up']:,}",
+            )
         )
-    return table
+    title = f"Public {rows_measured} {score.title} (unit: {units})"
+    return sheet(title, headings, shown, numbers=headings[1:])
 
 
 def epsilon_jump(runs: Sequence[RunSummary]) -> str | None:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
+
+from fl_dp.commands.terminal.sheets import sheet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,23 +106,21 @@ class AuditReport:
 
 def audit_table(report: AuditReport) -> Table:
     """Return one row for each test."""
-    table = Table(title=f"Audit of {report.subject}", title_justify="left")
-    table.add_column("test")
-    for column in ("claim", "lower bound", "of it", "confidence"):
-        table.add_column(column, justify="right")
-    table.add_column("verdict")
+    numbers = ("claim", "lower bound", "of it", "confidence")
+    rows = []
     for finding in report.findings:
         share = finding.share
-        table.add_row(
+        cells = (
             finding.name,
             _number(finding.claim),
             _number(finding.bound),
             "" if share is None else f"{share:.0%}",
             confidence(finding.alpha),
             "stands" if finding.stands else "VIOLATED",
-            style=None if finding.stands else "red",
         )
-    return table
+        rows.append([Text(cell, style="" if finding.stands else "red") for cell in cells])
+    title = f"Audit of {report.subject}"
+    return sheet(title, ("test", *numbers, "verdict"), rows, numbers=numbers)
 
 
 def audit_lines(report: AuditReport) -> list[str]:

@@ -181,11 +181,14 @@ def _concluded(
     job: Job, experiment: Recovery, found: Sequence[Found], console: Console
 ) -> dict[str, Any]:
     """Write and show what a run came to, and return it as plain values."""
+    from fl_dp.commands.terminal.sheets import write_sheet
     from fl_dp.files import write_text
-    from fl_dp.lab.attacks.inversion.recovery_results import is_of_text, summarised, write_csv
+    from fl_dp.lab.attacks.inversion.recovery_results import is_of_text, summarised
 
     rows = [row for each in found for row in each.rows]
-    write_csv(rows, job.path / "recovery.csv")
+    columns = list(rows[0])
+    cells = [[row[name] for name in columns] for row in rows]
+    write_sheet(job.path / "recovery.csv", columns, cells)
     summaries = summarised(rows)
     title = f"{job.settings.task.name}, {job.settings.model.name}"
     draw = _drawn_text if is_of_text(rows[0]) else _drawn_images
@@ -285,24 +288,24 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
 
 def _table(summaries: Sequence[Summary], title: str) -> Table:
     """Return the strongest attack of each setting, beside a guess that sees no update."""
+    from fl_dp.commands.terminal.sheets import sheet
     from fl_dp.lab.attacks.inversion.recovery_results import is_of_text, strongest
 
     text = is_of_text(summaries[0].means)
-    table = Table(title=f"Recovered {'text' if text else 'images'}: {title}")
-    table.add_column("seen", no_wrap=True)
     scores = ("in place", "guess", "occur") if text else ("PSNR", "guess", "labels")
-    for head in ("noise", "epsilon", *scores, "found"):
-        table.add_column(head, justify="right", no_wrap=True)
-    settings = strongest(summaries, by=lambda each: (_seen(each), each.noise_multiplier))
-    for each in settings:
-        table.add_row(
-            _seen(each),
-            f"{each.noise_multiplier:g}" if each.noise_multiplier else "none",
-            f"{each.epsilon:.3g}",
-            *(_text_scores(each.means) if text else _image_scores(each.means)),
-            "no" if each.fails else "yes",
+    numbers = ("noise", "epsilon", *scores, "found")
+    rows = [
+        (
+            _seen(summary),
+            f"{summary.noise_multiplier:g}" if summary.noise_multiplier else "none",
+            f"{summary.epsilon:.3g}",
+            *(_text_scores(summary.means) if text else _image_scores(summary.means)),
+            "no" if summary.fails else "yes",
         )
-    return table
+        for summary in strongest(summaries, by=lambda each: (_seen(each), each.noise_multiplier))
+    ]
+    title = f"Recovered {'text' if text else 'images'}: {title}"
+    return sheet(title, ("seen", *numbers), rows, numbers=numbers)
 
 
 def _image_scores(means: dict[str, float]) -> tuple[str, str, str]:

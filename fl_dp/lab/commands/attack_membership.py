@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -219,22 +218,20 @@ def _row(
 
 def _write(path: Path, found: _MembershipResult) -> bool:
     """Write tables and the picture; return whether there is a picture."""
+    from fl_dp.commands.terminal.sheets import write_sheet
     from fl_dp.files import private_folder
     from fl_dp.lab.attacks.membership.roc import plot_roc
 
     document = found.document
     private_folder(path, exist_ok=False)
     whole = ("task", "model", "unit", "models", "members", "others")
-    with (path / "membership.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, [*whole, *document["attacks"][0]])
-        table.writeheader()
-        shared = {key: document[key] for key in whole}
-        table.writerows({**shared, **row} for row in document["attacks"])
-    with (path / "roc.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["attack", "fpr", "tpr"])
-        for name, roc in found.rocs.items():
-            writer.writerows([name, *pair] for pair in zip(*roc.curve(), strict=True))
+    shared, attacks = [document[key] for key in whole], document["attacks"]
+    rows = ([*shared, *attack.values()] for attack in attacks)
+    write_sheet(path / "membership.csv", [*whole, *attacks[0]], rows, public=True)
+    points = (
+        [name, *pair] for name, roc in found.rocs.items() for pair in zip(*roc.curve(), strict=True)
+    )
+    write_sheet(path / "roc.csv", ["attack", "fpr", "tpr"], points, public=True)
     return plot_roc(
         found.rocs,
         found.allowed,
@@ -266,23 +263,23 @@ def _show(found: _MembershipResult, path: Path, *, drawn: bool) -> None:
 
 
 def _table(found: _MembershipResult) -> Table:
-    from rich.table import Table
+    from fl_dp.commands.terminal.sheets import sheet
 
     document = found.document
-    table = Table(
-        title=f"Membership of a {document['unit']}, {document['models']} models: "
+    title = (
+        f"Membership of a {document['unit']}, {document['models']} models: "
         f"{document['members']} members, {document['others']} others"
     )
-    for heading in ("attack", "AUC", *(f"TPR at FPR {rate:.1%}" for rate in _RATES)):
-        table.add_column(heading, justify="left" if heading == "attack" else "right")
-    for name, roc in found.rocs.items():
-        table.add_row(name, f"{roc.auc:.3f}", *map(_cell, found.rows(name)))
+    rows = [
+        (name, f"{roc.auc:.3f}", *map(_cell, found.rows(name))) for name, roc in found.rocs.items()
+    ]
     if found.allowed:
         *_, tightest = found.allowed.values()
         most = (f"{float(tightest(rate)):.2%}" for rate in _RATES)
-        table.add_row("allowed at most", "", *most)
-    table.add_row("guessing", "0.500", *(f"{rate:.2%}" for rate in _RATES))
-    return table
+        rows.append(("allowed at most", "", *most))
+    rows.append(("guessing", "0.500", *(f"{rate:.2%}" for rate in _RATES)))
+    numbers = ("AUC", *(f"TPR at FPR {rate:.1%}" for rate in _RATES))
+    return sheet(title, ("attack", *numbers), rows, numbers=numbers)
 
 
 def _cell(row: Mapping[str, Any]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import numpy as np
 
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
-from fl_dp.files import write_text
+from fl_dp.commands.terminal.sheets import write_sheet
 
 from .facts import Facts
 
@@ -44,13 +42,13 @@ def write_trade_off(facts: Facts, target: Path) -> list[Path]:
     by_pair = 1.0 - allowed(rates)
     # Both hold, so the larger of the two false-negative rates does.
     by_all = by_pair if whole is None else np.maximum(by_pair, 1.0 - whole(rates))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["false_positive_rate", "false_negative_rate", "by_epsilon_delta_alone"])
     # Rounded down: a lower bound stays one.
-    for rate, *bounds in zip(rates, by_all, by_pair, strict=True):
-        writer.writerow([repr(float(rate)), *(f"{math.floor(1e9 * x) / 1e9:.9f}" for x in bounds)])
-    write_text(target, text.getvalue())
+    rows = (
+        [repr(float(rate)), *(f"{math.floor(1e9 * bound) / 1e9:.9f}" for bound in bounds)]
+        for rate, *bounds in zip(rates, by_all, by_pair, strict=True)
+    )
+    headings = ("false_positive_rate", "false_negative_rate", "by_epsilon_delta_alone")
+    write_sheet(target, headings, rows)
     picture = target.with_suffix(".png")
     made = new_picture(size=(5.0, 4.4))
     if made is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import statistics
@@ -16,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.files import write_text, written_whole
+from fl_dp.files import written_whole
 
 _PICTURES = ("truth", "recovered", "nearest", "mean")
 
@@ -63,15 +61,6 @@ def kept(file: Path) -> Found:
         raise ValueError(
             f"{file} is no finished cell ({error}): remove it to do it again"
         ) from error
-
-
-def write_csv(rows: Sequence[dict[str, Any]], file: Path) -> None:
-    """Write rows that have the same keys as CSV, with a head line."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(file, text.getvalue())
 
 
 SCORES = ("mse", "psnr", "ssim")
