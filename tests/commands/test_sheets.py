@@ -14,7 +14,7 @@ from fl_dp.commands.terminal.sheets import sheet, write_sheet
 
 def shown(width: int) -> str:
     """Return a sheet on a terminal of some columns, without colours."""
-    rows = [("clipping=[red]", "4"), (Text("weights.cap=1"), "12.5")]
+    rows: list[tuple[str | Text, str]] = [("clipping=[red]", "4"), (Text("weights.cap=1"), "12.5")]
     text = io.StringIO()
     console = Console(file=text, width=width)
     console.print(sheet("[bold] of runs", ("setting", "epsilon"), rows, numbers=("epsilon",)))
