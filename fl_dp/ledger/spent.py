@@ -190,18 +190,23 @@ class SpentLedger(ChainedLedger):
         spent = self.epsilon()
         if self._state.gate.adaptive or not self.history:
             return spent
-        promised = self._promised
+        promised = self.promised_history
         if promised == self.history:
             return spent
         return self.plan.epsilon(promised).within(self.plan.budget.epsilon)
 
     def own_promises(self) -> tuple[EpsilonBounds, ...]:
         """Return the promise to each group with a budget of its own; none where nobody has one."""
-        return self.plan.own_epsilons(self._promised if self.history else ())
+        return self.plan.own_epsilons(self.promised_history)
 
     @property
-    def _promised(self) -> FrozenHistory:
-        """The larger count of each event: all that is planned, and attempts beyond the plan."""
+    def promised_history(self) -> FrozenHistory:
+        """The larger count of each event: all that is planned, and attempts beyond the plan.
+
+        Nothing, as long as nothing was released.
+        """
+        if not self.history:
+            return ()
         return freeze(Counter(dict(self.plan.history)) | Counter(dict(self.history)))
 
     def running_epsilon(self) -> float:

@@ -8,7 +8,14 @@ from functools import singledispatch
 from fl_dp.promise import is_promise
 
 from .promise import NoPromise, PrivacyStatement, Promise, RecordStatement
-from .words import ACCOUNTANTS, ceiling, describe_event, neighbours_in_words, rounded_up
+from .words import (
+    ACCOUNTANTS,
+    ceiling,
+    describe_event,
+    neighbours_in_words,
+    rounded_up,
+    second_figure_in_words,
+)
 
 Row = tuple[str, str]
 
@@ -149,7 +156,8 @@ def _closing(statement: Promise) -> list[str]:
     for name, value in statement.epsilon.items():
         quoted = " (quoted)" if name == statement.quoted else ""
         lines.append(f"| {ACCOUNTANTS[name]}{quoted} | {rounded_up(value)} |")
-    lines += ["", "Each is an upper bound on its own; the smallest is quoted.", ""]
+    lines += ["", "Each is an upper bound on its own; the smallest is quoted."]
+    lines += [second_figure_in_words(statement.second_figure), ""]
     return [*lines, "## What is not covered", "", *(f"- {x}" for x in statement.not_covered), ""]
 
 

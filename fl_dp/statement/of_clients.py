@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from fl_dp.accounting import OwnRatesSampling, freeze
 from fl_dp.accounting.events import RandomStoppingEvent
+from fl_dp.accounting.second_figure import SecondFigure, second_figure
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import DistributedNoise, PrivacyPlan
@@ -13,7 +12,7 @@ from fl_dp.plan.noise import ITEMS_OF_SEVERAL_RECORDS
 
 from .promise import OwnPromise, PrivacyStatement, SecureSumClaims
 from .several_records import several_records_of
-from .words import UNITS, neighbours_in_words
+from .words import UNITS, neighbours_in_words, warnings_of
 
 _ACTIVE = "a malicious server, or clients that send something else than they should"
 
@@ -29,7 +28,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     plan = ledger.plan
     shared = isinstance(plan.noise, DistributedNoise)  # which says itself what a liar can do
     spent, promised = ledger.epsilon(), ledger.promise()
-    chosen = _hyper_parameters(ledger)
+    chosen, second = _hyper_parameters(ledger), second_figure_of(ledger)
     not_covered = [
         *(
             ()
@@ -41,6 +40,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         *(() if shared else (_ACTIVE,)),
         "the sum of this run and others on the same clients: their budgets add up",
     ]
+    not_covered[:0] = warnings_of(second)
     if ledger.insecure:
         not_covered.insert(
             0,
@@ -103,6 +103,19 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         own_budgets=_own_budgets(ledger),
         hyper_parameters=chosen,
         epsilon_of_several=several_records_of(ledger),
+        second_figure=second,
+    )
+
+
+def second_figure_of(ledger: SpentLedger) -> SecondFigure:
+    """Return dp-accounting's own epsilon for the history that the promise covers."""
+    plan = ledger.plan
+    return second_figure(
+        ledger.promised_history,
+        plan.event_budget.delta,
+        ours=ledger.promise(),
+        neighboring_relation=plan.neighboring_relation,
+        slack=plan.noise.slack,
     )
 
 
@@ -141,11 +154,9 @@ def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
     planned = freeze([(plan.event_at(each), 1) for each in plan.noise_multipliers])
     # Other releases may have their noise elsewhere, and could look the same.
     rounds = dict(planned).keys() - dict(plan.other_releases).keys()
-    # As `SpentLedger.promise`: all that is planned, and attempts beyond the plan.
-    promised = Counter(dict(plan.history)) | Counter(dict(ledger.history))
     of_models = [
         (noise.of_public_models(event) if event in rounds else event, count)
-        for event, count in (promised.items() if ledger.history else ())
+        for event, count in ledger.promised_history
     ]
     shares = noise.shares
     return SecureSumClaims(

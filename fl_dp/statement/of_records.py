@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from fl_dp.accounting import EpsilonBounds, NeighboringRelation
 from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.accounting.second_figure import second_figure
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import RecordPlan
 from fl_dp.plan.noise import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS
 
 from .promise import RecordStatement
 from .several_records import epsilon_of_several
+from .words import warnings_of
 
 _NEIGHBOURS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
@@ -68,6 +70,13 @@ def record_statement(
         ITEMS_OF_SEVERAL_RECORDS,
         ANOTHER_APP,
     ]
+    second = second_figure(
+        {} if most is None else {plan.event: most * plan.steps},
+        plan.budget.delta,
+        ours=promised,
+        neighboring_relation=plan.neighboring_relation,
+    )
+    not_covered[:0] = warnings_of(second)
     if declared_gradients is not None:
         not_covered.insert(
             0,
@@ -123,6 +132,7 @@ def record_statement(
             plan.budget.delta,
             plan.neighboring_relation,
         ),
+        second_figure=second,
         insecure=not secure_randomness,
         not_covered=tuple(not_covered),
         versions=library_versions(),

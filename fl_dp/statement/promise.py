@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget
 from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
+from fl_dp.accounting.second_figure import SecondFigure
 from fl_dp.ledger import LedgerAnchor
 from fl_dp.mechanisms import Clipping
 from fl_dp.mechanisms.clipping_rules import clipping_from_dict, clipping_to_dict
@@ -33,6 +34,7 @@ class Promise:
         insecure: Whether noise or coins came from a source that can be predicted.
         not_covered: What is not promised, one sentence each, the gravest first.
         versions: Of the libraries that computed the numbers.
+        second_figure: Epsilon of the same releases as dp-accounting computes it by itself.
         shared_parameters: Names of the parameters that left the nodes; None: all did. What stays at
             a node is neither released nor covered.
         epsilon_of_several: Where the unit is a record: epsilon of one person's 2, 5 and 10 records
@@ -56,6 +58,7 @@ class Promise:
     insecure: bool
     not_covered: tuple[str, ...]
     versions: Mapping[str, str]
+    second_figure: SecondFigure
     shared_parameters: tuple[str, ...] | None = None
     public_inputs: tuple[str, ...] | None = None
     failure: str | None = None
@@ -99,6 +102,7 @@ class Promise:
             "budget": PrivacyBudget(**document["budget"]),
             "neighboring_relation": NeighboringRelation(document["neighboring_relation"]),
             "not_covered": tuple(document["not_covered"]),
+            "second_figure": SecondFigure(**document["second_figure"]),
             **optional,
         }
 
@@ -294,7 +298,7 @@ def _plain(value: Any) -> Any:
             return {"epsilon": value.epsilon, "delta": value.delta}
         case Promise():
             return value.to_dict()
-        case SecureSumClaims() | OwnPromise():
+        case SecureSumClaims() | OwnPromise() | SecondFigure():
             return asdict(value)
         case tuple():
             return [_plain(each) for each in value]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 
 from fl_dp.accounting import History, NeighboringRelation
 from fl_dp.accounting.groups import epsilon_of_group
@@ -47,10 +46,8 @@ def several_records_of(ledger: SpentLedger) -> dict[str, float | None] | None:
         best = ledger.promise().best
         at_one_client = best if math.isfinite(best) else None
         return {str(size): at_one_client for size in RECORDS_OF_ONE_PERSON}
-    # As `SpentLedger.promise`: all that is planned, and attempts beyond the plan.
-    promised = Counter(dict(plan.history)) | Counter(dict(ledger.history))
     return epsilon_of_several(
-        promised if ledger.history else {},
+        ledger.promised_history,
         plan.budget.delta,
         plan.neighboring_relation,
         slack=plan.noise.slack,

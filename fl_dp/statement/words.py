@@ -10,6 +10,7 @@ from fl_dp.accounting.events import (
     RandomStoppingEvent,
     TruncatedPoissonGaussianEvent,
 )
+from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 
 ACCOUNTANTS = {
@@ -81,6 +82,33 @@ def describe_event(event: PrivacyEvent) -> str:
                 f"the best of a secret random number of trainings, {mean:g} expected (truncated "
                 f"negative binomial of shape {shape:g}), each of {run}"
             )
+
+
+def second_figure_in_words(second: SecondFigure) -> str:
+    """Return what a page says of the figure that dp-accounting computed, in whole sentences."""
+    if second.epsilon is None or second.ours is None:
+        return f"There is no second figure of dp-accounting: {second.how}."
+    text = (
+        f"dp-accounting computes epsilon {rounded_up(second.epsilon)} for the same releases "
+        f"({second.how}), beside our {rounded_up(second.ours)}: "
+    )
+    if second.above_ours:
+        text += f"{100.0 * second.difference:.1f} % MORE, which discretisation does not explain."
+    elif second.difference < -TOLERANCE:
+        text += f"ours is the more cautious one, by {-100.0 * second.difference:.1f} % of it."
+    else:
+        text += f"they agree within {100.0 * TOLERANCE:g} %."
+    return f"{text} Both believe that each release is charged as the right event."
+
+
+def warnings_of(second: SecondFigure) -> list[str]:
+    """Return what the statement has to leave out because of a second figure: none if it agrees."""
+    if not second.above_ours or second.epsilon is None:
+        return []
+    return [
+        "THE NUMBER ITSELF: dp-accounting computes more for the same releases. Go by epsilon "
+        f"{rounded_up(second.epsilon)} until the difference is explained"
+    ]
 
 
 def rounded_up(epsilon: float) -> str:

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,14 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent, freeze
+from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure
 from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.plan import SecureSum
 from fl_dp.plan.noise import CentralNoise, ClientNoise
-from fl_dp.statement import PrivacyStatement, privacy_statement, statement_markdown
-from fl_dp.statement.check import statement_page
-from fl_dp.statement.words import describe_event
+from fl_dp.statement import PrivacyStatement, of_clients, privacy_statement, statement_markdown
+from fl_dp.statement.check import statement_differences, statement_page
+from fl_dp.statement.words import describe_event, second_figure_in_words, warnings_of
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(encoding="utf-8")
 (RECOMPUTE,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
@@ -101,6 +102,7 @@ STATEMENT: dict[str, Any] = {
     "sampling_rate": 0.25,
     "ledger": "ledger.db",
     "ledger_hash": "0" * 64,
+    "second_figure": {"how": "PLDAccountant, asked by hand", "epsilon": 1.0, "ours": 1.0},
     **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "sampling", "rule"), "-"),
     **dict.fromkeys(("clipping_norm", "num_clients", "denominator"), 1),
     **dict.fromkeys(("rounds", "rounds_committed", "rounds_planned", "ledger_entries"), 1),
@@ -267,6 +269,46 @@ def test_where_the_unit_is_a_client_nothing_is_said_of_several_records(
 ) -> None:
     assert "epsilon_of_several" not in statement
     assert "one person's records" not in statement_page(statement)
+
+
+def test_dp_accountings_figure_stands_beside_ours(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with PrivacyLedger.open(path, PLAN) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+        statement = privacy_statement(ledger)
+        second = statement.second_figure
+        assert second.epsilon == pytest.approx(statement.best_epsilon, rel=TOLERANCE)
+        assert second.ours == statement.best_epsilon  # of the whole plan, as it is quoted
+        page = statement_markdown(statement)
+        assert "for the same releases (PLDAccountant, for REPLACE_SPECIAL neighbours)" in page
+        assert "they agree within 1 %. Both believe that each release" in page
+        # An edited figure is found like any other number.
+        edited = statement.to_dict()
+        edited["second_figure"]["epsilon"] *= 1.001
+        (line,) = statement_differences(ledger, edited)
+        assert line.startswith("second_figure.epsilon is")
+
+
+def test_a_second_figure_that_is_above_ours_is_the_first_thing_not_covered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = SecondFigure(how="PLDAccountant, by hand", epsilon=1.05, ours=1.0)
+    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+        assert not any("THE NUMBER" in line for line in privacy_statement(ledger).not_covered)
+        monkeypatch.setattr(of_clients, "second_figure", lambda *_, **__: figure)
+        warned = privacy_statement(ledger)
+    assert "Go by epsilon 1.0500" in warned.not_covered[0]
+    assert "5.0 % MORE" in statement_markdown(warned)
+    cautious = replace(figure, epsilon=0.95)
+    assert "more cautious one, by 5.0 %" in second_figure_in_words(cautious)
+    assert not warnings_of(cautious)
+
+
+def test_where_dp_accounting_has_no_event_the_page_says_so() -> None:
+    none = SecondFigure(how="dp-accounting has no event for a dance")
+    page = statement_page(STATEMENT | {"second_figure": asdict(none)})
+    assert f"There is no second figure of dp-accounting: {none.how}." in page
 
 
 def test_nothing_released_and_nothing_known_are_not_the_same() -> None:

@@ -111,6 +111,7 @@ def statement(*, rounds: int, done: int, epsilon: float) -> dict[str, Any]:
             "accuracy on the public test set, which no client's data enters",
         ],
         "versions": {"python": "3.11.7", "fl-dp": "0.1.0"},
+        "second_figure": {"how": "PLDAccountant, by hand", "epsilon": epsilon, "ours": epsilon},
         "ledger": "ledger.db",
         "ledger_entries": 2 * done + 1,
         "ledger_hash": "0" * 64,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,13 @@ from fl_dp.accounting.events import event_from_dict
 from fl_dp.documents import MALFORMED
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry
-from fl_dp.statement.words import ACCOUNTANTS, describe_event, rounded_up
+from fl_dp.statement.of_clients import second_figure_of
+from fl_dp.statement.words import (
+    ACCOUNTANTS,
+    describe_event,
+    rounded_up,
+    second_figure_in_words,
+)
 
 from .sheets import sheet, write_sheet
 
@@ -49,6 +55,7 @@ def ledger_json(ledger: SpentLedger) -> dict[str, Any]:
         "epsilon": spent.by_name,
         "quoted": spent.best_name,
         "promised": ledger.promise().by_name,
+        "second_figure": asdict(second_figure_of(ledger)),
         "budget": ledger.plan.budget.epsilon,
         "rule": ledger.rule,
         "insecure": ledger.insecure,
@@ -202,6 +209,7 @@ def ledger_summary(ledger: SpentLedger) -> list[str]:
             f"Quote epsilon {rounded_up(promised)}, the plan's, if a release influenced the "
             "decision to stop here"
         )
+    lines.append(second_figure_in_words(second_figure_of(ledger)))
     if ledger.plan.rounds:
         lost = ledger.rounds_spent - ledger.rounds_committed
         lines.append(
