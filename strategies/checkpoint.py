@@ -20,7 +20,6 @@ class Checkpoint:
         model: Its model.
         optimizer: State of the server optimizer, by name.
         clipping_norms: Those of the next round.
-        plateau: State of what decides the noise, if anything does.
         ledger: How far the ledger had come; None without privacy.
     """
 
@@ -28,24 +27,18 @@ class Checkpoint:
     model: ArrayRecord
     optimizer: dict[str, NDArray[Any]]
     clipping_norms: tuple[float, ...] | None = None
-    plateau: dict[str, Any] | None = None
     ledger: LedgerAnchor | None = None
 
-    def require_kind(
-        self, *, plateau: bool, ledger: bool, clipping_norms: tuple[float, ...] | None
-    ) -> None:
+    def require_kind(self, *, ledger: bool, clipping_norms: tuple[float, ...] | None) -> None:
         """Check that it is of the kind of training that is to go on.
 
         Args:
-            plateau: Whether that training's noise reacts to a plateau.
             ledger: Whether it has a ledger.
             clipping_norms: Those it would begin with.
 
         Raises:
             ValueError: If not.
         """
-        if (self.plateau is not None) != plateau:
-            raise ValueError("the checkpoint is of a training with another schedule")
         if (self.ledger is not None) != ledger:
             raise ValueError(
                 "a training with a ledger goes on from a checkpoint with one, and one without "

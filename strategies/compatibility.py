@@ -92,14 +92,14 @@ def require_trainable(plan: PrivacyPlan, layout: VectorLayout, units: int) -> No
             f"the plan clips {norms} layers and the model has {arrays} floating-point arrays: "
             "give one clipping norm for each, or one for the whole update"
         )
-    most = plan.bundle(plan.noise.least_multiplier).max_units
+    most = plan.bundle(plan.noise_multiplier).max_units
     if units > most:
         raise ValueError(
             f"{units} units are connected and at most {most} can be summed exactly at noise "
-            f"multiplier {plan.noise.least_multiplier:.4g}"
+            f"multiplier {plan.noise_multiplier:.4g}"
         )
     if isinstance(plan.noise, DistributedNoise):  # the model may be larger than was accounted
-        plan.shared_bundle(plan.noise.least_multiplier, size=layout.size)
+        plan.shared_bundle(plan.noise_multiplier, size=layout.size)
 
 
 def float64_error_of(plan: PrivacyPlan, layout: VectorLayout) -> str | None:

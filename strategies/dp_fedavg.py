@@ -81,7 +81,6 @@ class DPFedAvg(RoundStrategy):
         roster_timeout: float = 60.0,
         roster_may_grow: bool = False,
         rng: SecureRandom | None = None,
-        plateau_metric: str = "accuracy",
         after_round: Callable[[Checkpoint], None] | None = None,
         record_plan: RecordPlan | None = None,
         compression: Compression | None = None,
@@ -107,8 +106,6 @@ class DPFedAvg(RoundStrategy):
                 start are an error, and who comes later takes no part.
             rng: Where noise and coins come from; a secure source by default. An insecure one, for
                 tests and simulations, is refused unless the ledger was opened with it.
-            plateau_metric: Which metric of `evaluate_fn` a plan with a plateau reacts to; must be
-                computed from public data.
             after_round: Given a checkpoint after the start and after every round, to save it.
             record_plan: What clients promise to each of their records, which they get with every
                 round (`OpacusClient`), besides what the plan promises to clients.
@@ -165,7 +162,6 @@ class DPFedAvg(RoundStrategy):
             plan=plan,
             ledger=ledger,
             secure_roster=secure_roster,
-            plateau_metric=plateau_metric,
         )
 
     @classmethod

@@ -72,9 +72,7 @@ class BufferedLoop(PrivateLoop):
         require_trainable(plan, draft.layout, len(draft.roster))
         if not self._buffer.under_way:
             self._participations.require_some_left(draft.roster, server_round=server_round)
-        self._reservation = self.ledger.reserve(
-            round=server_round, noise_multiplier=self._multiplier, index=draft.draw.index
-        )
+        self._reservation = self.ledger.reserve(round=server_round, index=draft.draw.index)
         assert self._reservation.index is not None  # of every round
         mode = self.make_mode(self._reservation, draft.layout, draft.origin, draft.instruction)
         mode.open({}, draft.ask)

@@ -11,16 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fl_dp.accounting import OwnRatesSampling, PrivacyBudgetExhausted
-from fl_dp.accounting.schedules import PlateauController
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
 from fl_dp.plan import DistributedNoise, PrivacyPlan
@@ -83,7 +81,6 @@ class PrivateLoop(RoundLoop):
         plan: PrivacyPlan,
         ledger: PrivacyLedger,
         secure_roster: SecureRoster | None,
-        plateau_metric: str,
     ) -> None:
         """Prepare; options are told in `DPFedAvg`."""
         coefficients = plan.noise.coefficients
@@ -97,8 +94,6 @@ class PrivateLoop(RoundLoop):
         self._reservation: Reservation
         self._secure_sums = secure_sums_of(plan, secure_roster)
         self._clipping_norms = plan.release.clipping.first_norms
-        self._plateau = plan.noise.controller()
-        self._plateau_metric = plateau_metric
 
     def run(
         self,
@@ -122,8 +117,6 @@ class PrivateLoop(RoundLoop):
                     f"{num_rounds} rounds were asked for, but the plan's budget pays for "
                     f"{plan.rounds}: plan more rounds (each gets more noise) or train fewer"
                 )
-            if self._plateau is not None:
-                evaluate_fn = _watched(evaluate_fn, self._plateau, self._plateau_metric)
             result = super().run(
                 grid,
                 initial_arrays,
@@ -168,20 +161,16 @@ class PrivateLoop(RoundLoop):
             ledger=self.ledger,
         )
         require_trainable(plan, draft.layout, len(draft.roster))  # or a round is charged in vain
-        multiplier = self._multiplier
         if plan.sampling.visible and not plan.hosting.coins_at_nodes:
             self._participations.require_some_left(draft.roster, server_round=server_round)
             cohort = self.selection.select(draft.draw)
             self._reservation = self.ledger.reserve(
                 round=server_round,
-                noise_multiplier=multiplier,
                 participants=self._participations.names_of(cohort),
                 index=draft.draw.index,
             )
         else:  # charged for any draw: an empty cohort costs as much as a full one
-            self._reservation = self.ledger.reserve(
-                round=server_round, noise_multiplier=multiplier, index=draft.draw.index
-            )
+            self._reservation = self.ledger.reserve(round=server_round, index=draft.draw.index)
             # Where nodes flip the coins themselves, the server must not know how they came up.
             coins_at_server = not plan.hosting.coins_at_nodes
             cohort = self.selection.select(draft.draw) if coins_at_server else draft.roster
@@ -258,11 +247,6 @@ class PrivateLoop(RoundLoop):
         return [metric.name for metric in self.plan.release.metrics]
 
     @property
-    def _multiplier(self) -> float | None:
-        """Noise multiplier of the next round, where a plateau decides about it."""
-        return None if self._plateau is None else self._plateau.multiplier
-
-    @property
     def clipping_norms(self) -> tuple[float, ...]:
         """Clipping norms of the next round."""
         return self._clipping_norms
@@ -272,7 +256,6 @@ class PrivateLoop(RoundLoop):
         return replace(
             super().checkpoint(),
             clipping_norms=self._clipping_norms,
-            plateau=None if self._plateau is None else self._plateau.state(),
             ledger=self.ledger.anchor,
         )
 
@@ -285,15 +268,11 @@ class PrivateLoop(RoundLoop):
             ValueError: If the checkpoint is of another kind of training.
             LedgerCorrupted: If the ledger does not hold what it held at the checkpoint.
         """
-        checkpoint.require_kind(
-            plateau=self._plateau is not None, ledger=True, clipping_norms=self._clipping_norms
-        )
+        checkpoint.require_kind(ledger=True, clipping_norms=self._clipping_norms)
         assert checkpoint.ledger is not None and checkpoint.clipping_norms is not None  # its kind
         self.ledger.require_holds(checkpoint.ledger, of="the checkpoint")
         super().resume(checkpoint)
         self._clipping_norms = checkpoint.clipping_norms
-        if self._plateau is not None and checkpoint.plateau is not None:
-            self._plateau.restore(checkpoint.plateau)
 
     def _settle(self, released: Released) -> None:
         """Commit the round in the ledger, and keep the clipping norms of the next one."""
@@ -383,11 +362,10 @@ class PrivateLoop(RoundLoop):
             PrivacyBudgetExhausted: If not.
         """
         plan, ledger = self.plan, self.ledger
-        multiplier = self._multiplier
         if plan.participation_cap is not None:
             roster = self._roster.units(grid, self._log)
             self._participations.require_some_left(roster, server_round=1)
-        elif ledger.another_round_exceeds(plan.event_of(1, noise_multiplier=multiplier)):
+        elif ledger.another_round_exceeds(plan.event_of(1)):
             raise PrivacyBudgetExhausted(
                 f"epsilon {plan.budget.epsilon:.4g} at delta {plan.budget.delta:.3g} pays for no "
                 f"round after the {ledger.rounds_spent} that are spent"
@@ -398,30 +376,3 @@ class PrivateLoop(RoundLoop):
                 "initial arrays: to go on from what was trained, resume(checkpoint)",
                 ledger.rounds_spent,
             )
-
-
-def _watched(evaluate_fn: EvaluateFn | None, plateau: PlateauController, metric: str) -> EvaluateFn:
-    """Return an `evaluate_fn` that also shows the noise its metric.
-
-    Raises:
-        ValueError: If there is none, or it does not return the metric.
-    """
-    if evaluate_fn is None:
-        raise ValueError(
-            "the plan's noise reacts to a plateau of a public metric: pass an evaluate_fn that "
-            f"returns '{metric}'"
-        )
-
-    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        metrics = evaluate_fn(server_round, arrays)
-        if metrics is None and server_round > 0:
-            return None  # not every round has to be evaluated; the first model is
-        if metrics is None or metric not in metrics:
-            raise ValueError(
-                f"the plan's noise reacts to '{metric}', which evaluate_fn did not return"
-            )
-        if server_round > 0:
-            plateau.observe(float(cast(float, metrics[metric])))
-        return metrics
-
-    return evaluate

@@ -97,9 +97,8 @@ class RoundStrategy(Strategy):
             Flower's `Result`. When the budget ends early its arrays are the last private model.
 
         Raises:
-            ValueError: If more rounds are asked for than the plan has, its plateau has no
-                `evaluate_fn` to look at, the model has a BatchNorm's running statistics, or the
-                server has too little memory for it.
+            ValueError: If more rounds are asked for than the plan has, the model has a BatchNorm's
+                running statistics, or the server has too little memory for it.
             RosterIncomplete: If fewer clients connect than the plan declares.
             RosterTooLarge: If more do, and the roster may not grow; nothing was spent.
             RehearsalFailed: If a node or the server optimizer will not work; nothing was spent.

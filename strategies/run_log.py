@@ -107,8 +107,5 @@ def log_record_promise(record_plan: RecordPlan, *, last: bool = False) -> None:
 
 
 def _describe_noise(plan: PrivacyPlan) -> str:
-    if plan.noise.adaptive:
-        first = plan.noise_multipliers[0]
-        return f"{first:.4g} at first, at least {plan.noise.least_multiplier:.4g}"
     low, high = min(plan.noise_multipliers), max(plan.noise_multipliers)
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

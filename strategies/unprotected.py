@@ -52,7 +52,7 @@ class UnprotectedLoop(RoundLoop):
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue after the checkpoint's round. See `RoundLoop.resume`."""
-        checkpoint.require_kind(plateau=False, ledger=False, clipping_norms=None)
+        checkpoint.require_kind(ledger=False, clipping_norms=None)
         super().resume(checkpoint)
 
     def _spent(self) -> str:

@@ -22,7 +22,7 @@ from .sampling import (
     UtilityPoissonSampling,
     VisibleSampling,
 )
-from .schedules import NoiseSchedule, PlateauSchedule
+from .schedules import NoiseSchedule
 from .shared_noise import SharedNoise
 
 if TYPE_CHECKING:
@@ -56,7 +56,6 @@ __all__ = [
     "NeighboringRelation",
     "NoiseSchedule",
     "OwnRatesSampling",
-    "PlateauSchedule",
     "PoissonGaussianEvent",
     "PoissonSampling",
     "PrivacyBudget",

@@ -54,7 +54,7 @@ class EpsilonBounds:
         gdp: Gaussian DP; only for Gaussians without sampling, or above `VAST_EPSILON`.
         zcdp: Zero-concentrated DP; not for samples, but above `VAST_EPSILON`.
         gumbel: Privacy-loss distributions of all noisy scores; only with exponential draws.
-        filter: Guarantee of a privacy filter, with noise chosen adaptively.
+        filter: Guarantee of a gate: its budget, or what its odometer shows.
         naive: Basic composition.
     """
 

@@ -4,18 +4,14 @@ Composition bounds hold for parameters that were fixed beforehand. When the next
 depends on what earlier releases showed, only some rules still bound the whole:
 
 - `DeclaredFilter`: parameters fixed beforehand; privacy-loss distributions, the tightest.
-- `GaussianFilter`: adaptively chosen Gaussians without sampling; exact, nothing is lost
-  (Smith and Thakurta 2022, "Fully Adaptive Composition for Gaussian Differential Privacy").
-- `RenyiFilter`: anything with a Renyi bound, at one order that was fixed beforehand
-  (Feldman and Zrnic 2021, "Individual Privacy Accounting via a Renyi Filter"; Lecuyer 2021).
 - `RenyiOdometer`: no budget, but a bound that holds at every moment, at several orders that share
   delta; it gates a budget that may change.
 
 "Go on while some order fits" and "go on while the privacy-loss distribution fits" are not here:
 with adaptively chosen noise neither is a filter.
 
-    >>> gate = GaussianFilter(PrivacyBudget(epsilon=8, delta=1e-5))
-    >>> while not gate.would_exceed(event := choose_from_past_releases()):
+    >>> gate = DeclaredFilter(PrivacyBudget(epsilon=8, delta=1e-5), {event: 60})
+    >>> while not gate.would_exceed(event):
     ...     gate.spend(event)  # then release
 """
 
@@ -30,14 +26,13 @@ from typing import Protocol
 
 import numpy as np
 
-from fl_dp.mechanisms.events import GaussianEvent, ZcdpEvent
+from fl_dp.mechanisms.events import ZcdpEvent
 from fl_dp.option_errors import require_probability
 
 from .bounds import tight_epsilon
 from .budget import NeighboringRelation, PrivacyBudget
 from .calibration import affordable_rounds
 from .events import (
-    FixedSizeGaussianEvent,
     FrozenHistory,
     History,
     PoissonGaussianEvent,
@@ -45,8 +40,7 @@ from .events import (
     RandomStoppingEvent,
     freeze,
 )
-from .gaussian_formulas import gaussian_noise_multiplier, mu_squared
-from .renyi import ORDERS, divergence_at_order, epsilon_at_order, renyi_divergences
+from .renyi import divergence_at_order, epsilon_at_order, renyi_divergences
 
 _ZERO_OUT = NeighboringRelation.ZERO_OUT
 _LADDER = tuple(1.0 + 2.0**step for step in range(-1, 11))
@@ -55,8 +49,6 @@ to above a hundred."""
 _BELOW_GAUSSIAN = (1.0, 1.5, 2.25)  # samples grow faster with the order than Gaussians do
 _WHOLE_FROM = 11.0  # orders above it are whole numbers, whose divergences are quick to compute
 
-# Relative: a budget that was calibrated to its last digit is not refused by rounding.
-_SLACK = 1e-12
 _BY_RENYI_DP = "parameters fixed before the first release; Renyi DP alone, which bounds all of them"
 
 
@@ -65,11 +57,9 @@ class PrivacyFilter(Protocol):
 
     Attributes:
         rule: One sentence for the privacy statement.
-        adaptive: Whether noise may be chosen from earlier releases.
     """
 
     rule: str
-    adaptive: bool
 
     def would_exceed(self, event: PrivacyEvent) -> bool:
         """Tell whether one more `event` would break the budget."""
@@ -86,10 +76,9 @@ class DeclaredFilter:
     A declared history that fits as a whole is certified once; each release inside it is then
     admitted by comparing two counters. What goes beyond it, such as a second attempt at a round, is
     computed again and certified in stretches: epsilon only grows with more releases. What is
-    repeated must not be chosen by what earlier releases showed: that takes one of the other gates.
+    repeated must not be chosen by what earlier releases showed: that takes a `RenyiOdometer`.
     """
 
-    adaptive = False
     rule = "parameters fixed before the first release; privacy-loss distributions"
 
     def __init__(
@@ -189,8 +178,6 @@ class OwnBudgetsFilter:
     as what it costs one of its own.
     """
 
-    adaptive = False
-
     def __init__(
         self, gates: Sequence[tuple[PrivacyFilter, Callable[[PrivacyEvent], PrivacyEvent]]]
     ) -> None:
@@ -206,121 +193,6 @@ class OwnBudgetsFilter:
         """Take in that `event` happened."""
         for gate, charged in self._gates:
             gate.spend(charged(event))
-
-
-class GaussianFilter:
-    """The gate for adaptively chosen Gaussian noise without sampling: exact.
-
-    Admits while the sum of `(sensitivity / noise standard deviation)^2` stays within that of the
-    one Gaussian which spends the whole budget.
-    """
-
-    adaptive = True
-    rule = "noise may depend on earlier releases; Gaussian DP filter, exact"
-
-    def __init__(
-        self, budget: PrivacyBudget, *, neighboring_relation: NeighboringRelation = _ZERO_OUT
-    ) -> None:
-        """Gate at `budget`."""
-        self._relation = neighboring_relation
-        # The squares of mu add up, whenever each multiplier was chosen.
-        self._allowed = gaussian_noise_multiplier(budget.epsilon, budget.delta) ** -2
-        self._spent = 0.0
-
-    def would_exceed(self, event: PrivacyEvent) -> bool:
-        """Tell whether one more `event` would break the budget.
-
-        Raises:
-            ValueError: If it is no Gaussian without sampling.
-        """
-        return self._spent + self._mu_squared(event) > self._allowed * (1.0 + _SLACK)
-
-    def spend(self, event: PrivacyEvent) -> None:
-        """Take in that `event` happened.
-
-        Raises:
-            ValueError: If it is no Gaussian without sampling.
-        """
-        self._spent += self._mu_squared(event)
-
-    def _mu_squared(self, event: PrivacyEvent) -> float:
-        event = _canonical(event)
-        if not isinstance(event, GaussianEvent | FixedSizeGaussianEvent):
-            raise ValueError(
-                f"a Gaussian DP filter admits Gaussian releases without sampling only, got {event}:"
-                " use a RenyiFilter"
-            )
-        return mu_squared(event, self._relation)
-
-
-class RenyiFilter:
-    """The gate for adaptively chosen releases of any kind, at one Renyi order fixed beforehand."""
-
-    adaptive = True
-
-    def __init__(
-        self,
-        budget: PrivacyBudget,
-        order: float,
-        *,
-        neighboring_relation: NeighboringRelation = _ZERO_OUT,
-    ) -> None:
-        """Gate at `budget` by divergences of `order`, which no data may have influenced.
-
-        Raises:
-            ValueError: If the order is not above 1 or leaves no budget at all.
-        """
-        if not (math.isfinite(order) and order > 1.0):
-            raise ValueError(f"order must be above 1, got {order}")
-        self._allowed = divergence_at_order(budget.epsilon, order, budget.delta)
-        if self._allowed <= 0.0:
-            raise ValueError(
-                f"order {order} leaves no budget at epsilon {budget.epsilon} and delta "
-                f"{budget.delta}: take a larger one"
-            )
-        self.order = order
-        self.rule = (
-            f"noise may depend on earlier releases; Renyi filter of the fixed order {order:g}"
-        )
-        self._relation = neighboring_relation
-        self._spent = 0.0
-
-    def would_exceed(self, event: PrivacyEvent) -> bool:
-        """Tell whether one more `event` would break the budget."""
-        # Not `>`: a divergence that is infinite or undefined has to be refused.
-        return not self._spent + self._divergence(event) <= self._allowed * (1.0 + _SLACK)
-
-    def spend(self, event: PrivacyEvent) -> None:
-        """Take in that `event` happened."""
-        self._spent += self._divergence(event)
-
-    def _divergence(self, event: PrivacyEvent) -> float:
-        return float(renyi_divergences(_canonical(event), self._relation, (self.order,))[0])
-
-
-def best_filter_order(
-    history: History,
-    delta: float,
-    *,
-    neighboring_relation: NeighboringRelation = _ZERO_OUT,
-) -> float:
-    """Return the order at which a planned history spends least: what to fix for a `RenyiFilter`.
-
-    Raises:
-        ValueError: If a release has no Renyi bound at any order.
-    """
-    total = np.zeros(len(ORDERS))
-    for event, count in freeze(history):
-        total += count * renyi_divergences(event, neighboring_relation)
-    orders = np.array(ORDERS)
-    # `epsilon_at_order`, for all orders at once.
-    spent = total + np.log1p(-1.0 / orders) - np.log(orders * delta) / (orders - 1.0)
-    if not np.isfinite(spent).any():
-        raise ValueError(
-            f"a Renyi filter needs a Renyi bound, and one of these releases has none under "
-            f"{neighboring_relation} neighbours: declare the noise beforehand instead"
-        )
-    return ORDERS[int(np.argmin(spent))]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,9 +12,6 @@ early costs exactly as much as its mirror that spends late.
     >>> schedule.multipliers(2.0, rounds=4)
     (4.0, 4.0, 2.0, 2.0)
 
-A `PlateauController` instead lowers the noise while the training runs, whenever a validation metric
-stalls. Its noise depends on what was released, so it needs a privacy filter.
-
 Design: a shape has few levels, as each distinct noise multiplier costs the accountant one
 privacy-loss distribution. The rounded weights are what is charged *and* what is drawn, so the
 rounding can cost a little utility and never privacy.
@@ -36,7 +33,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.option_errors import require_positive, require_probability
+from fl_dp.option_errors import require_positive
 
 # Below this the squares of weights, and with them the noise, leave what float64 can hold safely.
 SMALLEST_WEIGHT = 1e-6
@@ -266,145 +263,3 @@ def _rounded_to_levels(weights: _Weights, levels: int) -> _Weights:
         rounded[block] = math.sqrt(float(counts[block] @ values[block] ** 2) / size)
         top, rounds_left = bottom, rounds_left - size
     return rounded[level_of]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlateauSchedule:
-    """The way a `PlateauController` lowers the noise; all noise is relative to its base multiplier.
-
-    Attributes:
-        patience: Rounds in a row without an improvement after which the noise is lowered.
-        factor: What the noise multiplier is then multiplied by, in (0, 1).
-        first: The first round's multiplier over the base.
-        smallest: The multiplier over the base that is never gone below, in (0, first].
-        min_improvement: By how much more than this a metric must beat the best one so far, in the
-            metric's own unit, at least 0.
-        mode: "max" when a larger metric is better, "min" when a smaller one is.
-    """
-
-    patience: int = 5
-    factor: float = 0.7
-    first: float = 2.0
-    smallest: float = 0.5
-    min_improvement: float = 1e-3
-    mode: str = "max"
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a field is out of range.
-        """
-        if self.patience < 1:
-            raise ValueError(f"patience must be at least 1 round, got {self.patience}")
-        require_probability(factor=self.factor)
-        require_positive(first=self.first)
-        if not 0.0 < self.smallest <= self.first:
-            raise ValueError(
-                f"smallest must lie in (0, first], got {self.smallest} with first {self.first}"
-            )
-        if not (math.isfinite(self.min_improvement) and self.min_improvement >= 0.0):
-            raise ValueError(
-                f"min_improvement must be at least 0 and finite, got {self.min_improvement}"
-            )
-        if self.mode not in ("max", "min"):
-            raise ValueError(f"mode must be 'max' or 'min', got {self.mode!r}")
-
-
-class PlateauController:
-    """Chooses each round's noise from how a validation metric went: less when it stalls.
-
-    Privacy: none of its own. The metric must be computed from public data, or be a noisy release
-    that was itself charged; never the clients' raw metrics. As the noise then depends on earlier
-    outputs, the spending must be enforced by a filter: the Gaussian-DP filter (Smith and Thakurta
-    2022, arXiv:2210.17520) or the Renyi filter at an order fixed beforehand (Feldman and Zrnic
-    2021, arXiv:2008.11193). Composing privacy-loss distributions, as for a declared
-    `NoiseSchedule`, is not valid here.
-
-        >>> controller = PlateauController(PlateauSchedule(patience=1), base_multiplier=1.0)
-        >>> controller.multiplier
-        2.0
-        >>> for accuracy in (0.6, 0.6):
-        ...     controller.observe(accuracy)
-        >>> controller.multiplier
-        1.4
-    """
-
-    def __init__(self, schedule: PlateauSchedule, base_multiplier: float) -> None:
-        """Start at `schedule.first` times the base.
-
-        Args:
-            schedule: When and by how much the noise is lowered.
-            base_multiplier: Standard deviation of the noise on the sum over its L2 sensitivity;
-                what the schedule's relative noise refers to.
-
-        Raises:
-            ValueError: If base_multiplier is not positive and finite.
-        """
-        require_positive(base_multiplier=base_multiplier)
-        self.schedule = schedule
-        self.base_multiplier = base_multiplier
-        self._reductions = 0
-        self._stalled = 0
-        self._best: float | None = None
-
-    @property
-    def multiplier(self) -> float:
-        """The next round's noise multiplier: standard deviation on the sum over its sensitivity."""
-        return self._relative * self.base_multiplier
-
-    @property
-    def _relative(self) -> float:
-        schedule = self.schedule
-        return max(schedule.first * schedule.factor**self._reductions, schedule.smallest)
-
-    def observe(self, metric: float) -> None:
-        """Note the metric of the round just released.
-
-        Args:
-            metric: Public, or a charged noisy release. NaN and infinities count as no improvement.
-        """
-        if self._improves(metric):
-            self._best, self._stalled = float(metric), 0
-            return
-        self._stalled += 1
-        if self._stalled < self.schedule.patience:
-            return
-        self._stalled = 0
-        if self._relative > self.schedule.smallest:
-            self._reductions += 1
-
-    def _improves(self, metric: float) -> bool:
-        if not math.isfinite(metric):
-            return False
-        if self._best is None:
-            return True
-        gain = metric - self._best if self.schedule.mode == "max" else self._best - metric
-        return gain > self.schedule.min_improvement
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, as plain JSON values; nothing in it is secret."""
-        return {"reductions": self._reductions, "stalled": self._stalled, "best": self._best}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned, under the same schedule and base.
-
-        Raises:
-            ValueError: If a key is missing or unknown, or a value can't come from this schedule.
-        """
-        if set(state) != set(self.state()):
-            raise ValueError(
-                f"a plateau state has the keys {', '.join(self.state())}, got "
-                f"{', '.join(map(str, state)) or 'none'}"
-            )
-        reductions, stalled, best = state["reductions"], state["stalled"], state["best"]
-        if reductions < 0:
-            raise ValueError(f"reductions must be at least 0, got {reductions}")
-        if not 0 <= stalled < self.schedule.patience:
-            raise ValueError(
-                f"the state has stalled for {stalled} rounds, and this schedule's patience is "
-                f"{self.schedule.patience}: restore under the schedule that it was saved with"
-            )
-        if best is not None and not math.isfinite(best):
-            raise ValueError(f"best must be finite, or None before the first metric, got {best}")
-        self._reductions, self._stalled, self._best = reductions, stalled, best

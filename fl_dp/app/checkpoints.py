@@ -48,7 +48,6 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         "model": forms,
         "shapes": {name: list(values.shape) for name, values in checkpoint.optimizer.items()},
         "clipping_norms": checkpoint.clipping_norms,
-        "plateau": checkpoint.plateau,
         "ledger": None if checkpoint.ledger is None else checkpoint.ledger.to_dict(),
     }
     stored = save(tensors, metadata={"fl-dp": json.dumps(header)})
@@ -83,7 +82,6 @@ def load_checkpoint(path: Path) -> Checkpoint:
             for name, shape in header["shapes"].items()
         },
         clipping_norms=None if norms is None else tuple(norms),
-        plateau=header["plateau"],
         ledger=_anchor_of(header),
     )
 

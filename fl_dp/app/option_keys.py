@@ -55,7 +55,6 @@ CHOICES = {
     "client_scheme": "privacy=local",
     "coins_at_nodes": "selection.coins=nodes",
     "nodes": "privacy=distributed_records",
-    "plateau": "schedule=plateau",
     "record_plan": "dp_sgd=on",
     "secure_sum": "privacy=distributed",
 }

@@ -141,7 +141,6 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         clipping=make_clipping(settings),
         neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
         schedule=settings.schedule.noise_schedule,
-        plateau=settings.schedule.plateau_schedule,
         correlation=correlation_of(settings),
         participation_cap=settings.selection.participation_cap,
         other_releases=[

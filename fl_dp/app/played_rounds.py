@@ -48,12 +48,11 @@ class PaperLedger:
         self,
         *,
         round: int,
-        noise_multiplier: float | None = None,
         participants: Sequence[str | int] | None = None,
         index: int | None = None,
     ) -> Reservation:
         """Return what a ledger would have on disk."""
-        event = self.plan.event_of(round, noise_multiplier=noise_multiplier)
+        event = self.plan.event_of(round)
         # No round of updates is one of these.
         assert not isinstance(event, ExponentialEvent | ZcdpEvent | RandomStoppingEvent)
         self.charged.append(event)

@@ -54,7 +54,6 @@ from .workload import (
     initial_arrays_of,
     metrics_of,
     model_of,
-    plateau_metric,
     predictions_in_unit,
     set_shared,
     shared_parameters,
@@ -187,7 +186,6 @@ def _train_by_plan(
             selection=make_selection(settings, plan),
             owners=settings.selection.epsilon_of(),
             roster_may_grow=settings.roster_may_grow,
-            plateau_metric=plateau_metric(settings),
             secure_roster=roster_of(settings),
             **_options(folder, settings, record_plan, rng),
         )

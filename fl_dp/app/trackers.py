@@ -134,7 +134,7 @@ def _promise(
             "promise/delta": plan.budget.delta,
             "promise/unit": plan.unit,
             "promise/neighboring_relation": str(plan.neighboring_relation),
-            "promise/noise_multiplier": plan.noise.least_multiplier,
+            "promise/noise_multiplier": plan.noise_multiplier,
             "promise/clipping_norm": plan.clipping_norm,
             "promise/expected_cohort": plan.expected_cohort,
         }

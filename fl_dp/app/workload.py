@@ -394,12 +394,6 @@ def width_of_label(settings: Settings) -> float:
     return high - low
 
 
-def plateau_metric(settings: Settings) -> str:
-    """Return the metric on public rows that a plateau is looked for in."""
-    chosen = settings.schedule.metric
-    return "r2" if chosen == "accuracy" and settings.task.label_range is not None else chosen
-
-
 def initial_arrays_of(settings: Settings) -> ArrayRecord:
     """Return the first weights of the run's model, as far as they travel.
 

@@ -52,7 +52,7 @@ class SpentLedger(ChainedLedger):
     def _require_paid(self) -> None:
         """Check that no release is beyond the budget, which is what some plans quote as spent."""
         planned, reserved = Counter(dict(self.plan.history)), Counter(dict(self.history))
-        if not self._state.gate.adaptive and reserved <= planned:
+        if reserved <= planned:
             return  # its epsilon is computed from these entries alone
         gate = self.plan.filter(room=1.0 + ANOTHER_VERSION)
         for event in reserved.elements():
@@ -174,10 +174,7 @@ class SpentLedger(ChainedLedger):
         return freeze([*rounds.items(), *self._state.others.items()])
 
     def epsilon(self) -> EpsilonBounds:
-        """Return what every reserved release spends together, at the plan's delta.
-
-        With noise chosen adaptively that is what the filter guarantees: the budget.
-        """
+        """Return what every reserved release spends together, at the plan's delta."""
         return self.plan.epsilon(self.history)
 
     def promise(self) -> EpsilonBounds:
@@ -188,7 +185,7 @@ class SpentLedger(ChainedLedger):
         more than the budget, which no release exceeds.
         """
         spent = self.epsilon()
-        if self._state.gate.adaptive or not self.history:
+        if not self.history:
             return spent
         promised = self.promised_history
         if promised == self.history:
@@ -214,8 +211,6 @@ class SpentLedger(ChainedLedger):
 
         Nothing was ever reserved beyond the budget, so the budget bounds it too.
         """
-        if self._state.gate.adaptive:
-            return self.plan.budget.epsilon
         coarse = self.plan.tight_epsilon(self.history, interval=SEARCH_INTERVAL)
         return min(coarse, self.plan.budget.epsilon)
 

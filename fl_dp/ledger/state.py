@@ -171,20 +171,20 @@ class TrainingState:
             )
 
     def require_declared(self, event: PrivacyEvent, what: str) -> None:
-        """Check that another release was declared, where the rule needs it.
+        """Check that another release was declared.
 
         Raises:
             ValueError: If it was not.
         """
-        if not self.gate.adaptive and event not in dict(self.plan.other_releases):
+        if event not in dict(self.plan.other_releases):
             raise ValueError(
                 f"{what} is not among the plan's other_releases: what was not declared before "
                 "the first release may depend on it, and the plan's rule does not cover that. "
-                "Declare it, or use a plan with an adaptive filter"
+                "Declare it"
             )
 
     def require_declared_left(self, event: PrivacyEvent, what: str) -> None:
-        """Check that another release was made less often than declared, where the rule needs it.
+        """Check that another release was made less often than declared.
 
         One that was reserved and never committed may be repeated, and is charged twice.
 
@@ -193,7 +193,7 @@ class TrainingState:
         """
         declared = dict(self.plan.other_releases).get(event, 0)
         made = self.others[event] - list(self.waiting.values()).count(event)
-        if not self.gate.adaptive and made >= declared:
+        if made >= declared:
             raise PrivacyBudgetExhausted(
                 f"{what} is among the plan's other_releases {declared} times, and was made as "
                 "often: declare how often it is made"
@@ -202,7 +202,6 @@ class TrainingState:
     def fields_of_round(
         self,
         number: int,
-        noise_multiplier: float | None,
         participants: Sequence[str | int] | None,
     ) -> dict[str, Any]:
         """Return what the next reservation of a round says: what the plan and the entries make it.
@@ -211,7 +210,7 @@ class TrainingState:
             PrivacyBudgetExhausted: If the plan has no such round.
             ParticipationCapReached: If a participant has none left.
             SeparationBroken: If a participant has to rest.
-            ValueError: If participants are missing or not wanted, or the noise is not the plan's.
+            ValueError: If participants are missing or not wanted.
         """
         if isinstance(number, bool) or not isinstance(number, int):
             raise ValueError(f"round must be an integer from 1 on, got {number!r}")
@@ -219,9 +218,8 @@ class TrainingState:
             raise PrivacyBudgetExhausted(
                 f"round {number} is not in the plan, whose budget pays for {self.plan.rounds}"
             )
-        event = self.plan.event_of(number, noise_multiplier=noise_multiplier)
-        if noise_multiplier is None:
-            noise_multiplier = self.plan.noise_multipliers[number - 1]
+        event = self.plan.event_of(number)
+        noise_multiplier = self.plan.noise_multipliers[number - 1]
         sampling, turn = self.plan.sampling, self.rounds.total()
         fields: dict[str, Any] = {
             "round": number,
@@ -441,8 +439,7 @@ class TrainingState:
             raise ValueError("it belongs to no opening of the ledger")
         if is_round:
             # What is declared is computed anew, as an auditor's machine rounds it.
-            chosen = fields["noise_multiplier"] if self.plan.noise.adaptive else None
-            planned = self.fields_of_round(fields["round"], chosen, fields.get("participants"))
+            planned = self.fields_of_round(fields["round"], fields.get("participants"))
             self._require_as_planned(fields, planned)
         else:
             planned = event_to_dict(event)

@@ -139,7 +139,6 @@ class PrivacyLedger(SpentLedger):
         self,
         *,
         round: int,
-        noise_multiplier: float | None = None,
         participants: Sequence[str | int] | None = None,
         index: int | None = None,
     ) -> Reservation:
@@ -147,7 +146,6 @@ class PrivacyLedger(SpentLedger):
 
         Args:
             round: Its number in the training, from 1. A second attempt is charged again.
-            noise_multiplier: Only under a plan with a plateau: what its controller decided.
             participants: The units that take part, where that is no secret; required under a
                 participation cap or a separation, but for a buffer, whose units `ask` names. Never
                 the cohort of a Poisson sample: the ledger would reveal it. A unit that is named has
@@ -160,8 +158,8 @@ class PrivacyLedger(SpentLedger):
             ParticipationCapReached: If a participant has none left; then nothing is written.
             SeparationBroken: If a participant has to rest; then nothing is written.
             LedgerUnavailable: If it can't be written; then nothing may be released.
-            ValueError: If participants are missing or not wanted, the noise is not the plan's, or
-                another process has taken the index.
+            ValueError: If participants are missing or not wanted, or another process has taken the
+                index.
         """
         with self._transaction() as connection:
             turn = self._state.rounds.total()
@@ -170,7 +168,7 @@ class PrivacyLedger(SpentLedger):
                     f"round {round} was prepared for index {index}, and the ledger's next one is "
                     f"{turn}: another process reserves rounds in it; stop one of them"
                 )
-            planned = self._state.fields_of_round(round, noise_multiplier, participants)
+            planned = self._state.fields_of_round(round, participants)
             if self._state.charges_another_round:
                 charged = self.plan.charged_event(event_from_dict(planned))
                 self._require_budget(charged, f"round {round}")
@@ -376,7 +374,7 @@ class PrivacyLedger(SpentLedger):
 
     def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
         # Of the least noise: no round has a finer grid, so no sum needs more bits.
-        updates = plan.bundle(plan.noise.least_multiplier).updates
+        updates = plan.bundle(plan.noise_multiplier).updates
         return {
             "kind": "run",
             "run": self._run_id,

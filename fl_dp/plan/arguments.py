@@ -10,7 +10,6 @@ from fl_dp.accounting import (
     History,
     NeighboringRelation,
     NoiseSchedule,
-    PlateauSchedule,
     PoissonSampling,
     Sampling,
     VisibleSampling,
@@ -54,7 +53,6 @@ class PlanArguments(_Required, total=False):
     clipping: Clipping | None
     neighboring_relation: NeighboringRelation
     schedule: NoiseSchedule
-    plateau: PlateauSchedule | None
     correlation: Banded | None
     participation_cap: int | None
     other_releases: History
@@ -129,18 +127,15 @@ def noise_of(given: PlanArguments, multiplier: float) -> Noise:
         ValueError: If an argument is of another kind of noise.
     """
     schedule = given.get("schedule", Noise.schedule)
-    plateau, correlation = given.get("plateau"), given.get("correlation")
-    scheme, secure_sum = given.get("client_scheme"), given.get("secure_sum")
+    correlation, scheme = given.get("correlation"), given.get("client_scheme")
+    secure_sum = given.get("secure_sum")
     if secure_sum is not None:
         return _shared_noise(given, secure_sum, multiplier, schedule)
     if scheme is None:
-        return CentralNoise(
-            multiplier=multiplier, schedule=schedule, plateau=plateau, correlation=correlation
-        )
-    if plateau is not None or correlation is not None:
-        name = "plateau" if plateau is not None else "correlation"
+        return CentralNoise(multiplier=multiplier, schedule=schedule, correlation=correlation)
+    if correlation is not None:
         raise IncompatibleOptions(
-            f"{{{name}}} needs noise at the server: leave {{client_scheme}} out"
+            "{correlation} needs noise at the server: leave {client_scheme} out"
         )
     return ClientNoise(multiplier=multiplier, schedule=schedule, scheme=scheme)
 
@@ -154,10 +149,6 @@ def noise_from_dict(fields: Mapping[str, Any]) -> Noise:
     given = dict(fields)
     kind = known_kind(NOISE_KINDS, given.pop("kind"), of="noise")
     given["schedule"] = NoiseSchedule.from_dict(given["schedule"])
-    if given.get("plateau") is not None:
-        given["plateau"] = PlateauSchedule(**given["plateau"])
-    if kind is DistributedNoise and given.pop("correlation", None) is not None:
-        raise ValueError("noise with memory in shares is no longer supported: start a new training")
     if given.get("correlation") is not None:
         given["correlation"] = Banded.from_dict(given["correlation"])
     if "secure_sum" in given:
@@ -172,11 +163,6 @@ def _shared_noise(
     if given.get("client_scheme") is not None:
         raise IncompatibleOptions(
             "{client_scheme} and {secure_sum} are two answers to who adds the noise: leave one out"
-        )
-    if given.get("plateau") is not None:
-        raise IncompatibleOptions(
-            "{plateau} chooses noise from what was released, and shares are fixed before: leave "
-            "{secure_sum} out"
         )
     if given.get("correlation") is not None:
         raise IncompatibleOptions(

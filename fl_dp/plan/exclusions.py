@@ -15,7 +15,6 @@ from fl_dp.accounting import (
     CyclicSampling,
     FixedSizeSampling,
     NeighboringRelation,
-    NoiseSchedule,
     OwnRatesSampling,
     PoissonSampling,
     Sampling,
@@ -109,7 +108,7 @@ class Asked:
     @property
     def schedule(self) -> str:
         """The name of the noise's course over the rounds."""
-        return "constant" if self.noise is None else self.noise.course
+        return "constant" if self.noise is None else self.noise.schedule.name
 
     @property
     def correlation(self) -> Banded | None:
@@ -196,7 +195,7 @@ _LAWS: tuple[Exclusion[Asked], ...] = (
         when=lambda asked: (
             asked.participation_cap is not None
             and asked.schedule != "constant"
-            and (asked.central is None or asked.sampling.buffered or asked.schedule == "plateau")
+            and (asked.central is None or asked.sampling.buffered)
         ),
         why="clients differ in the rounds they take part in, and under a participation cap rounds "
         "of different noise add up only where the server declares it and knows whose round it is",
@@ -207,13 +206,10 @@ _LAWS: tuple[Exclusion[Asked], ...] = (
 
 _OWN_BUDGETS: tuple[Exclusion[Asked], ...] = (
     Exclusion(
-        options=("sampling", "plateau"),
-        when=lambda asked: (
-            isinstance(asked.sampling, OwnRatesSampling)
-            and (asked.noise is None or asked.schedule == "plateau")
-        ),
-        why="each group's rate is found for its own budget, under noise that is fixed before",
-        instead="leave {sampling=?} out without privacy, and {plateau} with it",
+        options=("sampling",),
+        when=lambda asked: isinstance(asked.sampling, OwnRatesSampling) and asked.noise is None,
+        why="each group's rate is found for its own budget, and nobody spends one",
+        instead="leave {sampling=?} out without privacy",
     ),
     Exclusion(
         options=("method", "client_scheme"),
@@ -457,16 +453,6 @@ _NOISE_OVER_ROUNDS: tuple[Exclusion[Asked], ...] = (
         "on the noise of later ones",
         instead="use a constant {schedule}, and let the server's learning rate fall instead",
         got=("schedule",),
-    ),
-    Exclusion(
-        options=("plateau", "schedule"),
-        when=lambda asked: (
-            asked.central is not None
-            and asked.central.plateau is not None
-            and asked.central.schedule != NoiseSchedule()
-        ),
-        why="the noise can follow the plateau or the schedule, not both",
-        instead="leave {plateau} or {schedule} out",
     ),
     Exclusion(
         options=("correlation", "sampling"),

@@ -14,14 +14,12 @@ from typing import Any, ClassVar
 from fl_dp.accounting import (
     NeighboringRelation,
     NoiseSchedule,
-    PlateauSchedule,
     PrivacyBudget,
     PrivacyEvent,
     Sampling,
 )
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.accounting.filters import DeclaredFilter, GaussianFilter, PrivacyFilter, RenyiFilter
-from fl_dp.accounting.schedules import PlateauController
+from fl_dp.accounting.filters import DeclaredFilter, PrivacyFilter
 from fl_dp.mechanisms import ClientScheme, client_scheme
 from fl_dp.option_errors import Exclusion
 
@@ -30,7 +28,6 @@ from .hosting import Hosting
 from .release import Release
 
 _CONSTANT = NoiseSchedule()
-_ROUNDING = 1e-9  # relative, of another machine
 _CLIPPING = {
     "fixed": "L2-clipped updates",
     "per-layer": "updates whose layers are L2-clipped one by one",
@@ -72,21 +69,6 @@ class Noise(ABC):
     schedule: NoiseSchedule = _CONSTANT
 
     @property
-    def adaptive(self) -> bool:
-        """Whether rounds get noise that is chosen after earlier ones were released."""
-        return self.controller() is not None
-
-    @property
-    def course(self) -> str:
-        """The name of its course over the rounds: its schedule's, or `plateau`."""
-        return "plateau" if self.adaptive else self.schedule.name
-
-    @property
-    def least_multiplier(self) -> float:
-        """The smallest multiplier that any round may have."""
-        return self.multiplier
-
-    @property
     def coefficients(self) -> tuple[int, ...] | None:
         """Those of noise that is correlated over rounds; None: each round's is independent."""
         return None
@@ -109,20 +91,8 @@ class Noise(ABC):
         return budget
 
     def multipliers(self, rounds: int) -> tuple[float, ...]:
-        """Return the planned multiplier of each round; where it is chosen later, the first one."""
+        """Return the multiplier of each round."""
         return self.schedule.multipliers(self.multiplier, rounds) if rounds else ()
-
-    def controller(self) -> PlateauController | None:
-        """Return what chooses the multipliers later, if anything does."""
-        return None
-
-    def require_chosen(self, multiplier: float) -> None:
-        """Check a multiplier that was chosen later: whether what chooses can have come to it.
-
-        Raises:
-            ValueError: If it can't.
-        """
-        del multiplier
 
     def filter(
         self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation
@@ -164,9 +134,6 @@ class CentralNoise(Noise):
     """Gaussian noise that the server adds to a cohort's sums.
 
     Attributes:
-        plateau: How the noise reacts to a public metric, instead of a schedule; `multiplier` is
-            then what its own multipliers are relative to, and a privacy filter gates the rounds.
-        filter_order: That filter's Renyi order, fixed beforehand; None: Gaussian.
         correlation: How the noise of later rounds takes that of earlier ones away; None: each
             round's is independent. `multiplier` is then that of one participation: the noise on a
             sum is larger, and the errors of many rounds cancel.
@@ -175,16 +142,7 @@ class CentralNoise(Noise):
     kind: ClassVar[str] = "central"
     place: ClassVar[str] = "at the server"
 
-    plateau: PlateauSchedule | None = None
-    filter_order: float | None = None
     correlation: Banded | None = None
-
-    @property
-    def least_multiplier(self) -> float:
-        """The smallest multiplier that any round may have."""
-        if self.plateau is None:
-            return self.multiplier
-        return min(self.plateau.first, self.plateau.smallest) * self.multiplier
 
     @property
     def coefficients(self) -> tuple[int, ...] | None:
@@ -193,52 +151,8 @@ class CentralNoise(Noise):
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """With a plateau: what its metric may tell. With correlated noise: who reads memory."""
-        if self.correlation is not None:
-            return self.correlation.not_covered
-        if self.plateau is None:
-            return ()
-        return (
-            "the metric that the noise reacted to: it was taken to be public or already charged",
-        )
-
-    def multipliers(self, rounds: int) -> tuple[float, ...]:
-        """Return the planned multiplier of each round; with a plateau, the first throughout."""
-        if self.plateau is None:
-            return super().multipliers(rounds)
-        return (self.plateau.first * self.multiplier,) * rounds
-
-    def controller(self) -> PlateauController | None:
-        """Return what follows the plateau, if there is one."""
-        return None if self.plateau is None else PlateauController(self.plateau, self.multiplier)
-
-    def require_chosen(self, multiplier: float) -> None:
-        """Check that a plateau chooses such a multiplier: from the first down to the smallest.
-
-        Raises:
-            ValueError: If it does not.
-        """
-        if self.plateau is None:
-            return
-        least, most = self.least_multiplier, self.plateau.first * self.multiplier
-        if not least * (1.0 - _ROUNDING) <= multiplier <= most * (1.0 + _ROUNDING):
-            raise ValueError(
-                f"the plateau of the plan chooses noise multipliers from {most:.6g} down to "
-                f"{least:.6g}, got {multiplier:.6g}"
-            )
-
-    def filter(
-        self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation
-    ) -> PrivacyFilter:
-        """Return the gate; with a plateau one that holds for noise chosen after a look."""
-        if self.plateau is None:
-            return super().filter(budget, history, relation)
-        if self.filter_order is None:
-            gate = GaussianFilter(budget, neighboring_relation=relation)
-            for event, _ in history:
-                gate.would_exceed(event)  # refuses what it can't count
-            return gate
-        return RenyiFilter(budget, self.filter_order, neighboring_relation=relation)
+        """With correlated noise: who reads memory."""
+        return () if self.correlation is None else self.correlation.not_covered
 
     def event(
         self, multiplier: float, *, sampling: Sampling, num_clients: int, release: Release

@@ -104,8 +104,7 @@ class NoiseLeft:
 def noise_left(plan: PrivacyPlan, size: int) -> NoiseLeft:
     """Return the noise of all planned rounds beside the updates.
 
-    Where clipping follows a quantile, noise and updates change alike. With a plateau it is the
-    noise of the first rounds.
+    Where clipping follows a quantile, noise and updates change alike.
 
     Args:
         plan: Of the training, with at least one round.

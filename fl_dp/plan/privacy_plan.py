@@ -39,7 +39,7 @@ from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.grid import least_noise_multiplier
 from fl_dp.mechanisms.noise_share import MOST_UNITS
-from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
+from fl_dp.option_errors import OptionError, require_compatible
 
 from .arguments import (
     PlanArguments,
@@ -50,17 +50,16 @@ from .arguments import (
     require_plan_arguments,
     sampling_of,
 )
-from .calibrated import PlannedReleases, calibrated_noise, fitting_rounds, with_filter_order
+from .calibrated import PlannedReleases, calibrated_noise, fitting_rounds
 from .distributed_noise import DistributedNoise
 from .exclusions import EXCLUSIONS, Asked
 from .hosting import Hosting
-from .noise import CentralNoise, Noise
+from .noise import Noise
 from .release import Release
 from .shared_bundle import SharedBundle
 
 _UNITS = ("client", "record")
 _ONE_A_NODE = Hosting()
-_ANY_ORDER = 1e9  # of a draft's filter: at a large order every budget leaves something
 _BELOW = 1.0 - 1e-9  # of a norm: its group fits on another machine, too
 _UNITS_AT_ONE = 2.0**22  # that a sum holds exactly at noise multiplier 1, whatever the norm
 _MOST_ROUNDS = 10_000_000  # a plan that somebody else wrote must not fill the reader's memory
@@ -135,7 +134,7 @@ class PrivacyPlan:
         _ = self.bundle(max(self.noise_multipliers, default=self.noise_multiplier))
         if isinstance(self.noise, DistributedNoise):
             self.noise.check(
-                self.bundle(self.noise.least_multiplier),
+                self.bundle(self.noise_multiplier),
                 units_in_sum=self.hosting.most_drawn(self.sampling),
                 sums=self.rounds + sum(count for _, count in self.other_releases),
                 num_clients=self.num_clients,
@@ -206,9 +205,9 @@ class PrivacyPlan:
         if hosted > units:
             units, whose = hosted, "units of one node"
             lower = f", or write less than {{units_per_node={hosted}}}"
-        if self.bundle(self.noise.least_multiplier).max_units < units:
+        if self.bundle(self.noise_multiplier).max_units < units:
             raise OptionError(
-                f"{{noise_multiplier}} {self.noise.least_multiplier:.4g} is too small to sum "
+                f"{{noise_multiplier}} {self.noise_multiplier:.4g} is too small to sum "
                 f"{units} {whose} exactly: use at least "
                 f"{least_noise_multiplier(units, self.clipping_norm)}, or a smaller {{epsilon}}"
                 f"{lower}"
@@ -232,9 +231,6 @@ class PrivacyPlan:
     @classmethod
     def calibrate(cls, budget: PrivacyBudget, **given: Unpack[PlanArguments]) -> Self:
         """Plan the least noise with which all rounds and all other releases fit the budget.
-
-        With `plateau`, the noise with which as many rounds at the base multiplier would fit its
-        filter: less noise later ends the training earlier.
 
         Beyond epsilon 100 it goes by bounds in closed form, at once, and asks for a little more
         noise than necessary.
@@ -288,11 +284,7 @@ class PrivacyPlan:
             ValueError: If an argument is out of range.
         """
         require_plan_arguments(given, of=cls.__name__)
-        noise = noise_of(given, noise_multiplier)
-        if noise.adaptive:
-            draft = cls.draft(budget, noise_multiplier, **given)
-            noise = with_filter_order(noise, draft.planned_releases)
-        return cls._made(budget, noise, given)
+        return cls._made(budget, noise_of(given, noise_multiplier), given)
 
     @classmethod
     def draft(
@@ -320,12 +312,9 @@ class PrivacyPlan:
         given = given | {"scalar_noise_std": None}
         if (secure_sum := given.get("secure_sum")) is not None:
             given = given | {"secure_sum": secure_sum.with_most_bits()}
-        noise = noise_of(given, noise_multiplier)
-        if isinstance(noise, CentralNoise) and noise.adaptive:
-            noise = replace(noise, filter_order=_ANY_ORDER)  # it depends on the multiplier, too
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the finished plan warns
-            return cls._made(budget, noise, given)
+            return cls._made(budget, noise_of(given, noise_multiplier), given)
 
     @classmethod
     def _made(cls, budget: PrivacyBudget, noise: Noise, given: PlanArguments) -> Self:
@@ -389,13 +378,8 @@ class PrivacyPlan:
         """Return the budget that the plan's own noise needs, or `max_epsilon` if that is enough.
 
         Raises:
-            ValueError: If the noise is chosen later, or spends more than `max_epsilon`.
+            ValueError: If it spends more than `max_epsilon`.
         """
-        if self.noise.adaptive:
-            raise IncompatibleOptions(
-                "a plateau decides the noise itself: leave {noise_multiplier} or {plateau} out, "
-                "and calibrate the plan to a budget"
-            )
         spends = self.tight_epsilon(self.history)
         if max_epsilon is not None and spends > max_epsilon:
             fits = fitting_rounds(self.noise, self.planned_releases, max_epsilon)
@@ -452,7 +436,7 @@ class PrivacyPlan:
 
     @cached_property
     def noise_multipliers(self) -> tuple[float, ...]:
-        """Planned noise multiplier of each round; with a plateau, the first one throughout."""
+        """Noise multiplier of each round."""
         return self.noise.multipliers(self.rounds)
 
     @property
@@ -489,29 +473,18 @@ class PrivacyPlan:
             return 1.0
         return (self.noise_multiplier / noise_multiplier) ** 2
 
-    def event_of(self, round: int, *, noise_multiplier: float | None = None) -> PrivacyEvent:
+    def event_of(self, round: int) -> PrivacyEvent:
         """Return what a round is charged as.
 
         Args:
             round: Its number, from 1.
-            noise_multiplier: Only with a plateau: what its controller decided.
 
         Raises:
-            ValueError: If there is no such round, a declared round is given other noise, or the
-                plan's controller chooses no such noise.
+            ValueError: If there is no such round.
         """
         if not 1 <= round <= self.rounds:
             raise ValueError(f"round {round} is not in the plan, which has {self.rounds}")
-        planned = self.noise_multipliers[round - 1]
-        if noise_multiplier is None:
-            noise_multiplier = planned
-        if noise_multiplier != planned and not self.noise.adaptive:
-            raise ValueError(
-                f"round {round} was declared with noise multiplier {planned}, got "
-                f"{noise_multiplier}: noise chosen adaptively needs a plateau plan"
-            )
-        self.noise.require_chosen(noise_multiplier)
-        return self.event_at(noise_multiplier)
+        return self.event_at(self.noise_multipliers[round - 1])
 
     def event_at(
         self, noise_multiplier: float, *, sampling: Sampling | None = None
@@ -638,13 +611,8 @@ class PrivacyPlan:
         return freeze([*events, *self.other_releases])
 
     def epsilon(self, history: History | None = None) -> EpsilonBounds:
-        """Return what the releases of `history` spend together, by default all that are planned.
-
-        Noise chosen adaptively is bounded by its filter alone: the budget.
-        """
+        """Return what the releases of `history` spend together, by default all that are planned."""
         releases = self.history if history is None else freeze(history)
-        if self.noise.adaptive:
-            return EpsilonBounds(filter=self.budget.epsilon if releases else 0.0)
         if not releases:
             return epsilon((), self.budget.delta)
         relation = self.neighboring_relation

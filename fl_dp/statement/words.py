@@ -19,7 +19,7 @@ ACCOUNTANTS = {
     "gdp": "Gaussian DP, exact without sampling",
     "zcdp": "zero-concentrated DP",
     "gumbel": "privacy-loss distributions of all noisy scores",
-    "filter": "what the privacy filter guarantees, with noise chosen adaptively",
+    "filter": "what the gate before each release guarantees",
     "naive": "basic composition, for comparison",
 }
 

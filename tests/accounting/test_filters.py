@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_dp.accounting import (
-    NeighboringRelation,
     NoiseSchedule,
     PoissonGaussianEvent,
     PrivacyBudget,
@@ -23,17 +18,12 @@ from fl_dp.accounting import (
     tight_epsilon,
 )
 from fl_dp.accounting.calibration import affordable_rounds, schedule_history
-from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
+from fl_dp.accounting.events import TruncatedPoissonGaussianEvent
 from fl_dp.accounting.filters import (
     DeclaredFilter,
-    GaussianFilter,
     PrivacyFilter,
-    RenyiFilter,
     RenyiOdometer,
-    best_filter_order,
 )
-from fl_dp.accounting.gaussian_formulas import gaussian_epsilon, gaussian_noise_multiplier
-from fl_dp.accounting.renyi import epsilon_at_order
 from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 
 Event = TypeVar("Event", bound=PrivacyEvent)
@@ -56,119 +46,6 @@ def admit(gate: PrivacyFilter, events: Sequence[Event]) -> list[Event]:
             gate.spend(event)
             admitted.append(event)
     return admitted
-
-
-# Adaptively chosen noise ---------------------------------------------------------------------
-
-
-@given(noises)
-def test_a_gaussian_filter_holds_its_budget_exactly(multipliers: list[float]) -> None:
-    """Exact composition of what was admitted: GDP (Smith and Thakurta 2022)."""
-    admitted = admit(GaussianFilter(BUDGET), [gaussian(z) for z in multipliers])
-    if admitted:
-        spent = gaussian_epsilon(sum(e.noise_multiplier**-2 for e in admitted) ** -0.5, 1e-5)
-        assert spent <= 8.0 * (1 + 1e-9)
-
-
-@settings(max_examples=20)
-@given(noises, st.floats(0.01, 1.0), st.sampled_from([3.0, 4.0, 12.0]))
-def test_a_renyi_filter_holds_its_budget_at_its_order(
-    multipliers: list[float], rate: float, order: float
-) -> None:
-    """What was admitted, added up by dp-accounting at that order (an integer one: exact)."""
-    admitted = admit(RenyiFilter(BUDGET, order), [sampled(z, rate) for z in multipliers])
-    accountant = RdpAccountant([order])
-    for event in admitted:
-        accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(event.noise_multiplier)))
-    total = float(accountant.rdp[0])
-    assert epsilon_at_order(total, order, 1e-5) <= 8.0 * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("kind", ["gaussian", "renyi"])
-def test_a_greedy_adversary_gets_the_whole_budget_and_no_more(kind: str) -> None:
-    """It goes for the least noise that still passes, at falling ambition."""
-    gate = GaussianFilter(BUDGET) if kind == "gaussian" else RenyiFilter(BUDGET, 3.9)
-    precision = 0.0
-    for ambition in np.logspace(-0.3, 4, 300):
-        while not gate.would_exceed(gaussian(ambition)):
-            gate.spend(gaussian(ambition))
-            precision += ambition**-2
-    most = {"gaussian": 2.7757, "renyi": 2.4593}[kind]
-    assert precision == pytest.approx(most, rel=1e-4)
-    assert gaussian_epsilon(precision**-0.5, 1e-5) <= 8.0 * (1 + 1e-9)
-
-
-def test_a_calibrated_budget_is_used_to_its_last_digit() -> None:
-    """Rounding must not refuse the last of the rounds that the noise was calibrated for."""
-    for rounds in (3, 7, 1000):
-        event = gaussian(math.sqrt(rounds) * gaussian_noise_multiplier(8.0, 1e-5))
-        assert len(admit(GaussianFilter(BUDGET), [event] * (rounds + 1))) == rounds
-
-
-def test_the_best_order_and_what_it_allows() -> None:
-    """Order 3.9 at (8, 1e-5): B = 4.7956, so 1/sigma^2 may add up to 2.4593; GDP allows 2.7757."""
-    order = best_filter_order({gaussian(2.4593**-0.5): 1}, 1e-5)
-    assert order == 3.9
-    allowed = 8.0 - math.log1p(-1 / 3.9) + math.log(3.9e-5) / 2.9
-    assert allowed == pytest.approx(4.7956, abs=1e-4)
-    assert allowed / 3.9 * 2 == pytest.approx(2.4593, abs=1e-4)
-    fits, breaks = gaussian(2.4592**-0.5), gaussian(2.4594**-0.5)
-    gate: PrivacyFilter = RenyiFilter(BUDGET, order)
-    assert not gate.would_exceed(fits) and gate.would_exceed(breaks)
-    gate = GaussianFilter(BUDGET)
-    assert not gate.would_exceed(gaussian(2.7756**-0.5))
-    assert gate.would_exceed(gaussian(2.7758**-0.5))
-
-
-def test_filters_follow_the_neighbouring_relation() -> None:
-    replaced = NeighboringRelation.REPLACE_ONE
-    makers: tuple[Callable[..., PrivacyFilter], ...] = (
-        GaussianFilter,
-        partial(RenyiFilter, order=3.9),
-    )
-    for make in makers:
-        near, far = make(BUDGET), make(BUDGET, neighboring_relation=replaced)
-        assert len(admit(near, [gaussian(8.0)] * 999)) // 4 == len(
-            admit(far, [gaussian(8.0)] * 999)
-        )
-    # A unit that leaves a fixed-size cohort has its place taken: as far as a replaced one.
-    fixed = FixedSizeGaussianEvent(noise_multiplier=8.0, num_units=100, cohort=10)
-    added = GaussianFilter(BUDGET, neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
-    far = GaussianFilter(BUDGET, neighboring_relation=replaced)
-    zeroed = GaussianFilter(BUDGET)
-    counts = [len(admit(gate, [fixed] * 999)) for gate in (zeroed, added, far)]
-    assert counts[0] // 4 == counts[1] == counts[2]
-
-
-def test_a_gaussian_filter_refuses_what_is_no_gaussian() -> None:
-    for event in (sampled(1.0, 0.5), LaplaceEvent(noise_multiplier=1.0)):
-        with pytest.raises(ValueError, match="use a RenyiFilter"):
-            GaussianFilter(BUDGET).would_exceed(event)
-        with pytest.raises(ValueError, match="use a RenyiFilter"):
-            GaussianFilter(BUDGET).spend(event)
-    assert not GaussianFilter(BUDGET).would_exceed(sampled(1.0, 1.0))  # that is one
-
-
-def test_a_renyi_filter_admits_nothing_that_it_has_no_bound_for() -> None:
-    gate = RenyiFilter(BUDGET, 4.0, neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    assert gate.would_exceed(sampled(1000.0, 0.01))
-    with pytest.raises(ValueError, match="needs a Renyi bound"):
-        best_filter_order(
-            {sampled(10.0, 0.1): 1},
-            1e-5,
-            neighboring_relation=NeighboringRelation.REPLACE_ONE,
-        )
-
-
-@pytest.mark.parametrize("order", [1.0, 0.5, math.inf, math.nan])
-def test_an_order_that_is_none_is_refused(order: float) -> None:
-    with pytest.raises(ValueError, match="order must be above 1"):
-        RenyiFilter(BUDGET, order)
-
-
-def test_an_order_without_room_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"leaves no budget .*take a larger one"):
-        RenyiFilter(PrivacyBudget(epsilon=0.1, delta=1e-5), 2.0)
 
 
 # Declared noise ------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The shapes of noise over rounds: golden sums, staircases, and noise that falls on a plateau."""
+"""The shapes of noise over rounds: golden sums and staircases."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from fl_dp.accounting.schedules import (
     SMALLEST_WEIGHT,
     NoiseSchedule,
-    PlateauController,
-    PlateauSchedule,
 )
 
 SHAPES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine")
@@ -242,135 +240,3 @@ def test_rounds_and_scale_must_be_positive() -> None:
 )
 def test_json_round_trip(schedule: NoiseSchedule) -> None:
     assert NoiseSchedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
-
-
-# Plateau -------------------------------------------------------------------------------------
-
-
-def controller(**fields: Any) -> PlateauController:
-    return PlateauController(PlateauSchedule(**fields), base_multiplier=3.0)
-
-
-def test_noise_starts_high_and_stays_while_the_metric_improves() -> None:
-    chosen = controller(patience=2)
-    assert chosen.multiplier == 6.0
-    for step in range(20):
-        chosen.observe(0.1 + 0.01 * step)
-    assert chosen.multiplier == 6.0
-
-
-def test_noise_falls_after_so_many_stalled_rounds_and_patience_starts_over() -> None:
-    chosen = controller(patience=3, factor=0.5, first=4.0)
-    seen = []
-    for metric in [0.5] * 8:
-        chosen.observe(metric)
-        seen.append(chosen.multiplier)
-    assert seen == [12.0] * 3 + [6.0] * 3 + [3.0] * 2
-
-
-def test_an_improvement_resets_patience() -> None:
-    chosen = controller(patience=2)
-    for metric in (0.5, 0.5, 0.6, 0.6, 0.7, 0.7):
-        chosen.observe(metric)
-    assert chosen.multiplier == 6.0
-
-
-def test_a_gain_below_the_least_improvement_is_a_stall() -> None:
-    chosen = controller(patience=1, factor=0.5, min_improvement=0.01)
-    chosen.observe(0.5)
-    chosen.observe(0.505)
-    assert chosen.multiplier == 3.0
-
-
-def test_a_loss_improves_downwards() -> None:
-    falling, rising = controller(patience=1, mode="min"), controller(patience=1, mode="min")
-    for metric in (3.0, 2.0, 1.0):
-        falling.observe(metric)
-        rising.observe(-metric)
-    assert falling.multiplier == 6.0 > rising.multiplier
-
-
-@pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("mode", ["max", "min"])
-def test_a_metric_that_is_not_finite_is_no_improvement(metric: float, mode: str) -> None:
-    chosen = controller(patience=2, factor=0.5, mode=mode)
-    for _ in range(2):
-        chosen.observe(metric)
-    assert chosen.multiplier == 3.0
-    chosen.observe(0.5)
-    assert chosen.state()["best"] == 0.5
-
-
-@given(
-    st.lists(st.floats(), max_size=60),
-    st.integers(1, 4),
-    st.floats(0.05, 0.95),
-    st.sampled_from(["max", "min"]),
-)
-def test_noise_never_rises_and_never_leaves_its_range(
-    metrics: Any, patience: Any, factor: Any, mode: str
-) -> None:
-    chosen = controller(patience=patience, factor=factor, mode=mode)
-    last = chosen.multiplier
-    for metric in metrics:
-        chosen.observe(metric)
-        assert 0.5 * 3.0 <= chosen.multiplier <= last
-        last = chosen.multiplier
-
-
-def test_the_smallest_noise_is_reached_exactly_and_kept() -> None:
-    chosen = controller(patience=1, factor=0.7)
-    for _ in range(10_000):
-        chosen.observe(0.5)
-    assert chosen.multiplier == 1.5
-
-
-@given(st.lists(st.floats(), max_size=30), st.lists(st.floats(), max_size=30))
-def test_a_restored_controller_goes_on_as_if_never_stopped(before: Any, after: Any) -> None:
-    running, resumed = controller(patience=2), controller(patience=2)
-    for metric in before:
-        running.observe(metric)
-    resumed.restore(json.loads(json.dumps(running.state(), allow_nan=False)))
-    for metric in after:
-        running.observe(metric)
-        resumed.observe(metric)
-        assert resumed.multiplier == running.multiplier
-    assert resumed.state() == running.state()
-
-
-@pytest.mark.parametrize(
-    ("state", "message"),
-    [
-        ({}, "keys reductions, stalled, best, got none"),
-        ({"reductions": 0, "stalled": 0, "best": None, "seed": 1}, "got .*seed"),
-        ({"reductions": -1, "stalled": 0, "best": None}, "reductions must be .* got -1"),
-        ({"reductions": 0, "stalled": 5, "best": None}, "stalled for 5 .* patience is 5"),
-        ({"reductions": 0, "stalled": 0, "best": math.nan}, "best must be finite.* got nan"),
-    ],
-)
-def test_a_state_of_another_schedule_is_refused(state: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        controller().restore(state)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"patience": 0}, "patience must be at least 1 round, got 0"),
-        ({"factor": 1.0}, r"factor must lie in \(0, 1\), got 1\.0"),
-        ({"factor": math.nan}, "got nan"),
-        ({"first": math.inf}, "first must be positive and finite, got inf"),
-        ({"smallest": 0.0}, r"smallest must lie in \(0, first\], got 0\.0 with first 2\.0"),
-        ({"smallest": 3.0}, r"got 3\.0 with first 2\.0"),
-        ({"min_improvement": -0.1}, r"min_improvement must be at least 0 .* got -0\.1"),
-        ({"mode": "best"}, "mode must be 'max' or 'min', got 'best'"),
-    ],
-)
-def test_a_wrong_plateau_schedule_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        PlateauSchedule(**fields)
-
-
-def test_the_base_multiplier_must_be_positive() -> None:
-    with pytest.raises(ValueError, match="base_multiplier must be positive and finite, got nan"):
-        PlateauController(PlateauSchedule(), base_multiplier=math.nan)

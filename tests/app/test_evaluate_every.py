@@ -69,13 +69,6 @@ def test_a_training_that_ends_early_has_its_last_model_evaluated(
     assert lines[-1]["test_loss"] > 0.0
 
 
-def test_a_plateau_is_looked_for_in_what_was_evaluated(tmp_path: Path) -> None:
-    done = run(
-        tmp_path, "rounds=6", "metrics.evaluate_every=2", "schedule=plateau", "schedule.patience=1"
-    )
-    assert evaluated(done.read_metrics())[:2] == [0, 2]
-
-
 def test_the_progress_line_keeps_the_last_score(capsys: pytest.CaptureFixture[str]) -> None:
     from rich.console import Console
 

@@ -183,12 +183,6 @@ def test_the_last_model_is_measured_privately_in_the_label_s_unit(
     assert statement["epsilon"][statement["quoted"]] <= 6.0
 
 
-def test_a_plateau_is_looked_for_in_r2(tmp_path: Path, tables: Path) -> None:
-    plateau = ("schedule=plateau", "schedule.patience=1")
-    done = run(settings_for(tmp_path, tables, *plateau), tmp_path)
-    assert done.read_statement()["rounds_committed"] >= 1
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -209,8 +209,6 @@ OF_OTHER_OPTIONS = [
     "features=patches features.public=400 features.side=5 features.count=17 "
     "features.scattering=true",
     "schedule=custom schedule.weights=[1,2]",
-    "schedule=plateau schedule.metric=loss schedule.patience=2 schedule.factor=0.5 "
-    "schedule.first=1.5 schedule.smallest=0.25 schedule.min_improvement=0.01",
     "server_optimizer=fedavgm server_optimizer.momentum=0.5",
     "clipping=adaptive clipping.target_quantile=0.75 clipping.learning_rate=0.1",
     "selection=poisson selection.coins=nodes",

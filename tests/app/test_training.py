@@ -220,7 +220,7 @@ def test_the_last_model_is_measured_on_rows_that_clients_hold_out_within_the_bud
     assert not whole.private_metrics.exists()
     # What the answer costs is missing to the training.
     with PrivacyLedger.read(done.ledger) as less, PrivacyLedger.read(whole.ledger) as more:
-        assert less.plan.noise.least_multiplier > more.plan.noise.least_multiplier
+        assert less.plan.noise_multiplier > more.plan.noise_multiplier
 
 
 def test_a_resumed_run_is_measured_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

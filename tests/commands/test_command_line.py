@@ -426,13 +426,6 @@ def test_a_picture_that_can_t_be_written_is_status_2(name: str, said: str, tmp_p
     assert said in said_on_stderr(result)
 
 
-def test_a_plateau_plan_tells_what_its_filter_guarantees() -> None:
-    planned = json_of("plan", "--json", "schedule=plateau", "rounds=20", "privacy.epsilon=3")
-    assert planned["epsilon"] == {"filter": 3.0}
-    assert "Renyi filter" in planned["rule"]
-    assert "guaranteed by the privacy filter" in call("plan", "schedule=plateau").stdout
-
-
 @pytest.mark.parametrize(
     ("overrides", "cautioned"),
     [

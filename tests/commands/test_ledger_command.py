@@ -64,7 +64,6 @@ def keep_checkpoint(run: RunFolder, server_round: int, anchor: LedgerAnchor | No
         model=ArrayRecord(),
         optimizer={},
         clipping_norms=(1.0,),
-        plateau=None,
         ledger=anchor,
     )
     save_checkpoint(checkpoint, run.checkpoint)

@@ -36,7 +36,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         f"{_NUMBERS} metrics.accuracy=[0,1]",
         f"{_NUMBERS} selection=dp_utility selection.utility=accuracy",
     ),
-    (f"{_OWN} schedule=plateau",),
+    (f"privacy=none {_OWN}",),
     (f"privacy=local {_OWN}", f"{_OWN} selection.method=noise"),
     (
         f"{_SHARES} {_OWN}",
@@ -56,7 +56,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "privacy=local selection=public clipping=per_layer clipping.norms=[0.1,0.2]",
         "privacy=local selection=public metrics.loss=[0,5]",
     ),
-    ("privacy=local selection=public schedule=plateau",),
     (
         "privacy=local selection=public weights.cap=9 weights.total=99 "
         "weights.capped_denominator=true",
@@ -76,7 +75,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (
         "selection=buffered selection.participation_cap=99 schedule=linear",
         "privacy=local selection=public selection.participation_cap=9 schedule=linear",
-        "selection=public selection.participation_cap=9 schedule=plateau",
     ),
     ("selection.sampling_rate=1 selection.participation_cap=9 selection.coins=nodes",),
     tuple(
@@ -112,7 +110,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (f"{_SHARES} {_ALL} weights.cap=9",),
     (f"{_SHARES} {_ALL} weights.cap=9 weights.total=99",),
     (f"{_SHARES} {_ALL} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
-    (f"{_SHARES} {_ALL} schedule=plateau",),
     (f"{_SHARES} {_ALL} privacy.neighboring_relation=add-or-remove-one",),
     (f"{_SHARES} {_ALL} compression.up=quantize",),
     (
@@ -135,8 +132,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "compression.up=quantize simulation.units_per_node=50",
         "compression.up=quantize selection.coins=nodes",
     ),
-    ("schedule=plateau selection=truncated_poisson",),
-    (f"{_CYCLIC} schedule=linear", f"{_CYCLIC} schedule=plateau"),
+    (f"{_CYCLIC} schedule=linear",),
     (f"{_CYCLIC} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
     (f"{_CYCLIC} selection.participation_cap=5",),
     (f"{_CYCLIC} selection.coins=nodes",),
@@ -157,7 +153,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ("privacy=none selection=buffered", "privacy=dp_sgd selection=buffered"),
     (f"{_SHARES} noise=spaced selection=public", "privacy=local noise=cyclic"),
     ("privacy=none noise=cyclic", "privacy=dp_sgd noise=cyclic"),
-    ("schedule=plateau privacy.noise_multiplier=2",),
     ("task=csv task.partition=nodes simulation.units_per_node=2",),
     tuple(
         f"dp_sgd=on {setting}"
@@ -177,7 +172,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (f"{_TUNED} dp_sgd=on",),
     (f"{_TUNED} privacy.noise_multiplier=2",),
     (f"{_TUNED} selection.coins=nodes",),
-    (f"{_TUNED} tune.by=stopping schedule=plateau",),
     (f"{_TUNED} tune.by=stopping selection=public selection.participation_cap=9",),
     (f"{_TUNED} tune.by=stopping tracking.metrics_port=9100",),
     (f"{_TUNED} tune.by=public tune.share=0.2", f"{_TUNED} tune.by=stopping tune.share=0.2"),
@@ -207,7 +201,6 @@ OF_PYTHON = {
     "{sampling=?} are counted",
     "correlated noise is charged at one multiplier, and what a round costs would depend on the "
     "noise of later ones",
-    "the noise can follow the plateau or the schedule, not both",
     "groups that take turns leave most nodes out of a round, and a secure sum is planned for all "
     "of them",
 }

@@ -117,7 +117,6 @@ def test_a_record_that_is_out_of_dp_sgd_has_no_gradient(tmp_path: Path) -> None:
         ("client", ["privacy=local"], "models of privacy=local are not trained in one process"),
         ("client", ["privacy=distributed"], "models of privacy=distributed are not trained in one"),
         ("client", ["privacy.insecure_seed=1"], "every training would draw the same noise"),
-        ("client", ["schedule=plateau"], "there is no curve to compare with"),
         (
             "client",
             ["privacy.unit=record", "privacy.neighboring_relation=replace-one"],

@@ -17,7 +17,6 @@ from fl_dp.accounting import (
     FixedSizeSampling,
     NeighboringRelation,
     NoiseSchedule,
-    PlateauSchedule,
     VisibleSampling,
 )
 from fl_dp.commands.app import app
@@ -36,9 +35,6 @@ PLANS: dict[str, PrivacyPlan] = {
     ),
     "scheduled": PrivacyPlan.calibrate(
         BUDGET, rounds=4, sampling_rate=0.25, schedule=NoiseSchedule(name="cosine"), **SIZES
-    ),
-    "plateau": PrivacyPlan.calibrate(
-        BUDGET, rounds=4, sampling_rate=0.25, plateau=PlateauSchedule(), **SIZES
     ),
     "fixed size": PrivacyPlan.calibrate(
         BUDGET, rounds=4, sampling=FixedSizeSampling(cohort=50), **SIZES
@@ -231,7 +227,7 @@ def test_a_reservation_like_the_plan_s_gaussian_is_told_from_it(tmp_path: Path) 
         SpentLedger.read(path)
 
 
-@pytest.mark.parametrize("name", ["declared", "scheduled", "plateau"])
+@pytest.mark.parametrize("name", ["declared", "scheduled"])
 def test_more_attempts_than_the_budget_pays_for_are_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "ledger.db"
     written(path, PLANS[name])
@@ -249,10 +245,7 @@ def test_more_attempts_than_the_budget_pays_for_are_refused(tmp_path: Path, name
 
 def test_a_budget_that_was_lowered_afterwards_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    plan = PrivacyPlan.calibrate(
-        BUDGET, rounds=4, sampling_rate=1.0, plateau=PlateauSchedule(), **SIZES
-    )
-    written(path, plan)
+    written(path, PLANS["scheduled"])
 
     def lower(entries: list[dict[str, Any]]) -> None:
         entries[0]["plan"]["budget"]["epsilon"] = 0.01

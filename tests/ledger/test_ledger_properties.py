@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
@@ -18,15 +17,11 @@ from ledger_files import fresh_path
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
     NoiseSchedule,
-    PlateauSchedule,
     PrivacyBudget,
     PrivacyBudgetExhausted,
     PrivacyEvent,
 )
 from fl_dp.accounting.events import freeze
-from fl_dp.accounting.filters import RenyiFilter
-from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
-from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences
 from fl_dp.ledger import LedgerCorrupted
 from fl_dp.ledger.state import Reservation
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
@@ -49,12 +44,6 @@ PLAN = replace(
     ),
     other_releases=freeze([(event, 1) for event in RELEASES]),
 )
-ADAPTIVE = {
-    rate: PrivacyPlan.calibrate(
-        BUDGET, rounds=20, sampling_rate=rate, plateau=PlateauSchedule(), **SIZES
-    )
-    for rate in (1.0, 0.25)
-}
 
 
 @pytest.fixture(scope="module")
@@ -155,43 +144,3 @@ def test_no_order_of_attempts_releases_and_crashes_overspends(
         assert live.by_name.keys() == replayed.by_name.keys()
         for name, value in live.by_name.items():
             assert replayed.by_name[name] == pytest.approx(value, rel=1e-12, abs=1e-12)
-
-
-@settings(max_examples=60)
-@given(
-    rate=st.sampled_from(sorted(ADAPTIVE)),
-    choices=st.lists(
-        st.tuples(st.floats(0.5, 2.0), st.booleans()),
-        min_size=1,
-        max_size=20,
-    ),
-)
-def test_no_sequence_of_chosen_noise_overspends_a_filter(
-    rate: float, choices: list[tuple[float, bool]]
-) -> None:
-    plan = ADAPTIVE[rate]
-    with fresh_path() as path:
-        ledger = PrivacyLedger.open(path, plan)
-        for number, (relative, crash) in enumerate(choices, start=1):
-            if crash:
-                ledger = PrivacyLedger.open(path, plan)
-            try:
-                ledger.reserve(round=number, noise_multiplier=relative * plan.noise_multiplier)
-            except PrivacyBudgetExhausted:
-                continue
-        spent = PrivacyLedger.read(path).noise_multipliers
-    allowed = gaussian_noise_multiplier(BUDGET.epsilon, BUDGET.delta) ** -2
-    divergences = [z**-2.0 for z in spent]
-    if rate < 1.0:
-        gate = plan.filter()
-        assert isinstance(gate, RenyiFilter)
-        allowed = divergence_at_order(BUDGET.epsilon, gate.order, BUDGET.delta)
-        divergences = [
-            float(
-                renyi_divergences(
-                    plan.event_of(1, noise_multiplier=z), plan.neighboring_relation, (gate.order,)
-                )[0]
-            )
-            for z in spent
-        ]
-    assert math.fsum(divergences) <= allowed * (1.0 + 1e-9)

@@ -18,7 +18,6 @@ from fl_dp.accounting import (
     CyclicSampling,
     NeighboringRelation,
     NoiseSchedule,
-    PlateauSchedule,
     PoissonGaussianEvent,
     PoissonSampling,
     PrivacyBudget,
@@ -323,7 +322,6 @@ def test_a_schedule_moves_the_grid_with_the_noise() -> None:
         ),
         ({"capped_denominator": True, "total_weight": 50.0}, "use the fixed denominator"),
         ({"total_weight": 50.0}, "leave total_weight out"),
-        ({"plateau": PlateauSchedule()}, "leave secure_sum out"),
         (
             {"sampling": VisibleSampling(cohort=50), "units_per_node": 2},
             "or have one unit a node",
@@ -494,11 +492,3 @@ def test_noise_in_shares_has_no_memory() -> None:
     remembering = Banded.optimal(rounds=50, bands=10, momentum=0.0)
     with pytest.raises(ValueError, match="correlation needs noise at the server"):
         planned(rounds=50, coins_at_nodes=True, sampling=TURNS, correlation=remembering)
-
-
-def test_a_stored_plan_with_memory_in_shares_is_refused_in_one_line() -> None:
-    fields = planned().to_dict()
-    fields["noise"]["correlation"] = {"coefficients": [4096, 2048]}
-    with pytest.raises(ValueError, match="in shares is no longer supported: start a new") as found:
-        PrivacyPlan.from_dict(fields)
-    assert "\n" not in str(found.value)

@@ -142,9 +142,9 @@ def test_a_kind_that_this_version_does_not_know_is_refused() -> None:
 # What a kind can't have, it has no field for ------------------------------------------------------
 
 
-def test_noise_at_the_clients_has_no_plateau() -> None:
-    with pytest.raises(TypeError, match="plateau"):
-        ClientNoise(multiplier=1.0, scheme="gaussian", plateau=None)  # type: ignore[call-arg]  # refused
+def test_noise_at_the_clients_has_no_correlation() -> None:
+    with pytest.raises(TypeError, match="correlation"):
+        ClientNoise(multiplier=1.0, scheme="gaussian", correlation=None)  # type: ignore[call-arg]  # refused
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from fl_dp.accounting import (
     CyclicSampling,
     NeighboringRelation,
     NoiseSchedule,
-    PlateauSchedule,
     PoissonGaussianEvent,
     PoissonSampling,
     PrivacyBudget,
@@ -25,13 +24,11 @@ from fl_dp.accounting import (
     freeze,
     tight_epsilon,
 )
-from fl_dp.accounting.filters import DeclaredFilter, GaussianFilter, RenyiFilter
-from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
+from fl_dp.accounting.filters import DeclaredFilter
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
 from fl_dp.plan import PrivacyPlan
-from fl_dp.plan.noise import CentralNoise
 
 pytestmark = pytest.mark.slow
 
@@ -91,21 +88,19 @@ def test_the_plan_of_its_own_docstring() -> None:
 def test_a_calibrated_plan_passes_its_own_filter_and_spends_nearly_all(name: str) -> None:
     made = calibrated(schedule=NoiseSchedule(name=name, levels=3), rounds=12)
     gate = made.filter()
-    assert isinstance(gate, DeclaredFilter) and not gate.adaptive
+    assert isinstance(gate, DeclaredFilter)
     for round in range(1, 13):
         event = made.event_of(round)
         assert not gate.would_exceed(event)
         gate.spend(event)
     assert gate.would_exceed(made.event_of(12))
     assert 8.0 * 0.998 <= made.epsilon().best <= 8.0
-    assert made.noise.least_multiplier == min(made.noise_multipliers) == made.noise_multiplier
+    assert min(made.noise_multipliers) == made.noise_multiplier
 
 
-def test_a_declared_round_cannot_be_given_other_noise() -> None:
+def test_only_planned_rounds_have_an_event() -> None:
     made = plan(schedule=NoiseSchedule(name="step"))
     assert made.event_of(1).noise_multiplier == 2.0  # type: ignore[union-attr]  # it is sampled
-    with pytest.raises(ValueError, match="round 1 was declared with noise multiplier"):
-        made.event_of(1, noise_multiplier=1.5)
     for round in (0, 21):
         with pytest.raises(ValueError, match=f"round {round} is not in the plan, which has 20"):
             made.event_of(round)
@@ -132,75 +127,6 @@ def test_other_releases_that_spend_all_are_refused() -> None:
     everything = {GaussianEvent(noise_multiplier=0.3): 1}
     with pytest.raises(ValueError, match="no noise reaches"):
         calibrated(other_releases=everything)
-    with pytest.raises(ValueError, match="other releases spend all"):
-        calibrated(other_releases=everything, sampling_rate=1.0, plateau=PlateauSchedule())
-    with pytest.raises(ValueError, match=r"no noise reaches epsilon .* by Renyi DP"):
-        calibrated(other_releases=everything, plateau=PlateauSchedule())
-
-
-# Plateaus ------------------------------------------------------------------------------------
-
-
-def test_a_plateau_without_sampling_fills_a_gaussian_filter() -> None:
-    made = calibrated(sampling_rate=1.0, plateau=PlateauSchedule(first=2.0, smallest=0.5))
-    sigma = gaussian_noise_multiplier(8.0, DELTA)
-    assert made.noise_multiplier == pytest.approx(math.sqrt(20) * sigma, rel=1e-9)
-    assert isinstance(made.noise, CentralNoise) and made.noise.filter_order is None
-    gate = made.filter()
-    assert isinstance(gate, GaussianFilter) and gate.adaptive
-    assert made.noise_multipliers == (2.0 * made.noise_multiplier,) * 20
-    assert made.noise.least_multiplier == 0.5 * made.noise_multiplier
-    # Twenty rounds at the base, or five at half of it.
-    for multiplier, fit in ((1.0, 20), (0.5, 5)):
-        gate = made.filter()
-        event = made.event_of(1, noise_multiplier=multiplier * made.noise_multiplier)
-        for _ in range(fit):
-            assert not gate.would_exceed(event)
-            gate.spend(event)
-        assert gate.would_exceed(event)
-
-
-def test_a_plateau_with_sampling_fills_a_renyi_filter() -> None:
-    made = calibrated(plateau=PlateauSchedule(), other_releases=STATISTICS)
-    gate, noise = made.filter(), made.noise
-    assert isinstance(gate, RenyiFilter) and isinstance(noise, CentralNoise)
-    assert gate.order == noise.filter_order
-    base = made.event_of(1, noise_multiplier=made.noise_multiplier)
-    events: list[PrivacyEvent] = [e for e, n in STATISTICS.items() for _ in range(n)] + [base] * 20
-    for event in events:
-        assert not gate.would_exceed(event)
-        gate.spend(event)
-    assert gate.would_exceed(base)
-    assert made.epsilon().by_name == {"filter": 8.0}
-
-
-def test_a_plateau_as_it_is_has_a_filter_that_admits_its_rounds() -> None:
-    made = plan(plateau=PlateauSchedule(), other_releases=STATISTICS)
-    gate = made.filter()
-    assert isinstance(gate, RenyiFilter)
-    assert not gate.would_exceed(made.event_of(1))
-    assert isinstance(plan(plateau=PlateauSchedule(), sampling_rate=1.0).filter(), GaussianFilter)
-    assert isinstance(made.noise, CentralNoise)
-    with pytest.raises(ValueError, match="admits Gaussian releases without sampling only"):
-        replace(made, noise=replace(made.noise, filter_order=None))
-
-
-def test_a_plateau_plan_hands_out_its_controller_and_others_none() -> None:
-    made = calibrated(sampling_rate=1.0, plateau=PlateauSchedule(patience=1))
-    controller = made.noise.controller()
-    assert controller is not None
-    assert controller.multiplier == made.noise_multipliers[0]
-    assert plan().noise.controller() is None
-
-
-def test_noise_follows_a_plateau_or_a_schedule_not_both() -> None:
-    with pytest.raises(ValueError, match="plateau or the schedule, not both"):
-        plan(schedule=NoiseSchedule(name="step"), plateau=PlateauSchedule())
-
-
-def test_a_sampled_plateau_under_replace_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="no Renyi bound under replace-one"):
-        calibrated(plateau=PlateauSchedule(), neighboring_relation=NeighboringRelation.REPLACE_ONE)
 
 
 # Participation caps --------------------------------------------------------------------------
@@ -239,10 +165,6 @@ def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
                 "schedule": NoiseSchedule(name="step"),
             },
             "use a constant schedule, got schedule=step",
-        ),
-        (
-            {"participation_cap": 3, "sampling_rate": 1.0, "plateau": PlateauSchedule()},
-            "rounds of different noise add up only where the server declares it",
         ),
         (
             {"participation_cap": 3, "sampling": WHOLE_GROUPS},
@@ -299,8 +221,6 @@ def test_a_plan_from_a_noise_multiplier_that_overspends_says_how_many_rounds_fit
         {"neighboring_relation": NeighboringRelation.REPLACE_ONE},
         {"schedule": NoiseSchedule(name="exponential", spend="early", levels=None)},
         {"schedule": NoiseSchedule(name="custom", weights=(1.0, 0.5) * 10)},
-        {"plateau": PlateauSchedule(patience=3), "sampling_rate": 1.0},
-        {"plateau": PlateauSchedule(mode="min")},
         {"metrics": (ScalarMetric(name="loss", low=0.0, high=5.0),), "scalar_noise_std": 30.0},
         {"total_weight": 90.0, "capped_denominator": True, "contribution_check": False},
         {"client_scheme": "laplace", "sampling_rate": 1.0},
@@ -317,10 +237,6 @@ def test_a_plan_from_a_noise_multiplier_that_overspends_says_how_many_rounds_fit
 def test_every_plan_survives_json(changes: dict[str, Any]) -> None:
     made = plan(**changes)
     assert from_json(made) == made
-    if made.noise.adaptive:
-        assert isinstance(made.noise, CentralNoise)
-        made = replace(made, noise=replace(made.noise, filter_order=4.2))
-        assert from_json(made) == made
 
 
 def from_json(made: PrivacyPlan) -> PrivacyPlan:

@@ -22,7 +22,6 @@ from fl_dp.accounting import (
     FixedSizeSampling,
     NeighboringRelation,
     NoiseSchedule,
-    PlateauSchedule,
     PoissonGaussianEvent,
     PoissonSampling,
     PrivacyBudget,
@@ -370,24 +369,6 @@ def test_a_list_of_fewer_releases_than_there_were_says_whose_they_are(tmp_path: 
         ledger.reserve(round=4, participants=["b"])
         page = statement_markdown(privacy_statement(ledger))
     assert f"{said}\n\n- 3 x Gaussian" in page
-
-
-def test_a_plateau_is_promised_its_filter_and_nothing_smaller(tmp_path: Path) -> None:
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=4.0, delta=1e-3),
-        rounds=6,
-        sampling_rate=0.25,
-        plateau=PlateauSchedule(),
-        **SIZES,
-    )
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        ledger.reserve(round=1, noise_multiplier=2.0 * plan.noise_multiplier)
-        statement = privacy_statement(ledger).to_dict()
-    page = statement_page(statement)
-    assert statement["noise_multipliers"] == [2.0 * plan.noise_multiplier]
-    assert printed_epsilons(page) == ["4.0000"]
-    assert "what the privacy filter guarantees, with noise chosen adaptively (quoted)" in page
-    assert "Renyi filter of the fixed order" in page
 
 
 @pytest.mark.parametrize("relation", list(NeighboringRelation))

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, MetricRecord
+from flwr.app import Array, ArrayRecord
 from local_grid import LocalGrid, answer_with_update
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import NoiseSchedule, PlateauSchedule
+from fl_dp.accounting import NoiseSchedule
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.statement import privacy_statement
 from fl_dp.strategies import DPFedAvg
@@ -50,60 +50,6 @@ def test_every_round_has_the_noise_that_its_record_says(start: Any) -> None:
     # 20,000 draws: the relative standard error is 0.5 %; six of them, 2e-9 a round.
     for multiplier, before, after in zip(recorded, seen, seen[1:], strict=False):
         assert np.std(after - before) * N == pytest.approx(multiplier, rel=0.03)
-
-
-@pytest.mark.parametrize("sampling_rate", [1.0, 0.5])
-def test_a_plateau_lowers_the_noise_and_its_filter_ends_the_training(
-    start: Any, sampling_rate: float
-) -> None:
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=4.0, delta=1e-3),
-        rounds=40,
-        plateau=PlateauSchedule(patience=2, factor=0.5, first=1.0, smallest=0.25),
-        **FIELDS | {"sampling_rate": sampling_rate},
-    )
-    flat = MetricRecord({"accuracy": 0.5})
-    done = start(plan, nobody_moves(), model(), evaluate_fn=lambda *_: flat)
-    base = plan.noise_multiplier
-    halving = [base] * 3 + [base / 2] * 2 + [base / 4] * 35
-    noise = done.ledger.noise_multipliers
-    assert len(noise) > 4
-    assert noise == pytest.approx(halving[: len(noise)])
-    assert done.strategy.budget_exhausted
-    assert done.strategy.rounds_completed < 40
-    statement = privacy_statement(done.ledger).to_dict()
-    assert statement["quoted"] == "filter"
-    assert statement["epsilon"] == {"filter": 4.0}
-    assert "filter" in statement["rule"]
-
-
-def test_a_plateau_without_a_public_metric_is_refused(start: Any) -> None:
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=4.0, delta=1e-3), rounds=3, plateau=PlateauSchedule(), **FIELDS
-    )
-    other = MetricRecord({"loss": 1.0})
-    for evaluate_fn, said in ((None, "evaluate_fn"), (lambda *_: other, "'accuracy'")):
-        with pytest.raises(ValueError, match=said):
-            start(plan, nobody_moves(), model(), evaluate_fn=evaluate_fn)
-
-
-def test_a_plateau_looks_at_evaluated_rounds_alone_and_needs_the_first_model(start: Any) -> None:
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=4.0, delta=1e-3),
-        rounds=12,
-        plateau=PlateauSchedule(patience=1),
-        **FIELDS,
-    )
-
-    def every_third(server_round: int, _: Any) -> MetricRecord | None:
-        return None if server_round % 3 else MetricRecord({"accuracy": 0.5})
-
-    used = start(plan, nobody_moves(), model(), evaluate_fn=every_third).ledger.noise_multipliers
-    lowered = [at for at in range(1, len(used)) if used[at] < used[at - 1]]
-    # Round 3 is the best so far, round 6 the first that stalls: round 7 has less noise, by index 6.
-    assert lowered[0] == 6 and all(at % 3 == 0 for at in lowered)
-    with pytest.raises(ValueError, match="'accuracy', which evaluate_fn did not return"):
-        start(plan, nobody_moves(), model(), evaluate_fn=lambda *_: None)
 
 
 def test_a_participation_cap_ends_the_training_of_everybody(start: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from fl_dp.accounting.schedules import SHAPES, NoiseSchedule, PlateauSchedule
+from fl_dp.accounting.schedules import SHAPES, NoiseSchedule
 
 from .checks import choices, told
 
@@ -31,8 +31,8 @@ class ScheduleSettings:
             ValueError: If a value is missing or out of range.
         """
         try:
-            # The schedules check the rest; they are plain shapes, and know nothing of settings.
-            _ = self.noise_schedule, self.plateau_schedule
+            # The schedule checks the rest; it is a plain shape, and knows nothing of settings.
+            _ = self.noise_schedule
         except ValueError as error:
             is_key = str(error).partition(" ")[0] in self.__dataclass_fields__
             raise ValueError(f"schedule{'.' if is_key else ': '}{error}") from error
@@ -41,16 +41,6 @@ class ScheduleSettings:
     def noise_schedule(self) -> NoiseSchedule:
         """The declared shape."""
         return NoiseSchedule()
-
-    @property
-    def plateau_schedule(self) -> PlateauSchedule | None:
-        """Reaction of the noise to the training; None: it does not react."""
-        return None
-
-    @property
-    def metric(self) -> str:
-        """Public metric of the model that the noise reacts to, if it does."""
-        return "accuracy"
 
 
 @dataclass(kw_only=True)
@@ -101,39 +91,9 @@ class CustomSettings(ScheduleSettings):
         return NoiseSchedule(name="custom", weights=weights, levels=self.levels)
 
 
-@dataclass(kw_only=True)
-class PlateauSettings(ScheduleSettings):
-    """Less noise when a public metric stalls, gated by a privacy filter.
-
-    Attributes:
-        metric: Public metric of the model that the noise reacts to, `accuracy` (R2, where the
-            label is a number) or `loss`.
-        patience: Evaluated rounds without an improvement before the noise is lowered.
-        factor: Factor by which the noise is lowered then.
-        first: Noise of the first rounds, relative to the constant noise that spends the budget.
-        smallest: Least noise, relative to the same.
-        min_improvement: Least change of the metric that counts as an improvement.
-    """
-
-    name: str = told("plateau")
-    metric: str = told("accuracy")
-    patience: int = told(5)
-    factor: float = told(0.7)
-    first: float = told(2.0)
-    smallest: float = told(0.5)
-    min_improvement: float = told(1e-3)
-
-    @property
-    def plateau_schedule(self) -> PlateauSchedule:
-        """Reaction of the noise to the training."""
-        shape = {key: value for key, value in asdict(self).items() if key not in ("name", "metric")}
-        return PlateauSchedule(**shape, mode="max" if self.metric == "accuracy" else "min")
-
-
 SCHEDULES: tuple[ScheduleSettings, ...] = (
     ScheduleSettings(),
     *(ShapeSettings(name=name) for name in SHAPES if name != "constant"),
     CustomSettings(),
-    PlateauSettings(),
 )
 """What `schedule=NAME` chooses among."""

@@ -244,9 +244,9 @@ def _describe(fields: dict[str, Any]) -> str:
             noise = plan["noise"]
             if not plan["rounds"]:
                 return f"statistics alone, budget epsilon {plan['budget']['epsilon']:g}"
-            shape = "plateau" if noise.get("plateau") else noise["schedule"]["name"]
             return (
-                f"{plan['rounds']} rounds, {plan['sampling']['kind']} cohorts, {shape} noise from "
+                f"{plan['rounds']} rounds, {plan['sampling']['kind']} cohorts, "
+                f"{noise['schedule']['name']} noise from "
                 f"{noise['multiplier']:.5g}, budget epsilon {plan['budget']['epsilon']:g}"
             )
         case "run":

@@ -20,7 +20,7 @@ _ACCOUNTANTS = {
     "gdp": "epsilon by Gaussian DP (exact)",
     "zcdp": "epsilon by zCDP",
     "gumbel": "epsilon by PLD of all noisy scores",
-    "filter": "epsilon, guaranteed by the privacy filter",
+    "filter": "epsilon, guaranteed by the gate",
     "naive": "epsilon by naive composition",
 }
 

@@ -32,8 +32,7 @@ class PlanView:
     Attributes:
         plan: The plan.
         bounds: What all its releases spend, by each accountant.
-        curve: Rounds, and epsilon by PLD after them at the coarser discretisation; empty when the
-            noise is chosen adaptively.
+        curve: Rounds, and epsilon by PLD after them at the coarser discretisation.
         naive_multipliers: Noise of each round if the budget were split by basic composition.
         naive_epsilon: What those rounds would really spend; None when there is no such split.
     """
@@ -47,13 +46,12 @@ class PlanView:
     @classmethod
     def of(cls, plan: PrivacyPlan) -> PlanView:
         """Compute what is shown of `plan`."""
-        declared = not plan.noise.adaptive
-        split = declared and plan.noise.of_sums
+        split = plan.noise.of_sums
         naive = naive_split(plan.budget, plan.noise.schedule, plan.rounds) if split else ()
         return cls(
             plan=plan,
             bounds=plan.epsilon(),
-            curve=tuple(_curve(plan)) if declared else (),
+            curve=tuple(_curve(plan)),
             naive_multipliers=naive,
             naive_epsilon=_spent(plan, naive) if split else None,
         )
@@ -105,7 +103,7 @@ class PlanView:
             "num_clients": plan.num_clients,
             "expected_cohort": plan.expected_cohort,
             "neighboring_relation": str(plan.neighboring_relation),
-            "schedule": "plateau" if plan.noise.adaptive else plan.noise.schedule.to_dict(),
+            "schedule": plan.noise.schedule.to_dict(),
             "rule": plan.filter().rule,
             "promise": self.promise,
             "shares": dict(_share_rows(plan)) or None,
@@ -146,8 +144,6 @@ class PlanView:
             )
             for each in self.own_budgets
         ]
-        if plan.noise.adaptive:
-            rows.append(("least noise multiplier of a round", f"{plan.noise.least_multiplier:.5f}"))
         if self.naive_epsilon is not None:
             split = "noise multiplier if epsilon were split over the rounds"
             truly = f"  {self.noise_saved:.1f} times the noise, for a true epsilon of"
@@ -157,7 +153,7 @@ class PlanView:
         return numbers_table(title, rows)
 
     def rounds_table(self) -> Table | None:
-        """Return noise and epsilon at some rounds, for the terminal; None with a plateau."""
+        """Return noise and epsilon at some rounds, for the terminal; None if nothing bounds it."""
         if not self.curve:
             return None
         spent = dict(self.curve)
@@ -218,7 +214,7 @@ def _share_rows(plan: PrivacyPlan) -> list[tuple[str, str]]:
     noise = plan.noise
     if not isinstance(noise, DistributedNoise):
         return []
-    one = plan.shared_bundle(noise.least_multiplier, size=1)
+    one = plan.shared_bundle(noise.multiplier, size=1)
     opened = f"{noise.shares.least} of {noise.shares.cohort}"
     if noise.secure_sum.roster:
         opened += f"; {noise.shares.guaranteed} if the server lies"

@@ -175,11 +175,6 @@ def require_playable(settings: Settings, unit: str) -> None:
             "with privacy.insecure_seed every training would draw the same noise, and a difference "
             "between two models would be free of it: leave it out"
         )
-    if settings.schedule.name == "plateau":
-        raise ValueError(
-            "the noise of schedule=plateau is not known beforehand, so there is no curve to "
-            "compare with: choose another schedule"
-        )
     if unit == "client" and privacy.unit == "record":
         raise ValueError("with privacy.unit=record nothing is promised to clients: attack records")
 

@@ -147,12 +147,6 @@ CHOOSING: tuple[Exclusion[Settings], ...] = (
         instead="leave it out",
     ),
     Exclusion(
-        options=("schedule", "tune.by"),
-        when=lambda given: tune_of(given).by == "stopping" and given.schedule.name == "plateau",
-        why="noise that reacts to a plateau is not known before the trainings",
-        instead="with {tune.by=stopping} write another {schedule}",
-    ),
-    Exclusion(
         options=("selection.participation_cap", "tune.by"),
         when=lambda given: (
             tune_of(given).by == "stopping" and given.selection.participation_cap is not None

@@ -198,10 +198,9 @@ class Facts:
     def trade_off(self) -> TradeOff | None:
         """The curve of everything that the promise is about; None where only epsilon is known.
 
-        That is so where the noise was chosen adaptively, where the run stopped before its last
-        round (what was released may have had a part in that), under secure sums (part of whose
-        epsilon pays for shares that are no exact Gaussian), and where no distribution can be
-        computed.
+        That is so where the budget is quoted, where the run stopped before its last round (what was
+        released may have had a part in that), under secure sums (part of whose epsilon pays for
+        shares that are no exact Gaussian), and where no distribution can be computed.
         """
         promise = self.promise
         if promise.quoted == "filter":

@@ -347,7 +347,6 @@ def test_random_stopping_that_was_interrupted_stays_charged_and_is_not_continued
         ([*GRID, "tune.share=1"], "tune.share must lie in (0, 1)"),
         ([*GRID, "tune.mean_runs=3"], "tune.mean_runs has no part in tune.by=vote"),
         ([*GRID, "tune.by=stopping", "tune.share=0.2"], "tune.share has no part"),
-        ([*GRID, "tune.by=stopping", "schedule=plateau"], "write another schedule"),
         ([*GRID, "tune.by=stopping", "tracking=tensorboard"], "leave tracking and"),
         ([*GRID, "tune.by=stopping", "tracking.metrics_port=9100"], "leave tracking and"),
         ([*GRID, "tune.by=coin"], "tune.by must be one of vote, stopping, public"),
