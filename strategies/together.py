@@ -40,7 +40,6 @@ def check_together(
     require_compatible(
         EXCLUSIONS,
         asked(
-            settled=True,
             utility=selection.utility,
             charged_unit=selection.unit,
             looks_at_norms=selection.looks_at_norms,

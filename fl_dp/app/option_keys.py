@@ -18,7 +18,6 @@ from .settings.selections import SELECTIONS
 KEYS = {
     "bands": "noise.bands",
     "budgets": "selection.budgets",
-    "capped_denominator": "weights.capped_denominator",
     "clipping_norm": "clipping.norm",
     "concurrency": "selection.concurrency",
     "correlation": "noise",

@@ -151,7 +151,6 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         metrics=_metrics(settings),
         scalar_noise_std=settings.metrics.noise_std,
         total_weight=settings.weights.total,
-        capped_denominator=settings.weights.capped_denominator,
         client_scheme=privacy.scheme,
         secure_sum=None if privacy.sums is None else privacy.sums.options,
         unit=privacy.unit,

@@ -135,10 +135,10 @@ def _noise_of(instruction: RoundInstruction) -> NoiseInstruction | None:
     if instruction.sums_units:
         raise ValueError("noise at the client is for nodes of one unit: send no units")
     asks_metrics = instruction.bundle is not None and instruction.bundle.metrics
-    if instruction.report_weight or instruction.utility is not None or asks_metrics:
+    if instruction.utility is not None or asks_metrics:
         raise ValueError(
-            "with noise at the client nothing but the noised update may leave: ask for no weight, "
-            "utility or metric"
+            "with noise at the client nothing but the noised update may leave: ask for no utility "
+            "or metric"
         )
     return instruction.client_noise
 

@@ -30,7 +30,6 @@ from fl_dp.protocol.keys import (
     STATISTIC_QUERY_KEY,
     UTILITY_ACTION,
     UTILITY_METRIC,
-    WEIGHT_METRIC,
 )
 from fl_dp.secagg import Refused
 from fl_dp.user_code import Contained, own_chance
@@ -211,15 +210,11 @@ def _answer_of_one(
 ) -> tuple[ArrayRecord, MetricRecord]:
     """Return what the server may see of a node's only unit."""
     required: dict[str, float] = {"num-examples": 1}
-    if instruction.report_weight:
-        arrays = unit.arrays
-        required[WEIGHT_METRIC] = unit.weight(instruction.weight_cap)
-    else:
-        arrays = unit.weighted_arrays(model, instruction.weight_cap)
     if instruction.utility is not None:
         utility = unit.utility(instruction.utility)
         if not math.isnan(utility):
             required[UTILITY_METRIC] = utility
+    arrays = unit.weighted_arrays(model, instruction.weight_cap)
     return arrays, metric_record(required, unit.measured(instruction.bundle))
 
 

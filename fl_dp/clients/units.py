@@ -281,11 +281,6 @@ def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
     """
     if instruction.bundle is None:
         raise ValueError("to sum its units a node needs to know how to clip them: send a bundle")
-    if instruction.report_weight:
-        raise ValueError(
-            "a node that sums its units applies their weights itself: report_weight needs one "
-            "unit a node"
-        )
     if instruction.units is not None:
         if instruction.sampling_rate is not None:
             raise ValueError("either the server names the units or the node draws them, not both")

@@ -117,25 +117,3 @@ def _sum_of_blocks(parts: list[float]) -> float:
         return math.fsum(parts)
     except OverflowError:  # fsum raises where a plain sum says infinity
         return math.inf
-
-
-def capped_denominator_sensitivity(clipping_norm: float, least_denominator: float) -> float:
-    """Return the L2 sensitivity of a weighted sum over `max(q W_min, sum of the weights)`.
-
-    McMahan et al. 2018, section 3: clients apply weights `w_k` in [0, 1] to their updates `D_k`
-    before clipping, and a cohort S has each unit with probability q.
-
-    - Fixed denominator: `sum_S w_k D_k / (q W)`, W a public constant. A unit moves the numerator
-      alone, by at most the clipping norm.
-    - Capped denominator: `sum_S w_k D_k / max(q W_min, sum_S w_k)`. A unit moves numerator *and*
-      denominator, which doubles the sensitivity.
-
-    Any other denominator that depends on who replied has no bound and can't be expressed.
-
-    Args:
-        clipping_norm: Bound on each `D_k` before its weight in [0, 1].
-        least_denominator: `q W_min`, the public lower bound on the denominator.
-    """
-    require_positive(clipping_norm=clipping_norm, least_denominator=least_denominator)
-    # Once for the unit's own term, and once as the mean of the others is rescaled by its weight.
-    return 2.0 * clipping_norm / least_denominator

@@ -59,7 +59,6 @@ class PlanArguments(_Required, total=False):
     metrics: tuple[ScalarMetric, ...]
     scalar_noise_std: float | None
     total_weight: float | None
-    capped_denominator: bool
     client_scheme: str | None
     secure_sum: SecureSum | None
     unit: str
@@ -115,7 +114,6 @@ def release_of(given: PlanArguments) -> Release:
         metrics=given.get("metrics", Release.metrics),
         scalar_noise_std=given.get("scalar_noise_std"),
         total_weight=given.get("total_weight"),
-        capped_denominator=given.get("capped_denominator", Release.capped_denominator),
         contribution_check=given.get("contribution_check", Release.contribution_check),
     )
 

@@ -56,7 +56,6 @@ class Asked:
         looks_at_norms: Whether the selection reads each update's norm.
         draws_cohorts: Whether the selection is more than coins, so that it has to be asked.
         weight_cap: Records that earn the full weight; None: all weigh the same.
-        settled: Whether selection, weights and the rest are known: a plan does not know them yet.
         dp_sgd: Whether clients train by DP-SGD.
         compression: How updates travel.
         roster_may_grow: Whether more clients may take part than are declared.
@@ -75,7 +74,6 @@ class Asked:
     looks_at_norms: bool = False
     draws_cohorts: bool = False
     weight_cap: float | None = None
-    settled: bool = False
     dp_sgd: bool = False
     compression: CompressionOptions = _PLAIN
     roster_may_grow: bool = False
@@ -242,17 +240,6 @@ _OWN_BUDGETS: tuple[Exclusion[Asked], ...] = (
         "participations in {sampling=?} are counted",
         instead="leave {participation_cap} out and plan fewer rounds",
     ),
-    Exclusion(
-        options=("method", "capped_denominator"),
-        when=lambda asked: (
-            isinstance(asked.sampling, OwnRatesSampling)
-            and asked.sampling.method == "scale"
-            and asked.release.capped_denominator
-        ),
-        why="{method=scale} bounds what a unit moves the sum by, and a capped denominator is "
-        "rounded as a whole",
-        instead="use the fixed denominator, or write {method=sample}",
-    ),
 )
 
 _UNITS: tuple[Exclusion[Asked], ...] = (
@@ -381,54 +368,6 @@ _HOSTS: tuple[Exclusion[Asked], ...] = (
 )
 
 _WEIGHTS: tuple[Exclusion[Asked], ...] = (
-    Exclusion(
-        options=("capped_denominator", "total_weight"),
-        when=lambda asked: asked.release.capped_denominator and asked.release.total_weight is None,
-        why="a capped denominator needs its public lower bound",
-        instead="give {total_weight}, the least that all clients can weigh together",
-    ),
-    Exclusion(
-        options=("capped_denominator", "units_per_node", "coins_at_nodes"),
-        when=lambda asked: asked.release.capped_denominator and asked.hosting.sums_at_nodes,
-        why="a capped denominator needs each unit's weight, which a node that sums its units does "
-        "not tell",
-        instead="use the fixed denominator: leave {capped_denominator} out",
-    ),
-    Exclusion(
-        options=("capped_denominator", "correlation"),
-        when=lambda asked: asked.release.capped_denominator and asked.correlated,
-        why="a capped denominator puts each mean on a grid of its own, and correlated noise has "
-        "one",
-        instead="use the fixed denominator, or leave {correlation} out",
-    ),
-    Exclusion(
-        options=("capped_denominator", "client_scheme"),
-        when=lambda asked: asked.release.capped_denominator and asked.local,
-        why="a capped denominator is made from weights that the server sees, which "
-        "{client_scheme} hides",
-        instead="use the fixed denominator: leave {capped_denominator} out",
-    ),
-    Exclusion(
-        options=("capped_denominator", "secure_sum"),
-        when=lambda asked: asked.release.capped_denominator and asked.shared is not None,
-        why="a capped denominator is made from weights that the server sees, which a secure sum "
-        "hides",
-        instead="with {secure_sum} use the fixed denominator: leave {capped_denominator} out",
-    ),
-    Exclusion(
-        options=("capped_denominator", "sampling"),
-        when=lambda asked: asked.release.capped_denominator and asked.sampling.buffered,
-        why="a buffer is divided by its public size, whatever its contributions weigh",
-        instead="leave {capped_denominator} out",
-    ),
-    Exclusion(
-        options=("capped_denominator", "weight_cap"),
-        when=lambda asked: (
-            asked.release.capped_denominator and asked.settled and asked.weight_cap is None
-        ),
-        why="a capped denominator divides by weights",
-        instead="give {weight_cap}",
-    ),
     Exclusion(
         options=("total_weight", "secure_sum"),
         when=lambda asked: asked.shared is not None and asked.release.total_weight is not None,

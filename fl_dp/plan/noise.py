@@ -179,10 +179,7 @@ class CentralNoise(Noise):
 
     def mechanism(self, release: Release) -> str:
         """Return what is summed, and what goes with it."""
-        divided = "mean, with a capped denominator," if release.capped_denominator else "sum"
-        text = (
-            f"Gaussian on an integer grid, on the {divided} of {_CLIPPING[release.clipping.kind]}"
-        )
+        text = f"Gaussian on an integer grid, on the sum of {_CLIPPING[release.clipping.kind]}"
         if release.metrics:
             names = ", ".join(metric.name for metric in release.metrics)
             text += f", released as one with the clients' metrics {names}"

@@ -11,11 +11,10 @@ from fl_dp.mechanisms import (
     AdaptiveClipping,
     Clipping,
     GaussianBundle,
-    GaussianMechanism,
     ScalarMetric,
 )
 from fl_dp.mechanisms.adaptive_clipping import default_bit_noise_std
-from fl_dp.mechanisms.clipping import capped_denominator_sensitivity, joint_clipping_norm
+from fl_dp.mechanisms.clipping import joint_clipping_norm
 from fl_dp.mechanisms.clipping_rules import clipping_from_dict, clipping_to_dict, require_clipping
 from fl_dp.option_errors import OptionError
 
@@ -42,10 +41,8 @@ class Release:
         scalar_noise_std: Noise on the sum of each metric and of the bits of adaptive clipping,
             both scaled to [-1/2, 1/2]. None: a twentieth of the expected cohort, or more where that
             would cost the updates above 5 %.
-        total_weight: Public sum of all clients' weights in [0, 1], which the fixed denominator is
-            made of (the estimator `f~f` of McMahan et al. 2018); None: every client weighs 1.
-        capped_denominator: Divide by what the cohort weighs, but at least by its expected part of
-            `total_weight`, which is then a public lower bound (`f~c`): twice the sensitivity.
+        total_weight: Public sum of all clients' weights in [0, 1], which the denominator is made
+            of (the estimator `f~f` of McMahan et al. 2018); None: every client weighs 1.
         contribution_check: Each round also releases a noisy number of the units that contribute,
             at no charge of its own: the updates get at most 1 % more noise, or up to 5 % where few
             clients or rounds would tell too late. A training without contributions then
@@ -56,7 +53,6 @@ class Release:
     metrics: tuple[ScalarMetric, ...] = ()
     scalar_noise_std: float | None = None
     total_weight: float | None = None
-    capped_denominator: bool = False
     contribution_check: bool = True
 
     def __post_init__(self) -> None:
@@ -135,37 +131,10 @@ class Release:
         )
 
     def denominator(self, expected_cohort: float, num_clients: int) -> float:
-        """Return the public constant that a round's sum is divided by: what a cohort weighs.
-
-        With `capped_denominator`, the least that the sum is divided by.
-        """
+        """Return the public constant that a round's sum is divided by: what a cohort weighs."""
         if self.total_weight is None:
             return expected_cohort
         return expected_cohort * self.total_weight / num_clients
-
-    @staticmethod
-    def mean_mechanism(
-        noise_multiplier: float, size: int, *, clipping_norm: float, denominator: float
-    ) -> GaussianMechanism:
-        """Return the mechanism of a mean with a capped denominator.
-
-        A client moves numerator and denominator: twice the sensitivity of a fixed one. The mean is
-        put on the grid once, as a whole, which can lengthen what one client moves by the root of
-        `size` grid steps on either side: a share that the sensitivity carries.
-
-        Args:
-            noise_multiplier: Of the updates.
-            size: Length of the vector.
-            clipping_norm: L2 bound on one client's update in this round.
-            denominator: The least that the sum is divided by.
-        """
-        sensitivity = capped_denominator_sensitivity(clipping_norm, denominator)
-        # A grid step is at most 2^-30 of the noise: sqrt(size) of them on either side, and twice
-        # that, as the larger sensitivity can double the step.
-        rounding = 2.0**-28 * noise_multiplier * math.sqrt(size)
-        return GaussianMechanism(
-            noise_multiplier=noise_multiplier, clipping_norm=sensitivity * (1.0 + rounding)
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the release as plain JSON values."""

@@ -125,8 +125,6 @@ class RoundInstruction:
             to name the metrics that are asked for.
         weight_cap: Records of a unit that earn the full weight: a unit's weight is
             `min(records / weight_cap, 1)`. None: every unit weighs 1.
-        report_weight: Leave the weight to the server and report it, instead of applying it to the
-            update before it is clipped.
         utility: What the unit reports for the selection (`loss`, `records`, or a name that the
             client knows); None: nothing.
         client_noise: The noise that the client adds itself.
@@ -142,7 +140,6 @@ class RoundInstruction:
     of_records: bool = False
     bundle: GaussianBundle | None = None
     weight_cap: float | None = None
-    report_weight: bool = False
     utility: str | None = None
     client_noise: NoiseInstruction | None = None
     compression: Compression | None = None

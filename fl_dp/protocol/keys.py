@@ -38,9 +38,6 @@ NOISED_KEY = "fl-dp-noised"
 METRICS_KEY = "metrics"
 """Under which name replies carry their one MetricRecord."""
 
-WEIGHT_METRIC = "fl-dp-weight"
-"""A unit's weight in [0, 1], in the reply's MetricRecord, where the server applies it."""
-
 UTILITY_METRIC = "fl-dp-utility"
 """A unit's utility for the selection, in the reply's MetricRecord; as private as the update."""
 

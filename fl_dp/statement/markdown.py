@@ -53,7 +53,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
         ("sampling", statement.sampling),
         ("rule", statement.rule),
         ("clipping norm", _norm(statement)),
-        (f"{sampled}s", f"{statement.num_clients}, {_denominator(statement)}"),
+        (f"{sampled}s", f"{statement.num_clients}, public denominator {statement.denominator:g}"),
         ("rounds", _rounds(statement)),
         ("randomness", "; ".join(statement.randomness)),
         *_hyper_parameters(statement),
@@ -261,12 +261,6 @@ def _public_inputs(statement: Promise) -> list[Row]:
         return []
     said = "; ".join(statement.public_inputs)
     return [("what was public", f"{said}. Nothing is promised to what these were made of")]
-
-
-def _denominator(statement: PrivacyStatement) -> str:
-    if statement.capped_denominator:
-        return f"divided by what the cohort weighs, at least {statement.denominator:g}"
-    return f"public denominator {statement.denominator:g}"
 
 
 def _norm(statement: PrivacyStatement) -> str:

@@ -91,7 +91,6 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         clipping=plan.release.clipping,
         clipping_norm=plan.clipping_norm,
         denominator=plan.denominator,
-        capped_denominator=plan.release.capped_denominator,
         num_clients=plan.num_clients,
         randomness=tuple(sorted(ledger.randomness)),
         insecure=ledger.insecure,

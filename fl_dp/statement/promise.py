@@ -206,7 +206,6 @@ class PrivacyStatement(Promise):
         clipping: What bounds an update.
         clipping_norm: Bound on one unit's whole update, at first.
         denominator: Public number that sums are divided by.
-        capped_denominator: Whether the cohort's weight can raise it.
         num_clients: Clients of the roster.
         randomness: Sources of noise and coins.
         ledger: The ledger's name.
@@ -231,7 +230,6 @@ class PrivacyStatement(Promise):
     clipping: Clipping
     clipping_norm: float
     denominator: float
-    capped_denominator: bool
     num_clients: int
     randomness: tuple[str, ...]
     ledger: str

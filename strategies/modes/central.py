@@ -11,15 +11,13 @@ from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import (
-    GaussianBundle,
-    GaussianMechanism,
     NoiseStream,
     SecureRandom,
     WhiteStream,
 )
 from fl_dp.plan import PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
+from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, VectorLayout, only_array_record
 from fl_dp.updates.compression import sum_bytes, update_in
 
@@ -28,8 +26,6 @@ from ..roster import Unit
 from ..selection import Observation
 from .base import Cohort, Mode, Released, coin_rate, numbers_of, observed, one_of
 from .scalars import released_by
-
-_WEIGHT_STEPS = 2.0**20  # weights on a grid: their sum is exact in any order
 
 
 class CentralMode(Mode):
@@ -85,7 +81,6 @@ class CentralMode(Mode):
                 bundle=told,
                 max_units=plan.hosting.units_per_node,
                 sampling_rate=coin_rate(plan),
-                report_weight=plan.release.capped_denominator,  # the server divides by their sum
             ),
         )
         self._plan = plan
@@ -93,9 +88,8 @@ class CentralMode(Mode):
         self._stream = stream if stream is not None else WhiteStream()
         self._index = index
         self._rng = rng
-        self._mechanism = self._mechanism_of(bundle)
+        self._mechanism = bundle.updates
         self._cohort: Cohort = {}
-        self._weight = 0.0
         self._scale_of = scale_of
 
     @property
@@ -148,18 +142,12 @@ class CentralMode(Mode):
                 observed(unit, server_round, math.nan, report)
                 for unit, report in zip(units, reports, strict=False)
             ]
-        weight = 1.0
-        if self._plan.release.capped_denominator:
-            weight = _on_weight_grid(one_of(measured, WEIGHT_METRIC, missing=0.0))
         unit = update_in(content, self.instruction.compression, self.layout.size)
         norm = self._sums.add(
             unit,
             {name: one_of(measured, name) for name in measured},
-            weight=weight,
             scale=1.0 if self._scale_of is None else self._scale_of(units[0]),
         )
-        if math.isfinite(norm):
-            self._weight += weight
         return [observed(units[0], server_round, norm, one_of(measured, UTILITY_METRIC))]
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
@@ -172,34 +160,9 @@ class CentralMode(Mode):
         plan, mechanism, sums = self._plan, self._mechanism, self._sums.updates
         noise = self._stream.next(mechanism.law, self.layout.size, rng, index=self._index)
         mean = noise.view(np.float64)  # in its place: no noise is left behind
-        if not plan.release.capped_denominator:
-            sums.each_block(
-                lambda total, place: mechanism.release(
-                    total, noise[place], divided_by=plan.denominator, out=mean[place]
-                )
+        sums.each_block(
+            lambda total, place: mechanism.release(
+                total, noise[place], divided_by=plan.denominator, out=mean[place]
             )
-            return mean
-        # max(bound, weights) divides: one unit moves the quotient by at most 2 C / bound.
-        # The quotient is put on a grid of its own, as it is no multiple of the sum's steps.
-        steps = sums.total * (sums.grid / max(plan.denominator, self._weight))
-        steps *= 1.0 / mechanism.grid
-        return mechanism.release(np.trunc(steps, out=steps), noise, out=mean)
-
-    def _mechanism_of(self, bundle: GaussianBundle) -> GaussianMechanism:
-        """Return the mechanism of the sum of updates, or of their mean by a capped denominator."""
-        plan, updates = self._plan, bundle.updates
-        if not plan.release.capped_denominator:
-            return updates
-        return plan.release.mean_mechanism(
-            updates.noise_multiplier,
-            self.layout.size,
-            clipping_norm=updates.clipping_norm,
-            denominator=plan.denominator,
         )
-
-
-def _on_weight_grid(weight: float) -> float:
-    """Return the weight in [0, 1], rounded down; NaN weighs nothing."""
-    if math.isnan(weight):
-        return 0.0
-    return math.floor(min(max(weight, 0.0), 1.0) * _WEIGHT_STEPS) / _WEIGHT_STEPS
+        return mean

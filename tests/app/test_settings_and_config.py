@@ -144,7 +144,6 @@ EVERYTHING = [
     "clipping.norms=[0.1,0.2]",
     "weights.cap=9",
     "weights.total=5",
-    "weights.capped_denominator=true",
     "metrics.loss=[0,3]",
     "metrics.accuracy=[0,1]",
     "metrics.noise_std=2",
@@ -452,7 +451,6 @@ def test_a_value_out_of_range_is_refused_with_its_key_and_value(key: str, value:
         (["task.mean=[nan]", "task.std=[1]"], r"task\.mean must be finite"),
         (["task.test_fraction=1.0"], r"task\.test_fraction must lie in \(0, 1\), got 1\.0"),
         (["weights.total=99"], "give weights.cap"),
-        (["weights.capped_denominator=true"], "give weights.cap"),
         (["task.partition=nodes", "simulation.units_per_node=2"], "with its own data is one unit"),
     ],
 )

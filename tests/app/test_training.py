@@ -70,7 +70,6 @@ def run(folder: Path, *overrides: str) -> tuple[RunFolder, dict[str, Any]]:
         ["clipping=per_layer", "clipping.norms=[0.3,0.1]"],
         ["weights.cap=200"],
         ["weights.cap=200", "weights.total=8"],
-        ["weights.cap=200", "weights.total=4", "weights.capped_denominator=true"],
         ["metrics.loss=[0,3]", "metrics.accuracy=[0,1]"],
         ["server_optimizer=fedadam"],
         ["selection.sampling_rate=1", "selection.participation_cap=2"],

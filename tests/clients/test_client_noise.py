@@ -236,7 +236,6 @@ def bundle_with_metric() -> GaussianBundle:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"report_weight": True, "weight_cap": 5.0},
         {"utility": "loss"},
         {"bundle": bundle_with_metric()},
         {"units": (0,)},

@@ -71,7 +71,7 @@ def test_the_update_arrives_and_not_the_model(
 def test_the_other_records_of_a_reply_stay_as_they_are(node: Any, told: Any) -> None:
     client = told(1.0, num_examples=5, metrics={"loss": 0.5})
     app = numpy_client_app(lambda context: client)
-    asked = {"weight_cap": 10.0, "report_weight": True}
+    asked = {"weight_cap": 10.0, "utility": "loss"}
     plain = node(app).train(MODEL, instruction(None, **asked)).content
     encoded = node(app).train(MODEL, instruction(Q16, **asked)).content
     assert dict(encoded.metric_records) == dict(plain.metric_records)

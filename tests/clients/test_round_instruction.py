@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY, UTILITY_METRIC, WEIGHT_METRIC
+from fl_dp.protocol.keys import INSTRUCTION_KEY, UTILITY_METRIC
 
 MODEL: dict[str, np.ndarray] = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
@@ -84,12 +84,6 @@ def test_a_weighted_model_keeps_names_dtypes_and_shapes(
     assert {n: (a.dtype, a.shape) for n, a in arrays.items()} == {
         n: (a.dtype, a.shape) for n, a in MODEL.items()
     }
-
-
-def test_a_weight_that_is_reported_is_not_applied(answer: Callable[..., Any], told: Any) -> None:
-    arrays, metrics = answer(told(STEP, num_examples=5), weight_cap=20.0, report_weight=True)
-    np.testing.assert_array_equal(arrays["w"], MODEL["w"] + STEP)
-    assert metrics == {"num-examples": 1, WEIGHT_METRIC: 0.25}
 
 
 @pytest.mark.parametrize("num_examples", [-1, float("nan"), "many", None])

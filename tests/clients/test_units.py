@@ -582,7 +582,6 @@ def test_the_utility_records_needs_no_metric(sums: Callable[..., Any], told: Any
     "fields",
     [
         {"bundle": None},
-        {"report_weight": True},
         {"units": (0, 0)},
         {"sampling_rate": 0.5},
         {"units": None, "sampling_rate": 0.5, "utility": "loss"},

@@ -42,10 +42,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         f"{_SHARES} {_OWN}",
         f"{_SHARES} {_OWN} {_ALL} selection.method=scale",
     ),
-    (
-        f"{_OWN} selection.method=scale weights.cap=9 weights.total=99 "
-        "weights.capped_denominator=true simulation.units_per_node=1",
-    ),
     (f"{_GRADIENTS} model.shared=['1.bias']",),
     (
         *(f"privacy=local selection={name}" for name in ("poisson", "truncated_poisson")),
@@ -55,10 +51,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "privacy=local selection=public clipping=adaptive",
         "privacy=local selection=public clipping=per_layer clipping.norms=[0.1,0.2]",
         "privacy=local selection=public metrics.loss=[0,5]",
-    ),
-    (
-        "privacy=local selection=public weights.cap=9 weights.total=99 "
-        "weights.capped_denominator=true",
     ),
     ("privacy=local selection=exponential",),
     (
@@ -97,19 +89,12 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ),
     (f"selection=exponential {_RECORDS}",),
     ("selection=exponential selection.records_per_client=9",),
-    ("weights.cap=9 weights.capped_denominator=true",),
-    (
-        "weights.cap=9 weights.total=99 weights.capped_denominator=true "
-        "simulation.units_per_node=50",
-        "weights.cap=9 weights.total=99 weights.capped_denominator=true selection.coins=nodes",
-    ),
     tuple(f"{_SHARES} selection={name}" for name in ("poisson", "truncated_poisson", "fixed")),
     (f"{_SHARES} selection=exponential",),
     (f"{_SHARES} selection.coins=nodes",),
     (f"{_SHARES} selection=public simulation.units_per_node=5",),
     (f"{_SHARES} {_ALL} weights.cap=9",),
     (f"{_SHARES} {_ALL} weights.cap=9 weights.total=99",),
-    (f"{_SHARES} {_ALL} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
     (f"{_SHARES} {_ALL} privacy.neighboring_relation=add-or-remove-one",),
     (f"{_SHARES} {_ALL} compression.up=quantize",),
     (
@@ -133,7 +118,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "compression.up=quantize selection.coins=nodes",
     ),
     (f"{_CYCLIC} schedule=linear",),
-    (f"{_CYCLIC} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
     (f"{_CYCLIC} selection.participation_cap=5",),
     (f"{_CYCLIC} selection.coins=nodes",),
     (f"{_CYCLIC} roster_may_grow=true",),
@@ -149,7 +133,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (f"{_SHARES} selection=buffered",),
     ("privacy=local selection=buffered",),
     (f"{_BUFFER} simulation.units_per_node=5",),
-    (f"{_BUFFER} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
     ("privacy=none selection=buffered", "privacy=dp_sgd selection=buffered"),
     (f"{_SHARES} noise=spaced selection=public", "privacy=local noise=cyclic"),
     ("privacy=none noise=cyclic", "privacy=dp_sgd noise=cyclic"),
@@ -194,7 +177,6 @@ OF_PYTHON = {
     "{nodes=?} lets nodes answer with sums of their records' gradients, which only a secure sum "
     "hides",
     "{nodes=?} says that units are records, and {unit=?} that they are not",
-    "a capped denominator divides by weights",
     "nodes that flip the coins themselves ask no selection",
     "nodes that flip the coins themselves draw Poisson samples",
     "groups with budgets of their own are charged for every round, and nobody's participations in "

@@ -19,7 +19,7 @@ from fl_dp import PrivacyLedger
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
+from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.strategies import DPFedAvg, DPFedBuff
 
 N, ROUNDS, CLIP, UPDATE = 4, 2, 0.5, 0.1
@@ -33,7 +33,7 @@ FIELDS: dict[str, Any] = {
 PLANS = {
     "rounds": plan_of(N, **FIELDS),
     "rounds with metrics": plan_of(N, metrics=(LOSS,), scalar_noise_std=1.0, **FIELDS),
-    "weighted": plan_of(N, total_weight=float(N), capped_denominator=True, **FIELDS),
+    "weighted": plan_of(N, total_weight=float(N), **FIELDS),
     "buffers": plan_of(N, sampling=BufferedSampling(cohort=N), **FIELDS),
 }
 HOSTILE = (0, 1)  # places of the nodes
@@ -44,7 +44,7 @@ def answered(message: Message, place: int, rng: Random) -> Message | None:
         return Message(Error(code=2, reason="trains only"), reply_to=message)
     trained = {name: Array(np.asarray(each + UPDATE)) for name, each in arrays_of(message).items()}
     metrics: dict[str, Any] = {"num-examples": 1, "loss": 0.5}
-    metrics |= {WEIGHT_METRIC: 1.0, UTILITY_METRIC: 0.5, SCALARS_METRIC: [1.0]}
+    metrics |= {UTILITY_METRIC: 0.5, SCALARS_METRIC: [1.0]}
     content = RecordDict({"arrays": ArrayRecord(trained), "metrics": MetricRecord(metrics)})
     if place in HOSTILE:
         if rng.random() < 0.1:
@@ -65,7 +65,7 @@ def test_hostile_replies_end_no_training_and_move_it_by_their_own_share(
     grid = LocalGrid(answer, N)
     with fresh_path() as path, PrivacyLedger.open(path, plan) as ledger:
         made = DPFedBuff if plan.sampling.buffered else DPFedAvg
-        weights: dict[str, Any] = {"weight_cap": 1.0} if plan.release.capped_denominator else {}
+        weights: dict[str, Any] = {"weight_cap": 1.0} if name == "weighted" else {}
         made(plan=plan, ledger=ledger, **weights).start(
             grid,
             ArrayRecord({"w": Array(np.zeros(3)), "b": Array(np.zeros((), np.float32))}),

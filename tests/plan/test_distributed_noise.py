@@ -320,7 +320,6 @@ def test_a_schedule_moves_the_grid_with_the_noise() -> None:
             },
             "write neighboring_relation=zero-out",
         ),
-        ({"capped_denominator": True, "total_weight": 50.0}, "use the fixed denominator"),
         ({"total_weight": 50.0}, "leave total_weight out"),
         (
             {"sampling": VisibleSampling(cohort=50), "units_per_node": 2},

@@ -162,14 +162,6 @@ def test_noise_at_the_clients_has_no_correlation() -> None:
         ({"hosting": Hosting(units_per_node=2)}, "clips them for noise at the server"),
         ({"hosting": Hosting(coins_at_nodes=True)}, "clips them for noise at the server"),
         ({"sampling": PoissonSampling(sampling_rate=0.5)}, "nothing is amplified"),
-        (
-            {
-                "release": Release(
-                    clipping=FixedClipping(norm=1.0), total_weight=9.0, capped_denominator=True
-                )
-            },
-            "client_scheme hides",
-        ),
     ],
 )
 def test_noise_at_the_clients_refuses_what_needs_the_server(

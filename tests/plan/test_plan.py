@@ -222,7 +222,7 @@ def test_a_plan_from_a_noise_multiplier_that_overspends_says_how_many_rounds_fit
         {"schedule": NoiseSchedule(name="exponential", spend="early", levels=None)},
         {"schedule": NoiseSchedule(name="custom", weights=(1.0, 0.5) * 10)},
         {"metrics": (ScalarMetric(name="loss", low=0.0, high=5.0),), "scalar_noise_std": 30.0},
-        {"total_weight": 90.0, "capped_denominator": True, "contribution_check": False},
+        {"total_weight": 90.0, "contribution_check": False},
         {"client_scheme": "laplace", "sampling_rate": 1.0},
         {"units_per_node": 4, "coins_at_nodes": True},
         {"participation_cap": 3, "sampling_rate": 1.0},

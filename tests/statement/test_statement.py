@@ -94,7 +94,6 @@ STATEMENT: dict[str, Any] = {
     "versions": {},
     "insecure": False,
     "participation_cap": None,
-    "capped_denominator": False,
     "clipping": {"kind": "fixed", "norm": 1.0},
     "noise_multipliers": [],
     "metrics": [],

@@ -560,7 +560,6 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
         (dict(sampling=BufferedSampling(cohort=4), secure_sum=SecureSum()), "secure sum"),
         (dict(client_scheme="gaussian"), "leave client_scheme out"),
         (dict(units_per_node=2), "units_per_node|clipping"),
-        (dict(total_weight=4.0, capped_denominator=True), "public size"),
     ],
 )
 def test_what_buffers_exclude_is_refused(changes: dict[str, Any], match: str) -> None:

@@ -350,13 +350,13 @@ def test_where_units_contributed_once_another_cause_comes_first(plan: PrivacyPla
     [
         dict(clipping=AdaptiveClipping(initial_norm=1.0)),
         dict(metrics=(ScalarMetric(name="loss", low=0.0, high=1.0),)),
-        dict(total_weight=40.0, capped_denominator=True),
+        dict(total_weight=40.0),
         dict(sampling=FixedSizeSampling(cohort=30)),
     ],
 )
 def test_every_mode_with_noise_at_the_server_counts(tmp_path: Path, options: Any) -> None:
     plan = counting(40, **options)
-    weights: dict[str, Any] = {"weight_cap": 1.0} if plan.release.capped_denominator else {}
+    weights: dict[str, Any] = {} if plan.release.total_weight is None else {"weight_cap": 1.0}
     with pytest.raises(NobodyContributes):
         train(tmp_path, plan, able(Ability.WEIGHTS)(fails), model(), **weights)
 

@@ -122,7 +122,6 @@ OTHERS: dict[str, Options] = {
     "metrics": {"metrics": (ScalarMetric(name="loss", low=0.0, high=4.0),)},
     "weight cap": {"weight_cap": 20.0},
     "weights": WEIGHED,
-    "capped denominator": WEIGHED | {"capped_denominator": True},
     "record": {"unit": "record"} | RELATIONS["replace-one"],
     "not counted": {"contribution_check": False},
     "narrow": {"compression": Compression(down="float16")},

@@ -352,8 +352,6 @@ def test_numbers_that_can_t_be_meant_are_refused(fields: dict[str, Any], match: 
 
 
 def test_options_that_do_not_go_with_own_budgets_are_refused() -> None:
-    with pytest.raises(IncompatibleOptions, match="rounded as a whole"):
-        planned(method="scale", total_weight=5.0, capped_denominator=True)
     with pytest.raises(IncompatibleOptions):
         planned(client_scheme="gaussian")
     with pytest.raises(IncompatibleOptions):

@@ -274,11 +274,6 @@ def test_coins_at_the_nodes_draw_each_unit_at_the_charged_rate() -> None:
         (dict(sampling=FixedSizeSampling(cohort=2)), dict(selection=FixedSelection(2)), "Poisson"),
         (dict(sampling_rate=1.0, participation_cap=1), {}, "participation cap"),
         (dict(client_scheme="gaussian"), {}, "noise at the server"),
-        (
-            dict(total_weight=2.0, capped_denominator=True),
-            dict(weight_cap=5.0),
-            "fixed denominator",
-        ),
     ],
 )
 def test_coins_at_the_nodes_go_with_poisson_samples_for_everybody_only(

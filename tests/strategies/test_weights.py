@@ -8,20 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.modes import CentralMode
 from flwr.app import Message
 from local_grid import Answer, answer_with_app, arrays_of, reply
-from trainings import SIX_SIGMA, FixedClient, Training, able, client_fn, plan_of, record, train
+from trainings import SIX_SIGMA, FixedClient, able, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyPlan
-from fl_dp.app.played_rounds import HandOver, PaperLedger, reply_from
+from fl_dp.app.played_rounds import HandOver, PaperLedger
 from fl_dp.clients import numpy_client_app
-from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
+from fl_dp.mechanisms import FixedClipping
 from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import WEIGHT_METRIC
-from fl_dp.strategies import DPFedAvg, Unit
-from fl_dp.updates import VectorLayout
+from fl_dp.strategies import DPFedAvg
 
 N, CAP, CLIP = 10, 20, 0.5
 QUIET: dict[str, Any] = dict(noise_multiplier=1e-4, clipping=FixedClipping(norm=CLIP))
@@ -106,7 +102,7 @@ def test_a_claim_of_records_moves_the_mean_by_no_more_than_the_clipping_norm(
     def answer(message: Message, node: int) -> Message:
         update = 1e12 if node == 3 else 0.0
         model = arrays_of(message)
-        claims = {"num-examples": claim if node == 3 else 1, WEIGHT_METRIC: claim}
+        claims = {"num-examples": claim if node == 3 else 1}
         return reply(message, {"w": model["w"] + np.array([update, 0.0, 0.0])}, **claims)
 
     trained = train(tmp_path, plan, answer, MODEL, weight_cap=CAP)
@@ -122,138 +118,6 @@ def test_a_client_whose_size_is_no_number_contributes_nothing(tmp_path: Path, si
     sizes = [size] + [CAP] * (N - 1)
     trained = train(tmp_path, plan, clients_of(sizes, 0.4), MODEL, weight_cap=CAP)
     np.testing.assert_allclose(trained.move, [0.36, 0, 0], atol=tolerance(plan))
-
-
-# --- a denominator that follows the cohort ------------------------------------------------------
-
-
-def capped(least: float, **changes: Any) -> PrivacyPlan:
-    """The estimator f~c, whose denominator is at least `least`."""
-    return quiet_plan(total_weight=least, capped_denominator=True, **changes)
-
-
-def capped_training(folder: Path, plan: PrivacyPlan, answer: Answer) -> Training:
-    return train(folder, plan, answer, MODEL, weight_cap=CAP)
-
-
-def capped_tolerance(plan: PrivacyPlan) -> float:
-    """Six deviations of the noise on the mean: of twice the clipping norm."""
-    return SIX_SIGMA * plan.noise_multiplier * 2 * CLIP / plan.denominator
-
-
-def test_a_capped_denominator_divides_by_what_the_cohort_weighs(tmp_path: Path) -> None:
-    plan = capped(2.0)
-    trained = capped_training(tmp_path, plan, clients_of(SIZES, 0.4))
-    np.testing.assert_allclose(trained.move, [0.4, 0, 0], atol=capped_tolerance(plan))
-
-
-def test_a_capped_denominator_is_never_less_than_its_public_bound(tmp_path: Path) -> None:
-    plan = capped(9.0)
-    trained = capped_training(tmp_path, plan, clients_of(SIZES, 0.4))
-    expected = 0.4 * SHARES.sum() / 9.0
-    np.testing.assert_allclose(trained.move, [expected, 0, 0], atol=capped_tolerance(plan))
-
-
-@pytest.mark.parametrize(
-    ("told", "counted"),
-    [
-        (0.5, 0.5),
-        (1.0, 1.0),
-        (7.0, 1.0),
-        (math.inf, 1.0),
-        (-3.0, 0.0),
-        (-math.inf, 0.0),
-        (math.nan, 0.0),
-        (None, 0.0),
-        ([1.0, 1.0], 0.0),
-    ],
-)
-def test_a_reported_weight_counts_as_what_is_allowed(
-    tmp_path: Path, told: Any, counted: float
-) -> None:
-    plan = capped(4.0)
-
-    @able(Ability.WEIGHTS)
-    def answer(message: Message, node: int) -> Message:
-        weight = {WEIGHT_METRIC: told} if told is not None and node == 0 else {}
-        return reply(message, {"w": np.array([CLIP, 0.0, 0.0])}, **weight)
-
-    trained = capped_training(tmp_path, plan, answer)
-    expected = [CLIP * counted / 4.0, 0, 0]
-    np.testing.assert_allclose(trained.move, expected, atol=capped_tolerance(plan))
-
-
-def capped_sum(plan: PrivacyPlan) -> CentralMode:
-    layout, norms = VectorLayout.of(MODEL), (CLIP,)
-    return CentralMode(
-        plan, 1.0, layout, np.zeros(3), RoundInstruction(server_round=1), clipping_norms=norms
-    )
-
-
-def capped_mean(plan: PrivacyPlan, cohort: list[tuple[float, np.ndarray]]) -> np.ndarray:
-    """Release a cohort of weights and updates; the caller has taken the noise away."""
-    total = capped_sum(plan)
-    for weight, update in cohort:
-        made = reply_from(0, {"w": update}, **{WEIGHT_METRIC: weight})
-        total.fold(made.content, [Unit(0)], server_round=1)
-    return np.asarray(total.release(SecureRandom(), lambda messages, timeout: iter(())).mean)
-
-
-@pytest.fixture
-def no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        GaussianMechanism, "release", lambda mechanism, total, noise, **_: total * mechanism.grid
-    )
-
-
-@pytest.mark.usefixtures("no_noise")
-def test_taking_one_unit_away_moves_a_capped_mean_by_at_most_twice_the_norm_over_the_bound() -> (
-    None
-):
-    # Random cohorts around the bound, of updates that agree or not; the worst that is known has
-    # all in one direction and one against them: 4/3 of C over the bound of 2.
-    least = 2.0
-    plan = capped(least, noise_multiplier=1.0)
-    rng = np.random.default_rng(7)
-    worst = 0.0
-    for trial in range(150):
-        size = int(rng.integers(1, 6))
-        weights = rng.choice([0.0, 0.25, 0.5, 1.0], size)
-        updates = rng.normal(size=(size, 3)) * 10.0
-        if trial % 3 == 0:
-            updates = np.zeros((size, 3))
-            updates[:, 0] = 5.0
-            updates[0, 0] = rng.choice([-5.0, 5.0])
-        cohort = list(zip(weights, updates, strict=True))
-        apart = capped_mean(plan, cohort) - capped_mean(plan, cohort[1:])
-        worst = max(worst, float(np.linalg.norm(apart)))
-    known = [(1.0, np.array([sign * 5.0, 0.0, 0.0])) for sign in (-1, 1, 1)]
-    apart = capped_mean(plan, known) - capped_mean(plan, known[1:])
-    worst = max(worst, float(np.linalg.norm(apart)))
-    assert CLIP / least < worst <= 2.0 * CLIP / least
-    assert worst == pytest.approx(4.0 / 3.0 * CLIP / least, rel=0.01)
-
-
-@pytest.mark.parametrize("weight", [0.0, 1.0])
-def test_a_capped_mean_has_the_noise_of_twice_the_sensitivity_whatever_it_weighs(
-    tmp_path: Path, weight: float
-) -> None:
-    # 300,000 draws: six deviations are 0.8 %, and half the noise is 50 % away.
-    size, z = 300_000, 0.7
-    plan = capped(4.0, noise_multiplier=z)
-
-    @able(Ability.WEIGHTS)
-    def answer(message: Message, node: int) -> Message:
-        return reply(message, arrays_of(message), **{WEIGHT_METRIC: weight})
-
-    trained = train(tmp_path, plan, answer, record(w=np.zeros(size)), weight_cap=CAP)
-    assert np.std(trained.move) == pytest.approx(z * 2 * CLIP / 4.0, rel=0.01)
-
-
-def test_a_capped_denominator_without_a_weight_cap_is_refused() -> None:
-    plan = capped(4.0)
-    with pytest.raises(ValueError, match="give weight_cap"):
-        DPFedAvg(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]  # plays one
 
 
 @pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf])

@@ -102,7 +102,6 @@ def statement(*, rounds: int, done: int, epsilon: float) -> dict[str, Any]:
         "clipping": {"kind": "fixed", "norm": 0.5},
         "clipping_norm": 0.5,
         "denominator": 50.0,
-        "capped_denominator": False,
         "num_clients": 200,
         "randomness": ["aes-256-ctr, keyed by the operating system"],
         "insecure": False,

@@ -101,7 +101,6 @@ def _each_reply_needed(settings: Settings) -> str | None:
         f"compression.up={settings.compression.up} encodes each update": (
             settings.compression.up != "none"
         ),
-        "weights.capped_denominator needs each weight": settings.weights.capped_denominator,
         "selection.utility=update_norm needs each update": by_norm,
         "selection=buffered takes each answer when it comes": chosen.name == "buffered",
     }

@@ -18,24 +18,20 @@ class WeightSettings:
         cap: Records that earn the full weight: a client weighs `min(records / cap, 1)`. Null:
             every client weighs 1.
         total: Public sum of all clients' weights, from which the denominator is computed; null
-            takes the number of clients. With `capped_denominator`, a lower bound on it.
-        capped_denominator: Divide by the cohort's own weight, but at least by its expected part of
-            `total`: less bias, for twice the noise.
+            takes the number of clients.
     """
 
     cap: float | None = told(None)
     total: float | None = told(None)
-    capped_denominator: bool = told(False)
 
     def __post_init__(self) -> None:
         """Check the values."""
         positive("weights.cap", self.cap)
         positive("weights.total", self.total)
-        if self.cap is None and (self.total is not None or self.capped_denominator):
+        if self.cap is None and self.total is not None:
             raise OptionError(
-                "{weights.total} and {weights.capped_denominator} are about weights: give "
-                "{weights.cap}, "
-                "the records that earn the full weight"
+                "{weights.total} is about weights: give {weights.cap}, the records that earn the "
+                "full weight"
             )
 
 

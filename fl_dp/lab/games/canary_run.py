@@ -167,8 +167,6 @@ def require_auditable(settings: Settings) -> None:
         "canaries are on simulated nodes: leave task.partition=nodes out": (
             settings.task.partition == "nodes"
         ),
-        "a denominator of weights would tell of the canaries: leave weights.capped_denominator "
-        "out": settings.weights.capped_denominator,
     }
     for text, is_wrong in wrong.items():
         if is_wrong:

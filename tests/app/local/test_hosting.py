@@ -110,10 +110,6 @@ def test_a_cohort_of_declared_clients_has_nodes_of_one_size(
         ("dp_sgd=on", "each trains by DP-SGD"),
         ("compression.up=float16", "compression.up=float16 encodes each update"),
         (
-            "weights.cap=9 weights.total=100 weights.capped_denominator=true",
-            "weights.capped_denominator needs each weight",
-        ),
-        (
             "selection=exponential selection.utility=update_norm",
             "selection.utility=update_norm needs each update",
         ),
@@ -144,7 +140,6 @@ def test_one_client_a_node_where_each_reply_is_needed(overrides: str, reason: st
         "clipping=adaptive metrics.loss=[0,3]",
         "clipping=per_layer",
         "weights.cap=9",
-        "weights.cap=9 weights.total=100 weights.capped_denominator=true",
         "compression.up=top_k",
         "compression.down=float16",
         "privacy=local selection=public",
