@@ -10,7 +10,7 @@ accuracy is that of its mixture of test rows.
 
 Server learning rate and sampling rate of each row are chosen on MNIST, dealt evenly; Adult has no
 such neighbour, and takes one setting for all rows.
-Rates, norms and noise multipliers are those of the plan; coins and noise come from NumPy: this
+Rates and noise multipliers are those of the plan; coins and noise come from NumPy: this
 measures accuracy and protects nobody.
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,18 +51,15 @@ class Arm:
         name: For people.
         epsilon: Of all that train; None: each group has its own.
         groups: Those that train.
-        method: What differs between the groups.
     """
 
     name: str
     epsilon: float | None = None
     groups: tuple[int, ...] = (0, 1, 2)
-    method: str = "sample"
 
 
 ARMS = (
-    Arm(name="each at its own epsilon, by rates"),
-    Arm(name="each at its own epsilon, by norms", method="scale"),
+    Arm(name="each at its own epsilon"),
     Arm(name="everybody at 1", epsilon=1.0),
     Arm(name="those that allow 3 or more, at 3", epsilon=3.0, groups=(1, 2)),
     Arm(name="those that allow 8", epsilon=8.0, groups=(2,)),
@@ -174,7 +171,7 @@ def plan_of(arm: Arm, rounds: int, rate: float) -> PrivacyPlan:
     if arm.epsilon is not None:
         budget = PrivacyBudget(epsilon=arm.epsilon, delta=DELTA)
         return PrivacyPlan.calibrate(budget, sampling_rate=rate, **common)
-    law = OwnRatesSampling.at(rate, budgets=BUDGETS, shares=SHARES, method=arm.method)
+    law = OwnRatesSampling.at(rate, budgets=BUDGETS, shares=SHARES)
     budget = PrivacyBudget(epsilon=BUDGETS[-1], delta=DELTA)
     return PrivacyPlan.calibrate(budget, sampling=law, **common)
 
@@ -186,12 +183,9 @@ def trained(
     learning_rate, rate = rates
     plan = plan_of(arm, training.rounds, rate)
     law = plan.sampling
-    own = isinstance(law, OwnRatesSampling)
-    of_group = cast(OwnRatesSampling, law).rates if own else (rate,) * len(SHARES)
-    scales = (law.scales if isinstance(law, OwnRatesSampling) else ()) or (1.0,) * len(SHARES)
+    of_group = law.rates if isinstance(law, OwnRatesSampling) else (rate,) * len(SHARES)
     rows, group = dealt(data, training.rows, skewed=skewed, seed=seed)
     coin = np.where(np.isin(group, arm.groups), np.array(of_group)[group], 0.0)
-    norms = training.norm * np.array(scales, dtype=np.float32)[group]
     noise = training.norm * plan.bundle(plan.noise_multiplier).updates.noise_multiplier
     classes = int(data.y.max()) + 1
     rng = np.random.default_rng(1_000 + seed)
@@ -206,7 +200,7 @@ def trained(
             models -= x.transpose(0, 2, 1) @ (_softmax(x @ models) - y) / training.rows
         updates = models - model
         lengths = np.sqrt(np.square(updates).sum(axis=(1, 2)))
-        factors = np.minimum(1.0, norms[drawn] / np.maximum(lengths, 1e-12))
+        factors = np.minimum(1.0, training.norm / np.maximum(lengths, 1e-12))
         total = np.einsum("i,ijk->jk", factors, updates)
         total += rng.normal(0.0, noise, model.shape).astype(np.float32)
         step = MOMENTUM * step + total / plan.denominator

@@ -25,11 +25,9 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.signal import fftconvolve
 from scipy.special import gammaln, xlog1py, xlogy
 
-from fl_dp.accounting import FixedSizeSampling, OwnRatesSampling, TruncatedPoissonSampling
-from fl_dp.mechanisms.bundle import COUNT_STEPS, counted_as
+from fl_dp.accounting import FixedSizeSampling, TruncatedPoissonSampling
 from fl_dp.plan import PrivacyPlan
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -41,7 +39,6 @@ SUSPICION = 1e-2
 """The same of a warning that almost nobody seems to, for trainings too short to be sure."""
 
 _ENOUGH, _ALL_BUT_A_FEW, _HALF = 0.75, 0.9, 0.5
-_FLOOR = 1e-15
 _TAIL = 12.0  # standard deviations beyond which a cohort's size has no probability worth a term
 
 
@@ -56,22 +53,15 @@ class CohortLaw:
     Attributes:
         units: How many units may be drawn.
         rate: Probability of each; 1 where the size of the cohort is known.
-        counted: Numbers of these units, with what each adds to the count; empty: each adds 1.
     """
 
     units: int
     rate: float
-    counted: tuple[tuple[int, float], ...] = ()
 
     @property
     def mean(self) -> float:
         """The expected count of the cohort."""
-        return self.rate * math.fsum(units * each for units, each in self.parts)
-
-    @property
-    def parts(self) -> tuple[tuple[int, float], ...]:
-        """Numbers of units, with what each adds to the count."""
-        return self.counted or ((self.units, 1.0),)
+        return self.rate * self.units
 
     @classmethod
     def of(cls, plan: PrivacyPlan | None, asked: int) -> CohortLaw:
@@ -83,12 +73,6 @@ class CohortLaw:
         """
         if plan is None:
             return cls(units=asked, rate=1.0)
-        if isinstance(law := plan.sampling, OwnRatesSampling) and law.method == "scale":
-            counted = [
-                (round(share * plan.num_clients), counted_as(law.scale_of(group)))
-                for group, share in enumerate(law.shares)
-            ]
-            return cls(units=plan.num_clients, rate=law.rates[-1], counted=tuple(counted))
         # Of records nobody asks one by one.
         if plan.sampling.visible and not plan.hosting.of_records:
             return cls(units=min(asked, plan.num_clients), rate=1.0)
@@ -264,7 +248,7 @@ def _likely_causes(plan: PrivacyPlan | None, *, once: bool, over: bool = False) 
 
 def _log_likelihood(count: float, law: CohortLaw, share: float, noise_std: float) -> float:
     """Return the logarithm of a count's density, but for a factor that no share changes."""
-    sizes, log_probabilities = _counts(law.parts, share * law.rate)
+    sizes, log_probabilities = _sizes(law.units, share * law.rate)
     if noise_std == 0.0:
         hit = log_probabilities[sizes == count]
         return float(hit[0]) if len(hit) else -math.inf
@@ -274,26 +258,6 @@ def _log_likelihood(count: float, law: CohortLaw, share: float, noise_std: float
 
 
 @lru_cache(maxsize=64)
-def _counts(
-    parts: tuple[tuple[int, float], ...], rate: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the possible counts and the logarithms of their probabilities."""
-    if len(parts) == 1:
-        ((units, each),) = parts
-        sizes, logs = _sizes(units, rate)
-        return sizes * each, logs
-    total = np.ones(1)
-    for units, each in parts:
-        sizes, logs = _sizes(units, rate)
-        places = np.rint(sizes * each * COUNT_STEPS).astype(np.int64)
-        alone = np.zeros(places[-1] + 1)
-        np.add.at(alone, places, np.exp(logs))
-        total = fftconvolve(total, alone) if rate > 0.0 else total
-    # At least the transform's error: a count that should happen is never taken for impossible.
-    logs = np.log(np.maximum(total, _FLOOR if rate > 0.0 else 0.0))
-    return np.arange(len(total)) / COUNT_STEPS, logs
-
-
 def _sizes(units: int, rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the possible numbers of contributions and the logarithms of their probabilities."""
     # Bernstein: beyond it a binomial has no probability worth a term.

@@ -9,7 +9,7 @@ for; a subclass of a strategy comes to none of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -225,21 +225,7 @@ class PrivateLoop(RoundLoop):
             index=reservation.index,
             rng=self._rng,
             untried=self._untried,
-            scale_of=self._scale_of(),
         )
-
-    def _scale_of(self) -> Callable[[Unit], float] | None:
-        """Return the factor on what each unit may move; None where it is 1 for everybody."""
-        law = self.plan.sampling
-        if not (isinstance(law, OwnRatesSampling) and law.method == "scale"):
-            return None
-        group_of, least = self._participations.group_of, min(law.scales or (1.0,))
-
-        def of_unit(unit: Unit) -> float:
-            group = group_of(unit)  # who has none takes no part: the least is for a mistake of ours
-            return least if group is None else law.scale_of(group)
-
-        return of_unit
 
     @property
     def _metrics(self) -> Sequence[str]:

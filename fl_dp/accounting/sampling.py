@@ -426,59 +426,47 @@ class CyclicSampling(GroupedSampling):
         return {"kind": self.kind, "groups": self.groups, "inside": self.inside.to_dict()}
 
 
-OWN_METHODS = ("sample", "scale", "noise")
-
-
 @dataclass(frozen=True, kw_only=True)
 class OwnRatesSampling(GroupedSampling):
-    """A rate, a norm or a noise for each public group of units with a budget of its own.
+    """A rate or a noise for each public group of units with a budget of its own.
 
-    Where noise is everybody's, who allows less takes part less often (`sample`), or is clipped to a
-    smaller norm (`scale`). Where each unit adds its own, who allows less adds more, and its message
-    weighs the inverse of its variance (`noise`). A unit is charged at its own group's rate, and at
-    its noise over its norm: neighbours differ in that unit, whose group is public.
+    Where noise is everybody's, who allows less takes part less often. Where each unit adds its own,
+    all take part in every round, who allows less adds more, and its message weighs the inverse of
+    its variance. A unit is charged at its own group's rate and noise: neighbours differ in that
+    unit, whose group is public.
 
     Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for
-    DP-SGD", both of its methods.
+    DP-SGD", its method Sample.
 
     Attributes:
         budgets: Epsilon of each group, increasing.
         shares: Share of the declared units in each group; public.
-        rates: Probability of each unit of a group in each round; by `sample` below 1.
-        method: `sample`, `scale` or `noise`: what differs between the groups.
-        scales: Norm of each group over that of the last one, which is the plan's; by `noise` the
-            last one's noise over that of each group; empty: all 1.
+        rates: Probability of each unit of a group in each round; all 1 where units add the noise.
+        scales: The last group's noise over that of each group; empty: all 1.
     """
 
     kind: ClassVar[str] = "own-rates"
     budgets: tuple[float, ...]
     shares: tuple[float, ...]
     rates: tuple[float, ...]
-    method: str = "sample"
     scales: tuple[float, ...] = ()
 
     @classmethod
     def at(
-        cls,
-        sampling_rate: float,
-        *,
-        budgets: Sequence[float],
-        shares: Sequence[float],
-        method: str = "sample",
+        cls, sampling_rate: float, *, budgets: Sequence[float], shares: Sequence[float]
     ) -> OwnRatesSampling:
-        """Return the law before its rates or norms are found: a plan to budgets changes them.
+        """Return the law before its rates or noises are found: a plan to budgets changes them.
 
         Args:
-            sampling_rate: Mean rate over all units.
+            sampling_rate: Mean rate over all units; 1 where units add the noise.
             budgets: Epsilon of each group, increasing.
             shares: Share of the declared units in each group.
-            method: `sample`, by rates, `scale`, by norms, or `noise`, by each unit's own.
 
         Raises:
             ValueError: If an argument is out of range.
         """
         rates = (sampling_rate,) * len(budgets)
-        return cls(budgets=tuple(budgets), shares=tuple(shares), rates=rates, method=method)
+        return cls(budgets=tuple(budgets), shares=tuple(shares), rates=rates)
 
     def __post_init__(self) -> None:
         """Validate.
@@ -501,17 +489,12 @@ class OwnRatesSampling(GroupedSampling):
                 "{shares} must be positive and add up to 1, got "
                 f"{list(self.shares)}: write for example [0.5,0.3,0.2]"
             )
-        if self.method not in OWN_METHODS:
+        sampled = 0.0 < min(self.rates) <= max(self.rates) == self.rates[-1] < 1.0
+        if not (sampled or set(self.rates) == {1.0}):
             raise OptionError(
-                f"{{method}} must be one of {', '.join(OWN_METHODS)}, got '{self.method}'"
-            )
-        if not (min(self.rates) > 0.0 and self.rates[-1] == max(self.rates) <= 1.0) or (
-            self.method == "sample" and self.rates[-1] == 1.0
-        ):
-            raise OptionError(
-                "with {budgets} of their own clients take part at a {sampling_rate} in (0, 1), or "
-                "at 1 where not rates differ but {method=scale} or {method=noise}, the last group "
-                f"at the largest, got {list(self.rates)}"
+                "with {budgets} of their own clients take part at a {sampling_rate} in (0, 1), the "
+                "last group at the largest, or all of them at 1 with noise of their own, got "
+                f"{list(self.rates)}"
             )
         if self.scales and not (
             len(self.scales) == len(self.budgets)
@@ -519,8 +502,8 @@ class OwnRatesSampling(GroupedSampling):
             and self.scales[-1] == 1.0
         ):
             raise OptionError(
-                "the norm of each group over the last one's lies in (0, 1], and the last one's is "
-                f"1, got {list(self.scales)}"
+                "the last group's noise over that of each lies in (0, 1], and over its own is 1, "
+                f"got {list(self.scales)}"
             )
 
     @property
@@ -534,15 +517,12 @@ class OwnRatesSampling(GroupedSampling):
         return min(self.rates) == 1.0
 
     def scale_of(self, group: int) -> float:
-        """Return the norm of a group over that of the last one, or the last noise over its own."""
+        """Return the last group's noise over that of a group."""
         return self.scales[group] if self.scales else 1.0
 
     def weight_of(self, group: int) -> float:
-        """Return what a unit of a group weighs in a sum, one of the last group weighing 1.
-
-        By `scale` as much as its norm allows; by `noise` the inverse of its noise's variance.
-        """
-        return self.scale_of(group) ** (2 if self.method == "noise" else 1)
+        """Return the inverse of a group's noise's variance over that of the last group."""
+        return self.scale_of(group) ** 2
 
     def next_group(self, sizes: Mapping[int, int]) -> int:
         """Return the group that most lacks units of its share."""
@@ -556,13 +536,9 @@ class OwnRatesSampling(GroupedSampling):
 
     def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
         """Return what a release costs a unit of a group, from what it costs those of the last."""
-        if self.method == "noise":
-            return _with_noise_over(event, self.scale_of(group))
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == self.rates[-1]:
-            # The noise is the same, and a multiplier is the noise over the unit's own norm.
-            multiplier = event.noise_multiplier / self.scale_of(group)
-            return replace(event, sampling_rate=self.rates[group], noise_multiplier=multiplier)
-        return event  # not of a cohort: everybody's
+            return replace(event, sampling_rate=self.rates[group])
+        return _with_noise_over(event, self.scale_of(group))
 
     def history_for(self, group: int, history: FrozenHistory) -> FrozenHistory:
         """Return what releases cost a unit of a group, from what they cost those of the last."""
@@ -575,7 +551,7 @@ class OwnRatesSampling(GroupedSampling):
         )
 
     def expected_weight(self, num_units: int) -> float:
-        """Return what such a cohort weighs, where a unit weighs as much as its norm allows."""
+        """Return what such a cohort weighs; see `weight_of`."""
         each = zip(self.shares, self.rates, strict=True)
         return num_units * math.fsum(
             share * rate * self.weight_of(group) for group, (share, rate) in enumerate(each)
@@ -585,12 +561,9 @@ class OwnRatesSampling(GroupedSampling):
         """Return one phrase for people."""
         each = zip(self.budgets, self.scales or self.rates, strict=True)
         said = ", ".join(f"{number:.4g} for epsilon {budget:g}" for budget, number in each)
-        if self.method == "noise":
+        if self.visible:
             return f"none: every round is charged in full, at noise over its group's number: {said}"
-        coins = f"Poisson: a secret coin for each {unit} in each round"
-        if self.scales:
-            return f"{coins}, at rate {self.rates[-1]:g}, and its group's share of the norm: {said}"
-        return f"{coins}, at its group's rate: {said}"
+        return f"Poisson: a secret coin for each {unit} in each round, at its group's rate: {said}"
 
 
 def _with_noise_over(event: PrivacyEvent, scale: float) -> PrivacyEvent:

@@ -25,7 +25,6 @@ KEYS = {
     "groups": "noise.groups",
     "largest_rate": "selection.largest_rate",
     "max_staleness": "selection.max_staleness",
-    "method": "selection.method",
     "neighboring_relation": "privacy.neighboring_relation",
     "noise_multiplier": "privacy.noise_multiplier",
     "num_clients": "task.num_clients",

@@ -173,8 +173,6 @@ class _NodeSums:
         self.utilities: dict[int, float] = {}
         self.left: list[int] = []
         self.failures: list[BaseException] = []
-        scales = instruction.scales or ()
-        self._scales = dict(zip(instruction.units or (), scales, strict=bool(scales)))
 
     def add(self, unit: int, trained: TrainedUnit) -> None:
         """Add one unit; if that raises, it contributes zero."""
@@ -182,8 +180,7 @@ class _NodeSums:
         # A report does not depend on how training went: one record could spoil that alone.
         self.utilities[unit] = self._utility(trained)
         arrays = trained.weighted_arrays(self.model, self.instruction.weight_cap)
-        scale = self._scales.get(unit, 1.0)
-        norm = self.sums.add(arrays, measured, scale=scale)  # last of what may fail
+        norm = self.sums.add(arrays, measured)  # last of what may fail
         self._log_unless_finite(unit, norm)
 
     def add_in(self, slots: Slots, train: Callable[[int], TrainedUnit]) -> None:
@@ -243,7 +240,6 @@ class _NodeSums:
         norms = self.sums.add_rows(
             self._weighted(vectors, np.array(weights)),
             [measured for _, _, measured in accepted],
-            [self._scales.get(unit, 1.0) for _, unit, _ in accepted] if self._scales else None,
         )
         self.utilities |= utilities
         self.left = [unit for unit in self.left if unit not in set(rows.units)]
@@ -286,8 +282,6 @@ def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
             raise ValueError("either the server names the units or the node draws them, not both")
         if len(set(instruction.units)) != len(instruction.units):
             raise ValueError("a unit takes part once: twice would double what it can move")
-        if instruction.scales is not None and len(instruction.scales) != len(instruction.units):
-            raise ValueError("each unit that takes part has one scale, where any has")
     elif instruction.utility is not None:
         raise ValueError(
             "utilities would tell how many units the node has drawn: ask without a sampling_rate"

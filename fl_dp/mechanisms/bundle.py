@@ -35,8 +35,6 @@ from .gaussian import GaussianMechanism
 from .randomness import SecureRandom
 
 _HALF = 0.5
-COUNT_STEPS = 64
-"""Steps of a count for each unit, where not all units count as 1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,14 +85,6 @@ class ScalarMetric:
         """
         share = min(1.0, max(0.0, released_sum / denominator + _HALF))
         return self.low + share * (self.high - self.low)
-
-
-def counted_as(scale: float) -> float:
-    """Return what a unit whose norm has that scale adds to the count, at most the scale.
-
-    On a lattice, so that the law of a round's count can be computed.
-    """
-    return math.floor(scale * COUNT_STEPS) / COUNT_STEPS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +223,6 @@ class GaussianBundle:
         measured: Mapping[str, float],
         *,
         weight: float = 1.0,
-        scale: float = 1.0,
     ) -> list[float]:
         """Return one unit's scalars: whether it contributes (1 or 0), the bit, then the metrics.
 
@@ -243,15 +232,14 @@ class GaussianBundle:
             update_norm: L2 norm of its update before clipping; not finite counts as clipped.
             measured: Its metrics by name; one that is missing counts as the middle of its range.
             weight: What its clipped update is multiplied by; with 0 it does not contribute.
-            scale: Factor in (0, 1] on the norm that it is clipped to, and on each scalar.
         """
         contributes = weight > 0.0 and 0.0 < update_norm < math.inf
-        bit = [_HALF if update_norm <= scale * self.updates.clipping_norm else -_HALF]
+        bit = [_HALF if update_norm <= self.updates.clipping_norm else -_HALF]
         centred = (bit if self.unclipped_bit else []) + [
             metric.centred(measured.get(metric.name, math.nan)) for metric in self.metrics
         ]
-        counted = [counted_as(scale) * contributes] if self.count_noise_std is not None else []
-        return counted + [scale * value for value in centred]
+        counted = [float(contributes)] if self.count_noise_std is not None else []
+        return counted + centred
 
     def scalar_steps(self, values: Sequence[float]) -> NDArray[np.float64]:
         """Return one unit's scalars on their grids, each clipped on its own.

@@ -210,23 +210,23 @@ _OWN_BUDGETS: tuple[Exclusion[Asked], ...] = (
         instead="leave {sampling=?} out without privacy",
     ),
     Exclusion(
-        options=("method", "client_scheme"),
+        options=("sampling", "client_scheme"),
         when=lambda asked: (
             isinstance(asked.sampling, OwnRatesSampling)
-            and (asked.sampling.method == "noise") != asked.local
+            and asked.sampling.visible
+            and asked.central is not None
         ),
-        why="noise at the clients is each one's own, and so is its amount; noise of a sum is "
-        "everybody's, and leaves rates or norms to differ",
-        instead="write {method=noise} with {client_scheme=...}, and {method=sample} or "
-        "{method=scale} without",
+        why="groups that share the noise of a sum differ by how often they take part, and at rate "
+        "1 all take part in every round",
+        instead="write a smaller {sampling_rate}, or {client_scheme=...} for noise of their own",
     ),
     Exclusion(
         options=("sampling", "secure_sum"),
         when=lambda asked: (
             isinstance(asked.sampling, OwnRatesSampling) and asked.shared is not None
         ),
-        why="all nodes of a secure sum are told one norm and one rate, and nobody would clip a "
-        "group of {sampling=?} to its own",
+        why="all nodes of a secure sum are told one rate, and each group of {sampling=?} has its "
+        "own",
         instead="leave it out: a node whose owner allows less adds noise alone once that is spent",
     ),
     Exclusion(

@@ -60,7 +60,7 @@ from .shared_bundle import SharedBundle
 
 _UNITS = ("client", "record")
 _ONE_A_NODE = Hosting()
-_BELOW = 1.0 - 1e-9  # of a norm: its group fits on another machine, too
+_BELOW = 1.0 - 1e-9  # of a scale: its group fits on another machine, too
 _UNITS_AT_ONE = 2.0**22  # that a sum holds exactly at noise multiplier 1, whatever the norm
 _MOST_ROUNDS = 10_000_000  # a plan that somebody else wrote must not fill the reader's memory
 
@@ -342,8 +342,8 @@ class PrivacyPlan:
         return replace(self, noise=noise, release=release, **found)
 
     def _own_rates(self, law: OwnRatesSampling) -> dict[str, Any]:
-        """Return noise, and rates or norms, with which each group spends its own budget."""
-        if law.method != "sample":
+        """Return noise, and rates or scales, with which each group spends its own budget."""
+        if law.visible:
             return self._own_scales(law)
 
         def rounds(noise_multiplier: float, rate: float) -> FrozenHistory:

@@ -116,7 +116,6 @@ class RoundInstruction:
         server_round: The round's number.
         units: Indexes of the node's units that take part; None: the node is one unit, and answers
             with its model as any Flower client does.
-        scales: Factor on the norms of each of these units and on its scalars; None: 1.
         sampling_rate: The node hosts many units and flips the coins itself, at this rate for each;
             it never says how many came up. Excludes `units`.
         max_units: Largest number of units that a node hosts.
@@ -134,7 +133,6 @@ class RoundInstruction:
 
     server_round: int
     units: tuple[int, ...] | None = None
-    scales: tuple[float, ...] | None = None
     sampling_rate: float | None = None
     max_units: int = 1
     of_records: bool = False
@@ -156,8 +154,6 @@ class RoundInstruction:
             raise ValueError(f"sampling_rate must lie in [0, 1], got {self.sampling_rate}")
         if self.weight_cap is not None:
             require_positive(weight_cap=self.weight_cap)
-        for scale in self.scales or ():
-            require_positive(scales=scale)
         if any(type(unit) is not int for unit in self.units or ()):
             raise ValueError("units must be integers")
 

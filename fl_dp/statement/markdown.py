@@ -229,7 +229,6 @@ def _own_budgets(statement: PrivacyStatement) -> list[Row]:
     groups = [
         f"epsilon {rounded_up(each.epsilon)} of {each.budget:g} for {100 * each.share:.3g} % of "
         f"the clients, at rate {each.sampling_rate:.4g}"
-        + (f" and {each.norm_scale:.4g} of the norm" if each.norm_scale < 1.0 else "")
         + (f" and {each.noise_scale:.4g} times the noise" if each.noise_scale > 1.0 else "")
         for each in statement.own_budgets or ()
     ]

@@ -138,8 +138,7 @@ def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
             share=law.shares[group],
             sampling_rate=law.rates[group],
             epsilon=promised.best,
-            norm_scale=1.0 if law.method == "noise" else law.scale_of(group),
-            noise_scale=1.0 / law.scale_of(group) if law.method == "noise" else 1.0,
+            noise_scale=1.0 / law.scale_of(group),
         )
         for group, promised in enumerate(ledger.own_promises())
     )

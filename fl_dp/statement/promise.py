@@ -177,7 +177,6 @@ class OwnPromise:
         share: Of the declared clients.
         sampling_rate: Their chance to take part in a round.
         epsilon: The smallest known bound, at the statement's delta.
-        norm_scale: The norm that they are clipped to over that of the last group.
         noise_scale: Their own noise over that of the last group, where clients add it.
     """
 
@@ -185,7 +184,6 @@ class OwnPromise:
     share: float
     sampling_rate: float
     epsilon: float
-    norm_scale: float = 1.0
     noise_scale: float = 1.0
 
 

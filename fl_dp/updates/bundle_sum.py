@@ -60,7 +60,6 @@ class BundleSum:
         measured: Mapping[str, float],
         *,
         weight: float = 1.0,
-        scale: float = 1.0,
     ) -> float:
         """Clip one unit and add it.
 
@@ -68,8 +67,6 @@ class BundleSum:
             unit: As for `ClippedSum.add`.
             measured: Its metrics by name.
             weight: Public factor in [0, 1] on the clipped update.
-            scale: Public factor in (0, 1] on the most that it moves any sum: on the norms that
-                the update is clipped to, and on its scalars.
 
         Returns:
             What `ClippedSum.add` returns.
@@ -77,27 +74,24 @@ class BundleSum:
         Raises:
             RefusedUpdate: As `ClippedSum.add` does; nothing was added, to no sum.
         """
-        norm = self.updates.add(unit, weight=weight, scale=scale)  # may raise, so it comes first
-        self._add_scalars(norm, measured, weight, scale)
+        norm = self.updates.add(unit, weight=weight)  # may raise, so it comes first
+        self._add_scalars(norm, measured, weight)
         return norm
 
     def add_rows(
         self,
         vectors: NDArray[np.floating],
         measured: Sequence[Mapping[str, float]],
-        scales: Sequence[float] | None = None,
     ) -> list[float]:
         """Clip many units and add them, as `add` would one by one.
 
         Args:
             vectors: As for `ClippedSum.add_rows`.
             measured: The metrics of each.
-            scales: The scale of each; None: 1.
         """
-        norms = self.updates.add_rows(vectors, scales)
-        each = [1.0] * len(norms) if scales is None else scales
-        for norm, of_unit, scale in zip(norms, measured, each, strict=True):
-            self._add_scalars(norm, of_unit, 1.0, scale)
+        norms = self.updates.add_rows(vectors)
+        for norm, of_unit in zip(norms, measured, strict=True):
+            self._add_scalars(norm, of_unit, 1.0)
         return norms
 
     def add_node(self, arrays: ArrayRecord, scalars: Sequence[float], *, max_units: int) -> None:
@@ -122,11 +116,9 @@ class BundleSum:
         self.updates.add_steps(arrays, max_units=max_units)
         self.scalars += np.trunc(sums)
 
-    def _add_scalars(
-        self, norm: float, measured: Mapping[str, float], weight: float, scale: float
-    ) -> None:
+    def _add_scalars(self, norm: float, measured: Mapping[str, float], weight: float) -> None:
         # An update that is not finite added nothing: nor must its scalars, or the unit moves more
         # than it was charged for.
         if self.bundle.scalars and math.isfinite(norm):
-            values = self.bundle.scalar_values(norm, measured, weight=weight, scale=scale)
+            values = self.bundle.scalar_values(norm, measured, weight=weight)
             self.scalars += self.bundle.scalar_steps(values)

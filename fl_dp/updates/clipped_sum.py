@@ -259,9 +259,7 @@ class ClippedSum(_Sum):
             raise ValueError(f"grid {grid} is too fine for clipping norm {max(clipping_norms)}")
         self._units = 0
 
-    def add(
-        self, unit: ArrayRecord | NDArray[np.float64], *, weight: float = 1.0, scale: float = 1.0
-    ) -> float:
+    def add(self, unit: ArrayRecord | NDArray[np.float64], *, weight: float = 1.0) -> float:
         """Clip one unit's update and add it.
 
         The update is the unit's model minus the origin in float64. If an entry is NaN or infinite,
@@ -270,7 +268,6 @@ class ClippedSum(_Sum):
         Args:
             unit: Its model, or its update as a flat vector, shape `(layout.size,)`.
             weight: Public factor in [0, 1] on the clipped update.
-            scale: Public factor in (0, 1] on the norms that it is clipped to.
 
         Returns:
             The L2 norm of the whole update before clipping, private; infinity if it added nothing
@@ -279,25 +276,20 @@ class ClippedSum(_Sum):
         Raises:
             RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
                 read. Nothing was added.
-            ValueError: If the weight is outside [0, 1] or the scale outside (0, 1], or a flat
-                update has another shape.
+            ValueError: If the weight is outside [0, 1], or a flat update has another shape.
             OverflowError: If more units are added than float64 sums exactly on this grid.
         """
         if not 0.0 <= weight <= 1.0:
             raise ValueError(f"weight must lie in [0, 1], got {weight}")
-        _require_scales(scale)
         self._count(1)
-        return self._add_clipped(self._values_of(unit), weight, scale)
+        return self._add_clipped(self._values_of(unit), weight)
 
-    def add_rows(
-        self, vectors: NDArray[np.floating], scales: Sequence[float] | None = None
-    ) -> list[float]:
+    def add_rows(self, vectors: NDArray[np.floating]) -> list[float]:
         """Clip the updates of many units and add them: to the bit what `add` makes of each.
 
         Args:
             vectors: The units' models, float32 or float64 of shape `(units, layout.size)`: a row
                 is what `layout.flatten` gives for one, but for its dtype.
-            scales: That of each; None: 1.
 
         Returns:
             What `add` would return for each.
@@ -306,7 +298,6 @@ class ClippedSum(_Sum):
 
         Raises:
             RefusedUpdate: If it is no such matrix.
-            ValueError: If a scale is outside (0, 1], or not each row has one.
             OverflowError: If more units are added than float64 sums exactly on this grid.
         """
         rows = np.asarray(vectors)
@@ -316,19 +307,15 @@ class ClippedSum(_Sum):
                 f"{rows.dtype} of shape {rows.shape} is no matrix of float32 or float64 with "
                 f"{self.layout.size} columns"
             )
-        of_rows = np.ones(len(rows)) if scales is None else np.array(scales, dtype=np.float64)
-        if of_rows.shape != (len(rows),):
-            raise ValueError(f"{len(rows)} rows need as many scales, got {len(of_rows)}")
-        _require_scales(*of_rows.tolist())
         # An update of several blocks has the threads to itself; rows of one block share them.
         parts = max(1, min(threads.processors(), len(rows)) if self.layout.size < 2 * _BLOCK else 1)
         sums = [self._empty() for _ in range(parts)]
         running = [
-            threads.submit(part._add_each, rows[start::parts], of_rows[start::parts])
+            threads.submit(part._add_each, rows[start::parts])
             for start, part in enumerate(sums[1:], 1)
         ]
         norms = np.empty(len(rows))
-        norms[::parts] = sums[0]._add_each(rows[::parts], of_rows[::parts])
+        norms[::parts] = sums[0]._add_each(rows[::parts])
         for start, future in enumerate(running, 1):
             norms[start::parts] = future.result()
         self._count(len(rows))
@@ -343,14 +330,14 @@ class ClippedSum(_Sum):
             self.layout, self._origin, grid=self.grid, clipping_norms=self._clipping_norms
         )
 
-    def _add_each(self, vectors: NDArray[np.floating], scales: NDArray[np.float64]) -> list[float]:
+    def _add_each(self, vectors: NDArray[np.floating]) -> list[float]:
         specs = self.layout.released
         return [
-            self._add_clipped([vector[spec.start : spec.stop] for spec in specs], 1.0, scale)
-            for vector, scale in zip(vectors, scales.tolist(), strict=True)
+            self._add_clipped([vector[spec.start : spec.stop] for spec in specs], 1.0)
+            for vector in vectors
         ]
 
-    def _add_clipped(self, values: _Values, weight: float, scale: float) -> float:
+    def _add_clipped(self, values: _Values, weight: float) -> float:
         """Add one unit's model, read and counted; return what `add` does."""
         norms = self._load(values)
         norm = math.hypot(*norms)
@@ -358,10 +345,7 @@ class ClippedSum(_Sum):
             return math.inf
         if weight > 0.0 and norm > 0.0:
             groups = zip(self._groups, norms, self._clipping_norms, strict=True)
-            factors = [
-                self._clipping_factor(group, length, scale * bound)
-                for group, length, bound in groups
-            ]
+            factors = [self._clipping_factor(*group) for group in groups]
             self._scales = [weight * factor / self.grid for factor in factors]
         return norm
 
@@ -464,12 +448,6 @@ class PlainSum(_Sum):
         if weight > 0.0 and norm > 0.0:
             self._scales = [weight]
         return norm
-
-
-def _require_scales(*scales: float) -> None:
-    for scale in scales:
-        if not 0.0 < scale <= 1.0:
-            raise ValueError(f"scale must lie in (0, 1], got {scale}")
 
 
 def _squares(update: NDArray[np.float64]) -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -49,7 +49,6 @@ class CentralMode(Mode):
         index: int = 0,
         rng: SecureRandom | None = None,
         untried: bool = False,
-        scale_of: Callable[[Unit], float] | None = None,
     ) -> None:
         """Prepare a round.
 
@@ -68,7 +67,6 @@ class CentralMode(Mode):
                 is drawn at the release.
             untried: Whether the nodes' app could not be rehearsed, and this round shows whether it
                 works: its count is released with less noise, and its updates with more.
-            scale_of: Public factor on what each unit may move; None: 1.
         """
         bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms, size=layout.size)
         bundle = bundle.counting_closely() if untried else bundle
@@ -90,7 +88,6 @@ class CentralMode(Mode):
         self._rng = rng
         self._mechanism = bundle.updates
         self._cohort: Cohort = {}
-        self._scale_of = scale_of
 
     @property
     def sums(self) -> BundleSum:
@@ -122,10 +119,8 @@ class CentralMode(Mode):
         """Name the units that take part, where the node sums them. See `Mode.content_for`."""
         if not self._plan.hosting.sums_at_nodes or self._plan.hosting.coins_at_nodes:
             return super().content_for(node, content)
-        units, scale_of = self._cohort[node], self._scale_of
-        numbers = tuple(unit.number for unit in units)
-        scales = None if scale_of is None else tuple(map(scale_of, units))
-        return self.told(content, replace(self.instruction, units=numbers, scales=scales))
+        numbers = tuple(unit.number for unit in self._cohort[node])
+        return self.told(content, replace(self.instruction, units=numbers))
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
@@ -146,7 +141,6 @@ class CentralMode(Mode):
         norm = self._sums.add(
             unit,
             {name: one_of(measured, name) for name in measured},
-            scale=1.0 if self._scale_of is None else self._scale_of(units[0]),
         )
         return [observed(units[0], server_round, norm, one_of(measured, UTILITY_METRIC))]
 

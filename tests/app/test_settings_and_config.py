@@ -218,7 +218,7 @@ OF_OTHER_OPTIONS = [
     "selection=buffered selection.concurrency=40 selection.max_staleness=6 "
     "selection.staleness_power=0.25",
     "selection=own_budgets selection.budgets=[1,3] selection.shares=[0.5,0.5] "
-    "selection.owners=/a/file.yaml selection.method=scale",
+    "selection.owners=/a/file.yaml",
 ]
 
 

@@ -37,11 +37,8 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         f"{_NUMBERS} selection=dp_utility selection.utility=accuracy",
     ),
     (f"privacy=none {_OWN}",),
-    (f"privacy=local {_OWN}", f"{_OWN} selection.method=noise"),
-    (
-        f"{_SHARES} {_OWN}",
-        f"{_SHARES} {_OWN} {_ALL} selection.method=scale",
-    ),
+    (f"{_OWN} {_ALL}",),
+    (f"{_SHARES} {_OWN}", f"{_SHARES} {_OWN} {_ALL}"),
     (f"{_GRADIENTS} model.shared=['1.bias']",),
     (
         *(f"privacy=local selection={name}" for name in ("poisson", "truncated_poisson")),

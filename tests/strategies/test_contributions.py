@@ -55,21 +55,6 @@ def fails(message: Message, partition: int) -> Message:
     return Message(Error(code=2, reason="ValueError"), reply_to=message)
 
 
-def test_the_law_of_a_count_where_units_count_less_is_that_of_the_cohort() -> None:
-    law = CohortLaw(units=30, rate=0.4, counted=((20, 0.25), (10, 1.0)))
-    assert law.mean == pytest.approx(0.4 * 15.0)
-    ones, quarters = stats.binom(10, 0.4), stats.binom(20, 0.4)
-    for count in (-2.0, 0.0, 4.3, 6.0, 20.0):
-        exact = sum(
-            ones.pmf(a) * quarters.pmf(b) * stats.norm(a + b / 4, 2.0).pdf(count)
-            for a in range(11)
-            for b in range(21)
-        )
-        nobody = stats.norm(0.0, 2.0).pdf(count)
-        ratio = _log_likelihood(count, law, 0.0, 2.0) - _log_likelihood(count, law, 1.0, 2.0)
-        assert ratio == pytest.approx(math.log(nobody / exact), abs=1e-6)
-
-
 # --- What the count costs, and what one unit can do to it -----------------------------------------
 
 

@@ -257,7 +257,7 @@ def test_a_reply_of_an_earlier_round_is_not_used_again(tmp_path: Path) -> None:
 
 
 def test_a_client_of_one_group_can_t_send_the_noise_of_another(tmp_path: Path) -> None:
-    law = OwnRatesSampling.at(1.0, budgets=(1.0, 8.0), shares=(0.5, 0.5), method="noise")
+    law = OwnRatesSampling.at(1.0, budgets=(1.0, 8.0), shares=(0.5, 0.5))
     plan = PrivacyPlan.calibrate(
         PrivacyBudget(epsilon=8.0, delta=1e-3),
         rounds=1,

@@ -34,7 +34,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.filters import OwnBudgetsFilter
 from fl_dp.accounting.sampling import sampling_from_dict
-from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.clients import numpy_client_app
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
@@ -51,8 +51,8 @@ from fl_dp.strategies import DPFedAvg, OwnRatesSelection, PrivateLoop
 BUDGETS, SHARES, RATE, ROUNDS, DELTA = (1.0, 3.0, 8.0), (0.5, 0.3, 0.2), 0.2, 30, 1e-3
 
 
-def planned(num_clients: int = 10, method: str = "sample", **other: Any) -> PrivacyPlan:
-    law = OwnRatesSampling.at(RATE, budgets=BUDGETS, shares=SHARES, method=method)
+def planned(num_clients: int = 10, **other: Any) -> PrivacyPlan:
+    law = OwnRatesSampling.at(RATE, budgets=BUDGETS, shares=SHARES)
     given: dict[str, Any] = {
         "rounds": ROUNDS,
         "num_clients": num_clients,
@@ -64,9 +64,6 @@ def planned(num_clients: int = 10, method: str = "sample", **other: Any) -> Priv
 
 PLAN = planned()
 LAW = cast(OwnRatesSampling, PLAN.sampling)
-SCALED = planned(method="scale")
-NORMS = cast(OwnRatesSampling, SCALED.sampling)
-BOTH = pytest.mark.parametrize("plan", [PLAN, SCALED], ids=["sample", "scale"])
 
 
 def truly_spent(noise_multiplier: float, rate: float) -> float:
@@ -80,32 +77,13 @@ def truly_spent(noise_multiplier: float, rate: float) -> float:
 # --- What is spent --------------------------------------------------------------------------------
 
 
-@BOTH
 @pytest.mark.parametrize("group", range(3))
-def test_each_group_spends_its_own_budget_and_nothing_is_left(
-    plan: PrivacyPlan, group: int
-) -> None:
-    law = cast(OwnRatesSampling, plan.sampling)
-    # Over its own norm a group has more noise than the last one.
-    noise, rate = plan.noise_multiplier / law.scale_of(group), law.rates[group]
+def test_each_group_spends_its_own_budget_and_nothing_is_left(group: int) -> None:
+    noise, rate = PLAN.noise_multiplier, LAW.rates[group]
     spent = truly_spent(noise, rate)
     assert 0.998 * BUDGETS[group] < spent <= BUDGETS[group] * (1.0 + 1e-4)
     # The power of this test: with a tenth less noise no group would keep its promise.
     assert truly_spent(0.9 * noise, rate) > 1.05 * BUDGETS[group]
-
-
-def test_by_norms_everybody_takes_part_as_often_and_the_last_group_as_without_groups() -> None:
-    alone = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=8.0, delta=DELTA),
-        rounds=ROUNDS, num_clients=10, sampling_rate=RATE, clipping_norm=1.0,
-    )  # fmt: skip
-    assert SCALED.noise_multiplier == alone.noise_multiplier
-    assert set(NORMS.rates) == {RATE}
-    assert all(low < high for low, high in pairwise(NORMS.scales))
-    # What a cohort weighs divides: so much of a norm as its groups may move.
-    mean = sum(share * scale for share, scale in zip(SHARES, NORMS.scales, strict=True))
-    assert SCALED.denominator == pytest.approx(10 * RATE * mean)
-    assert SCALED.expected_cohort == pytest.approx(10 * RATE)
 
 
 def test_the_cohort_is_as_large_on_average_as_it_was_wanted() -> None:
@@ -125,10 +103,9 @@ def test_the_noise_lies_between_that_of_the_strictest_and_of_the_most_generous()
     assert alone[0] < PLAN.noise_multiplier < alone[1]
 
 
-@pytest.mark.parametrize("method", ["sample", "scale"])
-def test_every_group_pays_for_other_releases(method: str) -> None:
+def test_every_group_pays_for_other_releases() -> None:
     other = {GaussianEvent(noise_multiplier=9.0): 1}
-    with_other = planned(other_releases=other, method=method)
+    with_other = planned(other_releases=other)
     assert with_other.noise_multiplier > 0.0
     law = with_other.sampling
     assert isinstance(law, OwnRatesSampling)
@@ -138,28 +115,26 @@ def test_every_group_pays_for_other_releases(method: str) -> None:
         assert history[GaussianEvent(noise_multiplier=9.0)] == 1
 
 
-@pytest.mark.parametrize("method", ["sample", "scale"])
-def test_a_declared_schedule_is_scaled_as_a_whole(method: str) -> None:
-    falling = planned(schedule=NoiseSchedule(name="linear"), rounds=4, method=method)
+def test_a_declared_schedule_is_scaled_as_a_whole() -> None:
+    falling = planned(schedule=NoiseSchedule(name="linear"), rounds=4)
     for group, bounds in enumerate(falling.own_epsilons()):
         assert 0.99 * BUDGETS[group] < bounds.best <= BUDGETS[group]
 
 
-@BOTH
-def test_no_gate_lets_a_release_through_that_is_too_much_for_any_group(plan: PrivacyPlan) -> None:
-    gate, law = plan.filter(), cast(OwnRatesSampling, plan.sampling)
+def test_no_gate_lets_a_release_through_that_is_too_much_for_any_group() -> None:
+    gate = PLAN.filter()
     assert isinstance(gate, OwnBudgetsFilter)
     for _ in range(ROUNDS):
-        event = plan.event_of(1)
+        event = PLAN.event_of(1)
         assert not gate.would_exceed(event)
         gate.spend(event)
-    assert gate.would_exceed(plan.event_of(1))
+    assert gate.would_exceed(PLAN.event_of(1))
     # Room for the last group alone is no room: the strictest group is at its end.
-    generous = replace(plan.budget, epsilon=80.0)
-    wide = replace(plan, budget=generous, sampling=replace(law, budgets=(1.0, 3.0, 80.0))).filter()
+    generous = replace(PLAN.budget, epsilon=80.0)
+    wide = replace(PLAN, budget=generous, sampling=replace(LAW, budgets=(1.0, 3.0, 80.0))).filter()
     for _ in range(ROUNDS):
-        wide.spend(plan.event_of(1))
-    assert wide.would_exceed(plan.event_of(1))
+        wide.spend(PLAN.event_of(1))
+    assert wide.would_exceed(PLAN.event_of(1))
 
 
 # --- Who takes part -------------------------------------------------------------------------------
@@ -281,47 +256,6 @@ class Watched(DPFedAvg):
     loop: WatchedLoop
 
 
-@pytest.mark.parametrize("units_per_node", [1, 5])
-def test_who_allows_less_moves_the_sum_by_its_own_norm_and_no_more(
-    tmp_path: Path, units_per_node: int
-) -> None:
-    plan = planned(method="scale", units_per_node=units_per_node)
-    law = cast(OwnRatesSampling, plan.sampling)
-
-    def client(context: Context, unit: int) -> FixedClient:
-        node = int(cast(int, context.node_config["partition-id"]))
-        # Each unit moves a coordinate of its own, further than any norm.
-        return FixedClient(50.0 * np.eye(10)[node * units_per_node + unit])
-
-    app = numpy_client_app(
-        lambda context: client(context, 0),
-        units=None if units_per_node == 1 else NodeUnits(client_fn=client, count=lambda *_: 5),
-    )
-
-    def answer(message: Message, number: int) -> Message:
-        config: dict[str, Any] = {"partition-id": number, "unit-name": f"ward-{number}"}
-        return app(message, Context(1, FIRST_NODE + number, config, RecordDict(), {}))
-
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        strategy = Watched(plan=plan, ledger=ledger)
-        grid = LocalGrid(introducing(answer), 10 // units_per_node)
-        strategy.start(grid, ArrayRecord({"w": Array(np.zeros(10))}), num_rounds=ROUNDS)
-        groups = ledger.group_of
-    names = [
-        f"ward-{place}" if units_per_node == 1 else f"ward-{place // 5}/{place % 5}"
-        for place in range(10)
-    ]
-    norms = np.array([law.scale_of(groups[name]) for name in names])
-    assert len(set(norms)) == 3
-    seen = np.zeros(10, dtype=bool)
-    for mode in strategy.loop.modes:
-        moved = mode.sums.updates.total * mode.sums.updates.grid
-        assert (moved <= norms).all()
-        assert np.isclose(moved[moved > 0.0], norms[moved > 0.0], rtol=1e-6).all()
-        seen |= moved > 0.0
-    assert seen.sum() >= 5  # fewer of ten, at rate .2 in 30 rounds: below 1e-12
-
-
 # --- What is refused ------------------------------------------------------------------------------
 
 
@@ -338,7 +272,6 @@ def test_who_allows_less_moves_the_sum_by_its_own_norm_and_no_more(
         ({"rates": (0.5, 1.0)}, "in \\(0, 1\\)"),
         ({"rates": (0.5, 0.4)}, "in \\(0, 1\\)"),
         ({"rates": (0.0, 0.4)}, "in \\(0, 1\\)"),
-        ({"method": "both"}, "one of sample, scale, noise"),
         ({"scales": (1.0, 0.5)}, "the last one's is 1"),
         ({"scales": (0.0, 1.0)}, "the last one's is 1"),
         ({"scales": (1.0,)}, "the last one's is 1"),
@@ -356,11 +289,11 @@ def test_options_that_do_not_go_with_own_budgets_are_refused() -> None:
         planned(client_scheme="gaussian")
     with pytest.raises(IncompatibleOptions):
         planned(coins_at_nodes=True)
-    everybody = OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES, method="scale")
-    with pytest.raises(IncompatibleOptions, match="told one norm and one rate"):
+    everybody = OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES)
+    with pytest.raises(IncompatibleOptions, match="told one rate"):
         planned(sampling=everybody, secure_sum=SecureSum())
     with pytest.raises(IncompatibleOptions, match="charged for every round"):
-        planned(sampling=everybody, participation_cap=3)
+        planned(sampling=everybody, participation_cap=3, client_scheme="gaussian")
     with pytest.raises(OptionError, match="must be the largest of the budgets: write epsilon=8"):
         PrivacyPlan.from_noise_multiplier(
             1.0, delta=DELTA, rounds=5, num_clients=10, clipping_norm=1.0, sampling=LAW
@@ -400,7 +333,7 @@ SCHEMES = pytest.mark.parametrize("scheme", ["gaussian", "laplace", "exponential
 
 
 def locally(scheme: str = "gaussian", **others: Any) -> PrivacyPlan:
-    law = OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES, method="noise")
+    law = OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES)
     return planned(sampling=law, client_scheme=scheme, rounds=5, **others)
 
 
@@ -474,14 +407,10 @@ def test_messages_have_their_groups_noise_and_weigh_the_inverse_of_its_variance(
 
 
 def test_noise_of_their_own_is_for_clients_that_add_it() -> None:
-    with pytest.raises(IncompatibleOptions, match="write method=noise with client_scheme"):
-        planned(client_scheme="gaussian")
-    with pytest.raises(IncompatibleOptions, match="everybody's"):
-        planned(method="noise")
+    with pytest.raises(IncompatibleOptions, match="at rate 1 all take part"):
+        planned(sampling=OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES))
     with pytest.raises(IncompatibleOptions, match="sees each message"):
-        planned(method="noise", client_scheme="gaussian")  # at rate .2
-    with pytest.raises(OptionError, match="at 1 where not rates differ"):
-        OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES)
+        planned(client_scheme="gaussian")  # at rate .2
 
 
 def test_a_node_is_asked_beforehand_for_no_more_than_any_group_would_ask(tmp_path: Path) -> None:
@@ -505,15 +434,6 @@ def test_a_node_is_asked_beforehand_for_no_more_than_any_group_would_ask(tmp_pat
         # By the last group's budget: a node that has spent more than the first one's is not out.
         assert noise.epsilon == BUDGETS[-1]
         assert noise.noise_multiplier == LOCAL.noise_multiplier / OWN_NOISE.scale_of(0)
-
-
-def test_groups_whose_norms_nobody_has_found_all_have_the_plans(tmp_path: Path) -> None:
-    law = OwnRatesSampling.at(RATE, budgets=BUDGETS, shares=SHARES, method="scale")
-    plan = PrivacyPlan.from_noise_multiplier(
-        100.0, delta=DELTA, max_epsilon=8.0, rounds=1, num_clients=10, clipping_norm=1.0,
-        sampling=law,
-    )  # fmt: skip
-    trained(tmp_path / "ledger.db", plan)
 
 
 def test_noise_of_the_mean_is_that_of_all_messages_together() -> None:

@@ -451,10 +451,10 @@ def test_a_row_that_fails_half_way_adds_none(monkeypatch: pytest.MonkeyPatch) ->
     total = start(record(w=np.zeros(1)))
     whole = ClippedSum._add_clipped
 
-    def failing(part: ClippedSum, values: Any, weight: float, scale: float) -> float:
+    def failing(part: ClippedSum, values: Any, weight: float) -> float:
         if values[0][0] == 3.0:
             raise MemoryError
-        return whole(part, values, weight, scale)
+        return whole(part, values, weight)
 
     monkeypatch.setattr(ClippedSum, "_add_clipped", failing)
     with pytest.raises(MemoryError):

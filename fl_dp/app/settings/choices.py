@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fl_dp.accounting.sampling import OWN_METHODS
 from fl_dp.mechanisms.schemes import SCHEMES
 from fl_dp.tasks.datasets import DATASETS, PARTITIONS
 from fl_dp.tasks.fit import MODELS, TRAINED_FACTORS
@@ -19,10 +18,8 @@ CHOICES = {
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
     "dp_sgd.grad_sample_mode": ("vmap", "hooks", "ghost"),
     "selection.coins": ("server", "nodes"),
-    "selection.method": OWN_METHODS,
     "selection.utility": ("loss", "accuracy", "records", "update_norm", "staleness"),
     "schedule.spend": ("early", "late"),
-    "schedule.metric": ("accuracy", "loss"),
     "statistic.query": ("count", "sum", "mean", "histogram", "quantiles", "top"),
     "statistic.law": ("laplace", "gaussian"),
     "compression.up": UPLINKS,

@@ -332,12 +332,9 @@ class BufferedSettings(SelectionSettings):
 
 @dataclass(kw_only=True)
 class OwnBudgetsSettings(SelectionSettings):
-    """A rate, a norm or a noise of its own for each group, which has its own epsilon.
+    """A rate or a noise of its own for each group, which has its own epsilon.
 
     Attributes:
-        method: What differs between groups: `sample`, how often clients take part; `scale`, the
-            norm that they are clipped to, where `clipping.norm` is that of the last group; or
-            `noise`, the noise that they add themselves, under `privacy=local`.
         budgets: Epsilon of each group, increasing; the last one is `privacy.epsilon`.
         shares: Share of the clients in each group; public. They are dealt to the groups.
         owners: File with a line `name: epsilon` for each node, by its `unit-name`, in place of
@@ -346,7 +343,6 @@ class OwnBudgetsSettings(SelectionSettings):
 
     in_python = ("OwnRatesSampling",)
     name: str = told("own_budgets")
-    method: str = told("sample")
     budgets: list[float] | None = told(None)
     shares: list[float] | None = told(None)
     owners: str | None = None
@@ -402,9 +398,7 @@ class OwnBudgetsSettings(SelectionSettings):
             sizes = Counter(owners.values())
             budgets = sorted(sizes)
             shares = [sizes[epsilon] / num_clients for epsilon in budgets]
-        law = OwnRatesSampling.at(
-            self.sampling_rate, budgets=budgets, shares=shares, method=self.method
-        )
+        law = OwnRatesSampling.at(self.sampling_rate, budgets=budgets, shares=shares)
         return OwnRatesSelection(law)
 
 

@@ -65,20 +65,16 @@ class PlanView:
 
     @property
     def own_budgets(self) -> list[dict[str, float]]:
-        """Budget, share, rate, norm, noise and epsilon of each group that has its own."""
+        """Budget, share, rate, noise and epsilon of each group that has its own."""
         law = self.plan.sampling
         if not isinstance(law, OwnRatesSampling):
             return []
-        at_clients = law.method == "noise"
         return [
             {
                 "budget": law.budgets[group],
                 "share": law.shares[group],
                 "sampling_rate": law.rates[group],
-                "clipping_norm": (1.0 if at_clients else law.scale_of(group))
-                * self.plan.clipping_norm,
-                "noise_multiplier": self.plan.noise_multiplier
-                / (law.scale_of(group) if at_clients else 1.0),
+                "noise_multiplier": self.plan.noise_multiplier / law.scale_of(group),
                 "epsilon": spent.best,
             }
             for group, spent in enumerate(self.plan.own_epsilons())
@@ -139,8 +135,8 @@ class PlanView:
         rows += [
             (
                 f"epsilon of the clients that allow {each['budget']:g}",
-                f"{each['epsilon']:.4f}, at rate {each['sampling_rate']:.4g}, norm "
-                f"{each['clipping_norm']:.4g} and noise multiplier {each['noise_multiplier']:.4g}",
+                f"{each['epsilon']:.4f}, at rate {each['sampling_rate']:.4g} and noise multiplier "
+                f"{each['noise_multiplier']:.4g}",
             )
             for each in self.own_budgets
         ]

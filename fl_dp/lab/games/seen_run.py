@@ -41,7 +41,6 @@ class Claim:
         sampling_rate: Probability of one in a round that it may be drawn in; 1 if that is seen.
         curve: Trade-off curve of what the ledger was charged.
         group: Whose claim it is; None: everybody's.
-        norm_scale: Norm of the group over that of the plan.
         whose: Added to the names of its findings.
     """
 
@@ -49,7 +48,6 @@ class Claim:
     sampling_rate: float
     curve: TradeOff | None = None
     group: int | None = None
-    norm_scale: float = 1.0
     whose: str = ""
 
 
@@ -94,13 +92,7 @@ class SeenRun:
             # Who was never drawn shows noise alone, whichever its group. Left out of its own, the
             # others would seem to be drawn more often than they are.
             of = np.r_[(self.own == claim.group) | (self.own < 0), idle]
-            scale = claim.norm_scale
-            return [
-                SeenRound(
-                    along=each.along / scale, noise_multiplier=each.noise_multiplier / scale, of=of
-                )
-                for each in self.rounds
-            ]
+            return [replace(each, of=of) for each in self.rounds]
         if self.turn is None or not self.rounds:
             return self.rounds
         return seen_with_memory(
@@ -329,7 +321,6 @@ def claims_of(plan: PrivacyPlan, history: FrozenHistory, quoted: float) -> list[
             sampling_rate=law.rates[group],
             curve=curve(law.history_for(group, history)),
             group=group,
-            norm_scale=law.scale_of(group),
             whose=f", of those that allow {law.budgets[group]:g}",
         )
         for group, spent in enumerate(plan.own_epsilons(history))

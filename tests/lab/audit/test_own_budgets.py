@@ -31,15 +31,7 @@ RUN = CanaryRun(count=200, seed=1, in_place=True)
 STRICT, GENEROUS = ", of those that allow 0.5", ", of those that allow 12"
 
 
-def law_of(method: str) -> OwnRatesSampling:
-    return OwnRatesSampling.at(0.5, budgets=BUDGETS, shares=(0.5, 0.5), method=method)
-
-
-class ForgetsNorms(WatchedLoop):
-    """Clips everybody to the norm of the last group."""
-
-    def _scale_of(self) -> Any:
-        return None
+LAW = OwnRatesSampling.at(0.5, budgets=BUDGETS, shares=(0.5, 0.5))
 
 
 class TwiceAsOften(OwnRatesSelection):
@@ -53,18 +45,16 @@ class TwiceAsOften(OwnRatesSelection):
         return others + [u for u, heads in zip(strict, coins, strict=True) if heads]
 
 
-def audited(
-    folder: Path, method: str, *, kind: type[WatchedLoop] = WatchedLoop, wrong: bool = False
-) -> tuple[Finding, ...]:
+def audited(folder: Path, *, wrong: bool = False) -> tuple[Finding, ...]:
     """Train with canaries in the places of half of the clients."""
     run = trained(
-        kind,
+        WatchedLoop,
         folder,
         RUN,
         8,
         rounds=24,
         num_clients=400,
-        sampling=law_of(method),
+        sampling=LAW,
         selection=TwiceAsOften if wrong else None,
     )
     seen, found = judged(run, RUN)
@@ -77,9 +67,8 @@ def violated(found: tuple[Finding, ...]) -> set[str]:
     return {each.name for each in found if not each.stands}
 
 
-@pytest.mark.parametrize("method", ["sample", "scale"])
-def test_each_group_has_a_row_within_its_own_budget(tmp_path: Path, method: str) -> None:
-    found = audited(tmp_path, method)
+def test_each_group_has_a_row_within_its_own_budget(tmp_path: Path) -> None:
+    found = audited(tmp_path)
     strict, generous = found[:2]
     assert not violated(found)
     assert strict.name.endswith(STRICT) and generous.name.endswith(GENEROUS)
@@ -90,27 +79,19 @@ def test_each_group_has_a_row_within_its_own_budget(tmp_path: Path, method: str)
     assert sum(each.alpha for each in found) == pytest.approx(1e-6)
 
 
-def test_a_system_that_clips_everybody_to_the_largest_norm_is_caught_at_the_strict_group(
-    tmp_path: Path,
-) -> None:
-    found = audited(tmp_path, "scale", kind=ForgetsNorms)
-    assert violated(found) == {found[0].name}
-
-
 def test_a_system_that_draws_a_group_twice_as_often_is_caught_at_that_group(
     tmp_path: Path,
 ) -> None:
-    found = audited(tmp_path, "sample", wrong=True)
+    found = audited(tmp_path, wrong=True)
     assert violated(found) and all(name.endswith(STRICT) for name in violated(found))
 
 
 def by_the_law(
-    method: str, rate: float, strict: float, *, longer: float = 1.0, oftener: float = 1.0
+    rate: float, strict: float, *, longer: float = 1.0, oftener: float = 1.0
 ) -> list[bool]:
     """Play releases of 60,000 canaries by their law; the first of two groups breaks its own.
 
     Args:
-        method: Of the groups.
         rate: Mean sampling rate.
         strict: Epsilon of the first group; that of the second is 8.
         longer: Its norm over that which is charged: as if its noise were smaller.
@@ -119,7 +100,7 @@ def by_the_law(
     Returns:
         Whether the claim of each group stands.
     """
-    of = beside_claims(*played(method, rate, strict, longer=longer, oftener=oftener))
+    of = beside_claims(*played(rate, strict, longer=longer, oftener=oftener))
     return [of.bound(each, alpha=1e-6).stands for each in of.claims]
 
 
@@ -134,7 +115,7 @@ def beside_claims(plan: PrivacyPlan, seen: SeenRun, canaries: Canaries) -> Audit
 
 
 def played(
-    method: str, rate: float, strict: float, *, longer: float = 1.0, oftener: float = 1.0
+    rate: float, strict: float, *, longer: float = 1.0, oftener: float = 1.0
 ) -> tuple[PrivacyPlan, SeenRun, Canaries]:
     """Return what `by_the_law` judges."""
     budgets = (strict, 8.0)
@@ -142,13 +123,13 @@ def played(
         PrivacyBudget(epsilon=budgets[-1], delta=DELTA),
         rounds=8,
         num_clients=500,
-        sampling=OwnRatesSampling.at(rate, budgets=budgets, shares=(0.5, 0.5), method=method),
+        sampling=OwnRatesSampling.at(rate, budgets=budgets, shares=(0.5, 0.5)),
         clipping_norm=1.0,
     )
     law, z = cast(OwnRatesSampling, plan.sampling), plan.noise_multiplier
     canaries, rng = Canaries(count=60_000, size=180_000, seed=3), np.random.default_rng(7)
     own = np.arange(canaries.count) % 2
-    norms = np.array([longer * law.scale_of(0), law.scale_of(1)])[own]
+    norms = np.array([longer, 1.0])[own]
     rates = np.array([oftener * law.rates[0], law.rates[1]])[own]
     drawn = rng.random((plan.rounds, canaries.count)) < rates
     along = z * rng.normal(size=(plan.rounds, canaries.size))
@@ -167,7 +148,7 @@ def played(
 
 
 def test_groups_that_are_known_by_draws_alone_accuse_nobody() -> None:
-    plan, seen, canaries = played("sample", 0.1, 1.0)
+    plan, seen, canaries = played(0.1, 1.0)
     assert seen.own is not None
     seen = replace(seen, own=np.where(seen.drawn.any(axis=0), seen.own, -1))
     assert seen.strangers > 20_000
@@ -178,17 +159,15 @@ def test_groups_that_are_known_by_draws_alone_accuse_nobody() -> None:
     assert cohorts_are_poisson(known, of.claims[0].sampling_rate, alpha=1e-6).caught
 
 
-@pytest.mark.parametrize("method", ["sample", "scale"])
-def test_twice_the_rate_convicts_that_group_alone(method: str) -> None:
-    assert by_the_law(method, 0.4, 4.0) == [True, True]
-    assert by_the_law(method, 0.4, 4.0, oftener=2.0) == [False, True]
+def test_twice_the_rate_convicts_that_group_alone() -> None:
+    assert by_the_law(0.4, 4.0) == [True, True]
+    assert by_the_law(0.4, 4.0, oftener=2.0) == [False, True]
 
 
-@pytest.mark.parametrize("method", ["sample", "scale"])
-def test_nine_tenths_of_the_noise_convict_that_group_alone(method: str) -> None:
+def test_nine_tenths_of_the_noise_convict_that_group_alone() -> None:
     # At a large rate, where the threshold of Gaussian DP is close to the charged curve's.
-    assert by_the_law(method, 0.9, 7.0) == [True, True]
-    assert by_the_law(method, 0.9, 7.0, longer=1.0 / 0.9) == [False, True]
+    assert by_the_law(0.9, 7.0) == [True, True]
+    assert by_the_law(0.9, 7.0, longer=1.0 / 0.9) == [False, True]
 
 
 def test_canaries_have_no_names_in_a_file_of_owners(tmp_path: Path) -> None:
