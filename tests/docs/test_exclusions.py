@@ -36,7 +36,6 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         f"{_NUMBERS} metrics.accuracy=[0,1]",
         f"{_NUMBERS} selection=dp_utility selection.utility=accuracy",
     ),
-    (f"privacy=none {_OWN}",),
     (f"{_OWN} {_ALL}",),
     (f"{_SHARES} {_OWN}", f"{_SHARES} {_OWN} {_ALL}"),
     (f"{_GRADIENTS} model.shared=['1.bias']",),
@@ -170,6 +169,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
 
 # Settings compose no such plan; tests/plan and tests/strategies meet these rows.
 OF_PYTHON = {
+    "each group's rate is found for its own budget, and nobody spends one",
     "groups that take turns are charged for zero-out neighbours on a public roster",
     "{nodes=?} lets nodes answer with sums of their records' gradients, which only a secure sum "
     "hides",

@@ -46,7 +46,7 @@ from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.statement import PrivacyStatement
 from fl_dp.statement.markdown import statement_markdown
 from fl_dp.statement.of_clients import privacy_statement
-from fl_dp.strategies import DPFedAvg, OwnRatesSelection, PrivateLoop
+from fl_dp.strategies import DPFedAvg, OwnRatesSelection, PrivateLoop, UnprotectedFedAvg
 
 BUDGETS, SHARES, RATE, ROUNDS, DELTA = (1.0, 3.0, 8.0), (0.5, 0.3, 0.2), 0.2, 30, 1e-3
 
@@ -289,6 +289,8 @@ def test_options_that_do_not_go_with_own_budgets_are_refused() -> None:
         planned(client_scheme="gaussian")
     with pytest.raises(IncompatibleOptions):
         planned(coins_at_nodes=True)
+    with pytest.raises(IncompatibleOptions, match="nobody spends one"):
+        UnprotectedFedAvg(selection=OwnRatesSelection(LAW))
     everybody = OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES)
     with pytest.raises(IncompatibleOptions, match="told one rate"):
         planned(sampling=everybody, secure_sum=SecureSum())
