@@ -223,7 +223,6 @@ def applied_noise(instruction: RoundInstruction) -> ConfigRecord:
 # How each field that is more than a number or a text comes out of JSON.
 _READ: Mapping[str, Callable[[Any], object]] = {
     "units": tuple,
-    "scales": tuple,
     "bundle": GaussianBundle.from_dict,
     "client_noise": lambda fields: NoiseInstruction(**fields),
     "compression": lambda fields: Compression(**fields),
