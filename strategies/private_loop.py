@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
-from fl_dp.accounting import OwnRatesSampling, PrivacyBudgetExhausted
+from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
 from fl_dp.plan import DistributedNoise, PrivacyPlan
