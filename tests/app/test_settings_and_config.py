@@ -405,7 +405,6 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str)
         ("schedule.spend", "never"),
         ("schedule.floor", "0.0"),
         ("schedule.levels", "0"),
-        ("schedule.metric", "f1"),
         ("privacy.neighboring_relation", "replace"),
         ("privacy.insecure_seed", "-1"),
         ("privacy.witness_dir", "witness"),

@@ -272,9 +272,9 @@ class Watched(DPFedAvg):
         ({"rates": (0.5, 1.0)}, "in \\(0, 1\\)"),
         ({"rates": (0.5, 0.4)}, "in \\(0, 1\\)"),
         ({"rates": (0.0, 0.4)}, "in \\(0, 1\\)"),
-        ({"scales": (1.0, 0.5)}, "the last one's is 1"),
-        ({"scales": (0.0, 1.0)}, "the last one's is 1"),
-        ({"scales": (1.0,)}, "the last one's is 1"),
+        ({"scales": (1.0, 0.5)}, "over its own is 1"),
+        ({"scales": (0.0, 1.0)}, "over its own is 1"),
+        ({"scales": (1.0,)}, "over its own is 1"),
     ],
 )
 def test_numbers_that_can_t_be_meant_are_refused(fields: dict[str, Any], match: str) -> None:
