@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from flwr.serverapp import Grid
@@ -40,51 +41,53 @@ class Unit(NamedTuple):
     number: int = 0
 
 
+@dataclass(eq=False)
 class HostedUnits(Sequence[Unit]):
     """The units of nodes that host equally many: made when asked for, as there may be millions.
 
     Attributes:
         nodes: Who hosts them, in order.
+        per_node: Units on each node.
     """
 
-    def __init__(self, nodes: Sequence[int], per_node: int) -> None:
-        """Number `per_node` units on each node."""
-        self.nodes = nodes
-        self._per_node = per_node
+    nodes: Sequence[int]
+    per_node: int
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return len(self.nodes) * self._per_node
+        return len(self.nodes) * self.per_node
 
     def __getitem__(self, place: Any) -> Any:
         """Return the unit at a place, or a list of those in a slice."""
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
-        node, number = divmod(range(len(self))[place], self._per_node)
+        node, number = divmod(range(len(self))[place], self.per_node)
         return Unit(self.nodes[node], number)
 
     def __iter__(self) -> Iterator[Unit]:
         """Make one after the other."""
-        return (Unit(node, number) for node in self.nodes for number in range(self._per_node))
+        return (Unit(node, number) for node in self.nodes for number in range(self.per_node))
 
 
+@dataclass(eq=False)
 class DeclaredNodes:
     """The nodes that may take part when the roster may not grow: as many as were declared.
 
     Who connected first goes first, and a node that is gone makes room: both are public, so that
     leaving a node out never depends on data.
+
+    Attributes:
+        most: Number of nodes that may take part at once.
     """
 
-    def __init__(self, most: int) -> None:
-        """Let at most `most` nodes take part at once."""
-        self._most = most
-        self._seen: dict[int, None] = {}
+    most: int
+    _seen: dict[int, None] = field(default_factory=dict, init=False)
 
     def among(self, nodes: Iterable[int]) -> list[int]:
         """Return those of the connected nodes that may take part."""
         there = set(nodes)
         self._seen.update(dict.fromkeys(sorted(there)))
-        return sorted([node for node in self._seen if node in there][: self._most])
+        return sorted([node for node in self._seen if node in there][: self.most])
 
 
 class Roster:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
@@ -15,13 +16,16 @@ from fl_dp.promise import is_promise
 logger = logging.getLogger("flwr.fl_dp")
 
 
+@dataclass(eq=False)
 class RunLog:
-    """The log of one training."""
+    """The log of one training.
 
-    def __init__(self, spent: Callable[[], str] = str) -> None:
-        """Start with nothing said; `spent` returns what to say of the price after each round."""
-        self._spent = spent
-        self._warned: set[str] = set()
+    Attributes:
+        spent: Returns what to say of the price after each round.
+    """
+
+    spent: Callable[[], str] = str
+    _warned: set[str] = field(default_factory=set, init=False)
 
     def warn_once(self, text: str, *, kind: str | None = None) -> None:
         """Log each kind of mishap, the text unless given, once: how often it happens is private."""
@@ -31,7 +35,7 @@ class RunLog:
 
     def released(self, server_round: int, num_rounds: int, metrics: MetricRecord | None) -> None:
         """Log that a round is over, and what it released besides the model."""
-        logger.info("[ROUND %d/%d] released%s", server_round, num_rounds, self._spent())
+        logger.info("[ROUND %d/%d] released%s", server_round, num_rounds, self.spent())
         if metrics is not None:
             logger.info("\t└──> Aggregated MetricRecord: %s", metrics)
 

@@ -18,6 +18,7 @@ import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, Self
@@ -65,17 +66,19 @@ class _RunIsOver(Exception):
     """An earlier participation in this run did not end: one record may be the cause."""
 
 
+@dataclass(eq=False)
 class UnfinishedParticipation:
     """A mark that a participation of one account in one Flower run began and has not ended.
 
     A record whose reading ends the process, or fails all of the training, decides about all others.
     Nothing can undo that, but it happens once: the mark lies beside the node's ledger before a
     record is read, and while it is there the node contributes nothing more to that run.
+
+    Attributes:
+        file: The mark.
     """
 
-    def __init__(self, file: Path) -> None:
-        """Name the mark's file."""
-        self.file = file
+    file: Path
 
     @classmethod
     def beside(cls, ledger: str | Path, account: Account, use: Use) -> UnfinishedParticipation:

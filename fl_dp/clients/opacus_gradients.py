@@ -22,6 +22,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -206,12 +207,12 @@ class _RecordedRows(_RecordRows):
         self.passes.setdefault(module, []).append((activations, backprops))
 
 
+@dataclass(eq=False)
 class _AnyLayer:
     """A layer whose gradients of single records are computed, once for norms, once for the sum."""
 
-    def __init__(self, module: Any, passes: Sequence[tuple[Any, Tensor]]) -> None:
-        self._module = module
-        self._passes = passes
+    _module: Any
+    _passes: Sequence[tuple[Any, Tensor]]
 
     def squared_norms(self) -> Tensor:
         """Return the squared norm of each record's gradient, float64 `(n,)`."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import dataclass, field
 
 
+@dataclass(eq=False)
 class Asks:
     """Asks that are under way, and the contributions of the open index.
 
@@ -18,10 +20,8 @@ class Asks:
         folded: How many contributions the open index has.
     """
 
-    def __init__(self) -> None:
-        """Start with no client asked."""
-        self.asked: dict[str, int] = {}
-        self.folded = 0
+    asked: dict[str, int] = field(default_factory=dict)
+    folded: int = 0
 
     def open(self) -> None:
         """Begin with an index: nothing was folded into it, and who was asked still is."""

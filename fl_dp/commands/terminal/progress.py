@@ -7,6 +7,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Self, TypeAlias
 
@@ -30,13 +31,12 @@ _STARTING = "starting the nodes"
 _LINE, _BAR = 78, 16  # columns of what is said of a round, and of the bar
 
 
+@dataclass(eq=False)
 class TimeLeft:
     """Estimate from the last rounds alone: the first waits for Ray and its workers."""
 
-    def __init__(self) -> None:
-        """Begin without a round."""
-        self._begun: float | None = None
-        self._ends: deque[tuple[float, int]] = deque(maxlen=_RECENT + 1)
+    _begun: float | None = None
+    _ends: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RECENT + 1))
 
     def after(self, done: int, rounds: int, now: float) -> float | None:
         """Return the seconds left after a round, None while there is nothing to go by.
