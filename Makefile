@@ -200,7 +200,7 @@ wheel: $(STAMP) ## Build sdist and wheel, install the wheel by role in environme
 	grep -o '^[A-Za-z0-9_.-]*==[^ ;]*' requirements.lock > dist/constraints.txt
 	$(call installed,owner,)
 	cd dist && owner/bin/fl-dp --version
-	cd dist && owner/bin/fl-dp node check 'ledger-path="/tmp/node.db"' > node.txt
+	cd dist && owner/bin/fl-dp node check 'dp-ledger-path="/tmp/node.db"' > node.txt
 	@# What the app and the viewer are for names its extra.
 	cd dist && owner/bin/fl-dp plan 2>&1 | grep -F "pip install 'fl-dp[app]'"
 	cd dist && owner/bin/fl-dp dashboard . 2>&1 | grep -F "pip install 'fl-dp[viewer]'"

@@ -53,17 +53,17 @@ OVERRIDES = {
 def configured(place: Path, name: str, kind: str) -> dict[str, str | float]:
     """Return what an owner configures."""
     config: dict[str, str | float] = {
-        "data-path": str(place / name),
-        "unit-name": name,
-        "ledger-path": str(place / name / "ledger" / "ledger.db"),
-        "allow-unverified-apps": True,  # the SuperLink is our own
+        "dp-data-path": str(place / name),
+        "dp-unit-name": name,
+        "dp-ledger-path": str(place / name / "ledger" / "ledger.db"),
+        "dp-allow-unverified-apps": True,  # the SuperLink is our own
     }
     if kind == SECURE:
         # Owners of plain sums trust the server: a cap would require more.
-        config |= {"max-epsilon": 500.0, "max-delta": 0.5}
-        config["require-privacy"] = "distributed"
-        config["secagg-roster"] = str(place / "roster.json")
-        config["secagg-colluding"] = 0
+        config |= {"dp-max-epsilon": 500.0, "dp-max-delta": 0.5}
+        config["dp-require-privacy"] = "distributed"
+        config["dp-secagg-roster"] = str(place / "roster.json")
+        config["dp-secagg-colluding"] = 0
     return config
 
 

@@ -55,7 +55,7 @@ class Mode:
 
     Attributes:
         overrides: Settings of the training.
-        required: `require-privacy` of each ward.
+        required: `dp-require-privacy` of each ward.
         policy: Further keys of each ward's policy.
         server_counts: Whether the server keeps a ledger, too, which then has a witness.
     """
@@ -85,7 +85,7 @@ MODES = {
             "privacy.secure_sum.threshold=2",
         ),
         required="distributed",
-        policy={"secagg-colluding": 0},
+        policy={"dp-secagg-colluding": 0},
     ),
 }
 """How `--privacy` trains; the app is the same, and so is its bundle."""
@@ -131,7 +131,7 @@ class Federation(Deployment):
         try:
             for ward in WARDS:
                 self._register(ward)
-                self.join(ward, {"policy-path": str(self._place / ward / "policy.yaml")})
+                self.join(ward, {"dp-policy-path": str(self._place / ward / "policy.yaml")})
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -238,18 +238,18 @@ class Federation(Deployment):
             encoding="utf-8",
         )
         policy = {
-            "unit-name": ward,
-            "data-path": str(self._place / ward),
-            "data-schema": str(schema),
-            "ledger-path": str(self.ledger_of(ward)),
-            "witness-path": str(self.witness_of(ward)),
-            "max-epsilon": 100.0,
-            "max-delta": 0.1,
-            "require-privacy": self._mode.required,
+            "dp-unit-name": ward,
+            "dp-data-path": str(self._place / ward),
+            "dp-data-schema": str(schema),
+            "dp-ledger-path": str(self.ledger_of(ward)),
+            "dp-witness-path": str(self.witness_of(ward)),
+            "dp-max-epsilon": 100.0,
+            "dp-max-delta": 0.1,
+            "dp-require-privacy": self._mode.required,
             **(self._mode.policy or {}),
         }
         if "distributed" in self._mode.required:
-            policy["secagg-roster"] = str(self._place / "roster.json")
+            policy["dp-secagg-roster"] = str(self._place / "roster.json")
         (self._place / ward / "policy.yaml").write_text(yaml.safe_dump(policy), encoding="utf-8")
 
     def _write_roster(self) -> None:

@@ -69,9 +69,8 @@ def _meaning(key: Key) -> str:
 
 def policy_table() -> str:
     """Return the Markdown table of an owner's keys."""
-    rows = [f"| `{each.name}` | {each.does} | {each.otherwise} |" for each in POLICY_KEYS]
-    head = "| Key | What the node then does | If it is left out |"
-    return "\n".join([head, "|---|---|---|", *rows])
+    rows = [f"| `{key}` | {description} |" for key, description in POLICY_KEYS.items()]
+    return "\n".join(["| Key | What the node does |", "|---|---|", *rows])
 
 
 def with_tables(page: str) -> str:

@@ -74,7 +74,7 @@ class Participations:
         if any(name.startswith(_BY_ID) for name in self._known):
             raise ValueError(
                 "the ledger has counted participations by Flower's node ids, which change from run "
-                f"to run, so a {self._rule} can't go on: give each node a unit-name in its "
+                f"to run, so a {self._rule} can't go on: give each node a dp-unit-name in its "
                 "--node-config, and start a new ledger with what is left of the budget"
             )
 
@@ -244,7 +244,7 @@ def lasting_names(
         logger.warning(
             "Clients tell no names: their participations are counted by Flower's node ids, and no "
             "other run can go on from this ledger. To change that, start each SuperNode with "
-            "--node-config 'unit-name=\"...\"'"
+            "--node-config 'dp-unit-name=\"...\"'"
         )
         return by_id
     claimants = Counter(claims.values())
@@ -255,7 +255,7 @@ def lasting_names(
     if nameless:
         logger.warning(
             "%d nodes tell no name (%s) and are counted by Flower's node ids, so that no other run "
-            "can go on from this ledger: start them with --node-config 'unit-name=\"...\"'",
+            "can go on from this ledger: start them with --node-config 'dp-unit-name=\"...\"'",
             len(nameless),
             _listed(list(nameless)),
         )

@@ -124,7 +124,7 @@ _KNOWN_CODES = {
     ErrorCode.INVALID_FAB: Meaning("it has another app bundle"),
 }
 _EXHAUSTED = {
-    Limit.CAP: "the node's own budget is exhausted: its owner's cap over all runs (max-epsilon) "
+    Limit.CAP: "the node's own budget is exhausted: its owner's cap over all runs (dp-max-epsilon) "
     "has no room for a round, and it contributes nothing until its owner allows more",
     Limit.RUN: "the node's ledger has no room for a round within this training's own budget, "
     "which it has spent there: plan a larger one, or begin another training",

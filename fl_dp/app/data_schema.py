@@ -1,6 +1,6 @@
 """The schema of a node's own data, where its owner writes it down: the server's is ignored then.
 
-    flower-supernode ... --node-config 'data-path="/srv/clinic" data-schema="/srv/schema.yaml" ...'
+    flower-supernode ... --node-config 'dp-data-path="/srv" dp-data-schema="/srv/schema.yaml" ...'
 
     # /srv/schema.yaml, or the same as JSON
     label_column: outcome

@@ -41,7 +41,7 @@ def require_public_files(settings: Settings, node_config: Mapping[str, Any]) -> 
     refused = owner.refused_encoder(chosen.digest, runs_code=chosen.name == "checkpoint")
     if refused is not None:
         raise PermissionError(refused)
-    if owner.data_path is None and owner.encoders is None:
+    if owner.data_path is None and owner.encoder_digests is None:
         return
     if chosen.public:
         raise ValueError(

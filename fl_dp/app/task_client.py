@@ -63,7 +63,7 @@ _UNITS_IN_MEMORY = 256  # whose records a node holds at a time
 
 
 class TaskClient(NumPyClient):
-    """Trains one unit on its own part of the task, or on the data of its node's `data-path`.
+    """Trains one unit on its own part of the task, or on the data of its node's `dp-data-path`.
 
     The number of records is reported as 1: the strategy weights every client alike, and the true
     number is the client's own business. Only for a round's instruction or a utility query, which
@@ -78,7 +78,7 @@ class TaskClient(NumPyClient):
             unit: Index among the node's units, from 0.
 
         Raises:
-            ValueError: If the node has neither a `partition-id` nor a `data-path`.
+            ValueError: If the node has neither a `partition-id` nor a `dp-data-path`.
         """
         self.context = context
         self.node = node_of(context)
@@ -319,7 +319,7 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
     A node with its own data is one unit.
 
     Raises:
-        ValueError: If the node has neither a `partition-id` nor a `data-path`.
+        ValueError: If the node has neither a `partition-id` nor a `dp-data-path`.
     """
     if own_data_path(context.node_config) is not None:
         return 1
@@ -370,14 +370,14 @@ def node_of(context: Context) -> int:
     """Return the place of a node among the simulated ones, or an id of its own.
 
     Raises:
-        ValueError: If it has neither a `partition-id` nor a `data-path`.
+        ValueError: If it has neither a `partition-id` nor a `dp-data-path`.
     """
     owner = NodeConfig.of(context.node_config)
     if owner.partition_id is not None:
         return owner.partition_id
     if owner.data_path is None:
         raise ValueError(
-            "start the SuperNode with --node-config 'data-path=\"/absolute/folder\"', or with "
+            "start the SuperNode with --node-config 'dp-data-path=\"/absolute/folder\"', or with "
             "'partition-id=...' for a part of a simulated split"
         )
     return context.node_id  # seeds the order of the records, and no more

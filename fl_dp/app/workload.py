@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
-from fl_dp.clients.node_config import DATA_PATH_KEY, NodeConfig
+from fl_dp.clients.node_config import NodeConfig
 from fl_dp.tasks.datasets import (
     EMBEDDED,
     OWN_DATA,
@@ -82,7 +82,7 @@ def _loaded(
     task = settings.task
     if data_path is not None and task.name in EMBEDDED:
         raise ValueError(
-            f"task={task.name} has no files that could lie in {DATA_PATH_KEY}: leave it out"
+            f"task={task.name} has no files that could lie in dp-data-path: leave it out"
         )
     data_dir = task.data_dir if data_path is None else data_path
     if data_format is None:
@@ -158,7 +158,7 @@ def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
     if task.partition == "nodes":
         raise ValueError(
             "task.partition=nodes is for SuperNodes that bring their own data, each started with "
-            f"--node-config '{DATA_PATH_KEY}=\"/absolute/folder\"'; a simulation has none: choose "
+            "--node-config 'dp-data-path=\"/absolute/folder\"'; a simulation has none: choose "
             "another partition"
         )
     return client_indices(
@@ -225,8 +225,8 @@ def data_of_unit(
 ) -> tuple[Dataset, NDArray[np.int64]] | None:
     """Return the data set in which a unit's records lie, and their rows.
 
-    With a `data-path` all training rows of that folder are the node's own, whatever the partition
-    is: nothing else is read there, and the server names no folder.
+    With a `dp-data-path` all training rows of that folder are the node's own, whatever the
+    partition is: nothing else is read there, and the server names no folder.
 
     Args:
         settings: As the server sent them.
@@ -330,7 +330,7 @@ def _refuse_a_folder_of_the_server(settings: Settings, node_config: Mapping[str,
     if owner.required and owner.data_path is None and settings.task.data_dir is not None:
         raise PermissionError(
             "the server names a folder of this node (task.data_dir), and the node's owner requires "
-            f"privacy: say which data are meant, --node-config '{DATA_PATH_KEY}=\"/srv/data\"'"
+            "privacy: say which data are meant, --node-config 'dp-data-path=\"/srv/data\"'"
         )
 
 

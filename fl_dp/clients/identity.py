@@ -11,7 +11,6 @@ import logging
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -52,7 +51,7 @@ def identity_handler(
     """Return a handler that says who the node is and what it will answer with.
 
     Message: ConfigRecord as of a train message, with `fl-dp-model`, the forms of the model.
-    Reply: ConfigRecord, see `NodeIdentity`. The name is `unit-name` of the node's config, else
+    Reply: ConfigRecord, see `NodeIdentity`. The name is `dp-unit-name` of the node's config, else
     `partition-` and its partition's number, else nothing.
 
     Args:
@@ -171,8 +170,6 @@ def _spending(path: str, node: NodePrivacy, account: Account) -> Spending | None
     from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
     from fl_dp.ledger.node import Spending
 
-    if node.expires is not None and datetime.now(UTC).date() >= node.expires:
-        return None
     try:
         with NodeLedger.read(path) as ledger:
             return None if ledger.revoked is not None else ledger.spending_of_source(account)

@@ -1,6 +1,6 @@
 """Policy of a node's owner, which every message has to meet: one that asks for less is refused.
 
-    flower-supernode ... --node-config 'max-epsilon=4.0 ledger-path="/data/ledger.db" ...'
+    flower-supernode ... --node-config 'dp-max-epsilon=4.0 dp-ledger-path="/data/ledger.db" ...'
 
 Without a cap or a requirement a node does what the server's messages say. A server that is not
 trusted could leave out what protects the node, or ask for an evaluation, whose loss is computed
@@ -26,40 +26,25 @@ from fl_dp.protocol.keys import (
     ENCODER_KEY,
     IDENTITY_ACTION,
     RECORD_PLAN_KEY,
-    UTILITY_ACTION,
 )
 from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, SUM_KEY, terms_in, without_terms
 
 from .app_verification import apps_are_verified
-from .node_config import (
-    APPS_KEY,
-    DISTRIBUTED,
-    EVALUATION_KEY,
-    EXPIRES_KEY,
-    INTERVAL_KEY,
-    LOCAL,
-    RECORD,
-    RECORD_SUMS,
-    REQUIRE_PRIVACY_KEY,
-    ROSTER_KEY,
-    STATISTICS_KEY,
-    UNVERIFIED_APPS_KEY,
-    NodeConfig,
-)
+from .node_config import DISTRIBUTED, LOCAL, RECORD, RECORD_SUMS, NodeConfig
 from .node_privacy import in_simulation
 from .round_interval import RoundInterval
-from .running_app import AppRule, running_app
+from .running_app import running_app
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _HOW_TO_VERIFY = (
     "start the SuperNode with --trusted-entities keys.yaml (docs/deployment.md says how apps are "
-    f"signed), or write {UNVERIFIED_APPS_KEY}=true in --node-config if you know by other means "
+    "signed), or write dp-allow-unverified-apps=true in --node-config if you know by other means "
     "which app the server sends"
 )
 _HOW_TO_TAKE_PART = (
-    f'; to take part in secure sums write {REQUIRE_PRIVACY_KEY}="{DISTRIBUTED}" in --node-config, '
-    f"with {ROSTER_KEY}: without one a server that lies can make up the other nodes"
+    '; to take part in secure sums write dp-require-privacy="distributed" in --node-config, '
+    "with dp-secagg-roster: without one a server that lies can make up the other nodes"
 )
 
 
@@ -70,9 +55,9 @@ class PolicyRefusal(PermissionError):
 def node_policy_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Refuse a message that asks for less privacy than the node's owner requires.
 
-    The owner requires it by `require-privacy`, or by a cap (`max-epsilon`), which counts nothing
-    that is not private: then any kind of differential privacy will do that holds against a server
-    that lies; a secure sum's does if the node has a roster. `record`: only training by
+    The owner requires it by `dp-require-privacy`, or by a cap (`dp-max-epsilon`), which counts
+    nothing that is not private: then any kind of differential privacy will do that holds against a
+    server that lies; a secure sum's does if the node has a roster. `record`: only training by
     DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the client noises
     itself. `distributed`: only what takes part in a secure sum, and the messages that such a sum
     needs. Evaluations, statistics and utilities are refused under each unless they are in a secure
@@ -81,12 +66,11 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     `numpy_client_app` has it built in, outside everything else.
 
     Nothing at all is answered from the day on which the owner's permission ends, or after it was
-    revoked (`fl-dp node revoke`), or by an app that the owner does not allow (`allowed-apps`).
-    Statistics and evaluations can be left to some apps, or to none (`statistics-from`,
-    `evaluation-from`). A message that comes sooner than `min-round-interval` after the last of its
-    kind is refused before anything is charged. A model with parameters that the owner does not
-    share (`shared-parameters`) is not trained, nor one on features of another encoder than the
-    owner names (`encoder-digests`).
+    revoked (`fl-dp node revoke`), or by an app that the owner does not allow (`dp-allowed-apps`).
+    A message that comes sooner than `dp-min-round-interval` after the last of its kind is refused
+    before anything is charged. A model with parameters that the owner does not share
+    (`dp-shared-parameters`) is not trained, nor one on features of another encoder than the owner
+    names (`dp-encoder-digests`).
 
     Nothing is answered either where the SuperNode is seen to run unverified apps, unless the owner
     allows that. That protects an owner who forgot the option, not against a malicious app: this
@@ -104,7 +88,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     offered = _offered(message)
     # What is charged before it is made finds out by itself that a ledger can't be read.
     _require_permission(owner, charged=of_a_sum or bool(offered))
-    _require_allowed_app(owner, message.metadata.message_type)
+    _require_allowed_app(owner)
     if category == MessageType.TRAIN:
         content = without_terms(message.content)
         for arrays in content.array_records.values():
@@ -120,7 +104,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     if category != MessageType.TRAIN and not offered & {DISTRIBUTED, RECORD_SUMS}:
         raise PolicyRefusal(
             f"this node trains privately and answers no {category} message: its owner set "
-            "require-privacy or max-epsilon"
+            "dp-require-privacy or dp-max-epsilon"
         )
     _require_offered(owner, offered)
     _require_time_since_the_last(owner, message, of_a_sum=of_a_sum)
@@ -144,7 +128,7 @@ def refusal_of_training(
     offered = _kinds_offered([config], summed=summed)
     try:
         _require_permission(owner, charged=bool(offered))
-        _require_allowed_app(owner, MessageType.TRAIN)
+        _require_allowed_app(owner)
         _require_shared_parameters(owner, parameters)
         _require_encoder(owner, [config])
         if owner.required:
@@ -177,8 +161,8 @@ def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
     """
     if owner.has_expired:
         raise PolicyRefusal(
-            f"this node answers nothing since {owner.expires}: its owner's permission has ended "
-            f"({EXPIRES_KEY})"
+            f"this node answers nothing since {owner.policy_expires}: its owner's permission has "
+            "ended (dp-policy-expires)"
         )
     if owner.ledger_path is None:
         return
@@ -197,28 +181,19 @@ def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
         )
 
 
-def _require_allowed_app(owner: NodeConfig, message_type: str) -> None:
-    """Refuse apps that the owner does not name, or not for this kind of question."""
-    category, _, action = message_type.partition(".")
-    rules: list[tuple[str, tuple[AppRule, ...] | None]] = [(APPS_KEY, owner.apps)]
-    if category == MessageType.EVALUATE or action == UTILITY_ACTION:
-        rules.append((EVALUATION_KEY, owner.evaluation_from))
-    elif category == MessageType.QUERY and action not in SECURE_SUM_ACTIONS:
-        rules.append((STATISTICS_KEY, owner.statistics_from))
-    for key, allowed in rules:
-        if allowed is None:
-            continue
-        if not allowed:
-            raise PolicyRefusal(f"this node answers no {category} message: {key} is none")
-        app = running_app()
-        if app is None:
-            raise PolicyRefusal(
-                f"it can't be seen which app this is, and {key} names those that are answered: the "
-                "app has to come in a bundle, as `flwr run` sends it"
-            )
-        if not any(rule.allows(app) for rule in allowed):
-            named = ", ".join(rule.text for rule in allowed)
-            raise PolicyRefusal(f"the app is {app}, and {key} allows {named}")
+def _require_allowed_app(owner: NodeConfig) -> None:
+    """Refuse apps that the owner does not name."""
+    if owner.allowed_apps is None:
+        return
+    app = running_app()
+    if app is None:
+        raise PolicyRefusal(
+            "it can't be seen which app this is, and dp-allowed-apps names those that are "
+            "answered: the app has to come in a bundle, as `flwr run` sends it"
+        )
+    if not any(rule.allows(app) for rule in owner.allowed_apps):
+        named = ", ".join(rule.text for rule in owner.allowed_apps)
+        raise PolicyRefusal(f"the app is {app}, and dp-allowed-apps allows {named}")
 
 
 def _require_shared_parameters(owner: NodeConfig, parameters: Iterable[str]) -> None:
@@ -230,7 +205,7 @@ def _require_shared_parameters(owner: NodeConfig, parameters: Iterable[str]) -> 
 
 def _require_encoder(owner: NodeConfig, configs: Iterable[Mapping[str, Any]]) -> None:
     """Refuse to train on features that the owner does not name."""
-    if owner.encoders is None:
+    if owner.encoder_digests is None:
         return
     named = {str(config[ENCODER_KEY]) for config in configs if ENCODER_KEY in config}
     refused = owner.refused_encoder(named.pop() if len(named) == 1 else None)
@@ -243,19 +218,19 @@ def _require_time_since_the_last(owner: NodeConfig, message: Message, *, of_a_su
 
     Keys and openings of a secure sum have no times of their own: they belong to a round that had.
     """
-    if owner.round_interval is None or of_a_sum or in_simulation():
+    if owner.min_round_interval is None or of_a_sum or in_simulation():
         return
     assert owner.ledger_path is not None  # `NodeConfig.of` asks for it
     # Flower has two names for one handler, `train` and `train.default`: one time is kept for both.
     category, _, action = message.metadata.message_type.partition(".")
     kind = action if category == MessageType.QUERY else category
     left = RoundInterval.beside(owner.ledger_path).wait_left(
-        f"{kind} {owner.source}", owner.round_interval
+        f"{kind} {owner.source}", owner.min_round_interval
     )
     if left > 0.0:
         raise PolicyRefusal(
-            f"this {kind} message comes {left:.0f} s too early: {INTERVAL_KEY} is "
-            f"{owner.round_interval:g}"
+            f"this {kind} message comes {left:.0f} s too early: dp-min-round-interval is "
+            f"{owner.min_round_interval:g}"
         )
 
 

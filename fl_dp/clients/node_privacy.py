@@ -2,7 +2,7 @@
 
 A real SuperNode says so when it starts:
 
-    flower-supernode ... --node-config 'ledger-path="/data/ledger.db" max-epsilon=4.0'
+    flower-supernode ... --node-config 'dp-ledger-path="/data/ledger.db" dp-max-epsilon=4.0'
 
 The server has no say in it. In Flower's simulation, where nodes are not real and share the server's
 machine, the ledgers lie in a folder that the server names.
@@ -14,7 +14,6 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -28,7 +27,7 @@ from fl_dp.protocol.flower_compat import is_engine_s_worker
 from fl_dp.protocol.instruction import NoiseInstruction, SumInstruction
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 
-from .node_config import LEDGER_PATH_KEY, NodeConfig
+from .node_config import NodeConfig
 from .running_app import running_app
 
 if TYPE_CHECKING:
@@ -45,13 +44,11 @@ class NodePrivacy:
 
     Attributes:
         ledger: File or database URL of the node's ledger; None: the owner named none.
-        max_epsilon: Cap over everything that is ever released from the node's data; None: there
-            is none, and each run has its own budget alone.
-        max_delta: The delta that goes with it.
+        cap: Over everything that is ever released from the node's data; None: there is none, and
+            each run has its own budget alone.
         record_epsilon: Most epsilon of one run under DP-SGD; None: as the run plans.
         source: A name of the node's data that stays the same when they change.
         run: Flower's id of the run that asks.
-        expires: The first day on which what is left of the budget is gone; None: never.
         witness_path: File or database URL that knows how far the ledger has come; None: none.
         simulated_ledger: Where a simulated node's ledger lies if nobody names one; None on a real
             node.
@@ -60,10 +57,8 @@ class NodePrivacy:
     ledger: str | None
     source: str
     run: int = 0
-    expires: date | None = None
     witness_path: str | None = None
-    max_epsilon: float | None = None
-    max_delta: float | None = None
+    cap: PrivacyBudget | None = None
     record_epsilon: float | None = None
     simulated_ledger: str | None = None
 
@@ -93,10 +88,8 @@ class NodePrivacy:
             ledger=ledger,
             source=source,
             run=context.run_id,
-            expires=owner.budget_expires,
             witness_path=owner.witness_path,
-            max_epsilon=owner.max_epsilon,
-            max_delta=owner.max_delta,
+            cap=owner.cap,
             record_epsilon=owner.record_epsilon,
             simulated_ledger=simulated,
         )
@@ -113,7 +106,7 @@ class NodePrivacy:
         if self.simulated_ledger is None:
             raise ValueError(
                 "this node keeps no ledger, so it can't promise anything: start the SuperNode with "
-                f"--node-config '{LEDGER_PATH_KEY}=\"/data/ledger.db\"'"
+                "--node-config 'dp-ledger-path=\"/data/ledger.db\"'"
             )
         private_folder(Path(self.simulated_ledger).parent)
         return self.simulated_ledger
@@ -135,9 +128,9 @@ class NodePrivacy:
         """
         from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
 
-        ledger = NodeLedger.open(self.required_ledger, witness=self.witness, expires=self.expires)
+        ledger = NodeLedger.open(self.required_ledger, witness=self.witness)
         if self.witness_path is None and not in_simulation():
-            _say_once(f"{ledger.unwitnessed} (witness-path)")
+            _say_once(f"{ledger.unwitnessed} (dp-witness-path)")
         return ledger
 
     def plan(self, plan: RecordPlan) -> RecordPlan:
@@ -149,13 +142,6 @@ class NodePrivacy:
         if self.record_epsilon is None:
             return plan
         return plan.within(PrivacyBudget(epsilon=self.record_epsilon, delta=plan.budget.delta))
-
-    @property
-    def cap(self) -> PrivacyBudget | None:
-        """The owner's cap over all runs; None: there is none."""
-        if self.max_epsilon is None or self.max_delta is None:
-            return None
-        return PrivacyBudget(epsilon=self.max_epsilon, delta=self.max_delta)
 
     def limit(self, budget: PrivacyBudget, *, training: str = "") -> RunLimit:
         """Return the limit of the run that asks, over that run alone.
@@ -175,13 +161,15 @@ class NodePrivacy:
         Raises:
             ValueError: If nobody says how much may be spent.
         """
-        delta = self.max_delta if asked.delta is None else asked.delta
+        delta = asked.delta
+        if delta is None and self.cap is not None:
+            delta = self.cap.delta
         if asked.epsilon is not None and delta is not None:
             return self.limit(PrivacyBudget(epsilon=asked.epsilon, delta=delta))
         if self.cap is None:
             raise ValueError(
                 "the server names no budget, as its noise changes over the rounds, and the node's "
-                "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
+                "owner none: --node-config 'dp-max-epsilon=8.0 dp-max-delta=1e-5'"
             )
         return None
 

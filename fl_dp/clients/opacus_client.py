@@ -19,7 +19,6 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import Any, Self
 
@@ -140,7 +139,6 @@ class OpacusClient(NumPyClient):
         fingerprint_of: Callable[[DataLoader[Any]], str] | None = None,
         rng: SecureRandom | None = None,
         witness: Witness | None = None,
-        expires: date | None = None,
         use: Use | None = None,
     ) -> None:
         """Be a client.
@@ -162,7 +160,6 @@ class OpacusClient(NumPyClient):
             fingerprint_of: Computes the account's fingerprint once the data were read.
             rng: Of noise and coins; a fresh secure one by default.
             witness: What the ledger is compared with whenever its file or database is opened.
-            expires: The first day on which nothing of the budget is left.
             use: On whose behalf it trains, for the ledger.
 
         Raises:
@@ -192,7 +189,6 @@ class OpacusClient(NumPyClient):
         self._fingerprint_of = fingerprint_of
         self._rng = rng
         self._witness = witness
-        self._expires = expires
         self._use = use
 
     @classmethod
@@ -209,7 +205,7 @@ class OpacusClient(NumPyClient):
     ) -> Self:
         """Return a client whose ledger, name and cap are what the node's owner says.
 
-        Where the owner's `record-epsilon` is below the plan's budget the client trains with more
+        Where the owner's `dp-record-epsilon` is below the plan's budget the client trains with more
         noise, so that its records keep that promise over all planned rounds (`RecordPlan.within`).
 
         In a simulation without a ledger of its own, each node has one in
@@ -246,7 +242,6 @@ class OpacusClient(NumPyClient):
             budget=node.cap,
             limit=node.limit(own.budget, training=own.training),
             witness=node.witness,
-            expires=node.expires,
             use=node.use(MessageType.TRAIN),
             **rest,
         )
@@ -370,4 +365,4 @@ class OpacusClient(NumPyClient):
     def _opened(self) -> AbstractContextManager[NodeLedger]:
         if isinstance(self._ledger, NodeLedger):
             return nullcontext(self._ledger)
-        return NodeLedger.open(self._ledger, witness=self._witness, expires=self._expires)
+        return NodeLedger.open(self._ledger, witness=self._witness)

@@ -6,30 +6,13 @@ For its owner, before the node is started: nothing is spent and nothing is answe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from .app_verification import ENTITIES_OPTION
-from .node_config import (
-    APPS_KEY,
-    BUDGET_EXPIRES_KEY,
-    COHORT_KEY,
-    DISTRIBUTED,
-    ENCODERS_KEY,
-    EVALUATION_KEY,
-    INTERVAL_KEY,
-    LEDGER_PATH_KEY,
-    LOCAL,
-    MAX_EPSILON_KEY,
-    RECORD,
-    RECORD_SUMS,
-    ROSTER_KEY,
-    STATISTICS_KEY,
-    NodeConfig,
-)
-from .running_app import AppRule
+from .node_config import DISTRIBUTED, LOCAL, RECORD, RECORD_SUMS, NodeConfig
 
 _IN_SUMS = frozenset({DISTRIBUTED, RECORD_SUMS})
+_INVENTED = "without dp-secagg-roster a server that lies can invent them"
 _OFFERS = {
     RECORD: "DP-SGD inside the node, which protects each record",
     LOCAL: "noise that the node adds to its own answer",
@@ -60,11 +43,10 @@ def describe_policy(owner: NodeConfig) -> PolicyDescription:
         *_for_each_record(owner),
         *_ledger(owner, wrong),
         *_data(owner, wrong),
-        *_questions(owner),
         _apps(owner),
         _allowed_apps(owner),
         _interval(owner),
-        *_end(owner, wrong),
+        _end(owner, wrong),
     ]
     return PolicyDescription(sentences=tuple(sentences), wrong=tuple(wrong))
 
@@ -73,7 +55,7 @@ def _required(owner: NodeConfig) -> str:
     if not owner.required:
         return (
             "It answers every message, private or not: nothing is required. "
-            f"{MAX_EPSILON_KEY}=4.0 with a ledger requires privacy"
+            "dp-max-epsilon=4.0 with a ledger requires privacy"
         )
     ways = [" and ".join(_OFFERS[kind] for kind in sorted(each)) for each in owner.required]
     return (
@@ -86,7 +68,7 @@ def _cap(owner: NodeConfig) -> str:
     if owner.max_epsilon is None:
         return (
             "There is no cap: each run brings its own budget, and nothing limits all of them. "
-            f"{MAX_EPSILON_KEY}=4.0 caps all runs together"
+            "dp-max-epsilon=4.0 caps all runs together"
         )
     return (
         f"All runs together spend at most epsilon {owner.max_epsilon:g} at delta "
@@ -108,7 +90,7 @@ def _ledger(owner: NodeConfig, wrong: list[str]) -> list[str]:
     if place is None:
         return [
             "It counts nothing of its own: what its data have spent is the server's word. "
-            f'{LEDGER_PATH_KEY}="/data/ledger.db" makes it count'
+            'dp-ledger-path="/data/ledger.db" makes it count'
         ]
     # Imported only here: this room's other files are read by nodes that keep no ledger.
     from fl_dp.ledger import NodeLedger, witness_at
@@ -161,9 +143,9 @@ def _data(owner: NodeConfig, wrong: list[str]) -> list[str]:
     if owner.data_path is not None:
         said.append(f"Its data lie in {owner.data_path}")
     for what, place in (
-        ("data-path", owner.data_path),
-        ("data-schema", owner.data_schema),
-        (ROSTER_KEY, owner.roster),
+        ("dp-data-path", owner.data_path),
+        ("dp-data-schema", owner.data_schema),
+        ("dp-secagg-roster", owner.secagg_roster),
     ):
         if place is not None and not Path(place).exists():
             wrong.append(f"{what} names {place}, which does not exist")
@@ -171,38 +153,31 @@ def _data(owner: NodeConfig, wrong: list[str]) -> list[str]:
         said.append("Its columns and classes are those of its own schema, not the server's")
     else:
         said.append(
-            "Columns, classes and types are those that the server names: data-schema pins them"
+            "Columns, classes and types are those that the server names: dp-data-schema pins them"
         )
     said += _encoders(owner)
     if owner.takes_part_in_sums and owner.required:
         said.append(
-            f"It adds to no secure sum of fewer than {owner.least_sum} honest clients"
-            + ("" if owner.roster else f"; without {ROSTER_KEY} a server that lies can invent them")
+            f"It adds to no secure sum of fewer than {owner.secagg_min_sum} honest clients"
+            + ("" if owner.secagg_roster else f"; {_INVENTED}")
         )
-        if owner.least_cohort:
-            said.append(
-                f"Nor to one that could be opened over fewer than {owner.least_cohort} clients, "
-                + (
-                    "each of whom its roster knows"
-                    if owner.roster
-                    else "as many as the server claims"
-                )
-            )
-    if not owner.least_cohort or any(not each & _IN_SUMS for each in owner.required):
+    if any(not each & _IN_SUMS for each in owner.required) or not owner.required:
         said.append(
-            "How many take part in a round is the server's word"
-            + (" outside secure sums" if owner.least_cohort else f" ({COHORT_KEY} is for sums)")
-            + ": an answer by DP-SGD or with its own noise is private alone"
+            "How many take part in a round is the server's word outside secure sums: an answer by "
+            "DP-SGD or with its own noise is private alone"
         )
     return said
 
 
 def _encoders(owner: NodeConfig) -> list[str]:
-    if owner.encoders is not None:
-        return [f"It trains on features of {len(owner.encoders)} encoders alone ({ENCODERS_KEY})"]
+    if owner.encoder_digests is not None:
+        number = len(owner.encoder_digests)
+        return [f"It trains on features of {number} encoders alone (dp-encoder-digests)"]
     if not owner.required:
         return []
-    return [f"It runs no encoder of the server's choice: {ENCODERS_KEY} allows one by its digest"]
+    return [
+        "It runs no encoder of the server's choice: dp-encoder-digests allows one by its digest"
+    ]
 
 
 def _apps(owner: NodeConfig) -> str:
@@ -217,54 +192,32 @@ def _apps(owner: NodeConfig) -> str:
 
 
 def _allowed_apps(owner: NodeConfig) -> str:
-    if owner.apps is None:
-        return f'Each app that it runs is answered: {APPS_KEY}="hospital/heart>=1.2,<2" names some'
-    return (
-        f"It answers {_named(owner.apps)} alone, as the unpacked bundle says of itself: an app "
-        "that lies about that is kept out by signatures, not by this"
-    )
-
-
-def _questions(owner: NodeConfig) -> list[str]:
-    if not owner.takes_part_in_sums:
-        return []  # what is required refuses them all
-    return [
-        f"It answers {what} of {_named(allowed)}"
-        + (", in secure sums alone" if allowed and owner.required else "")
-        if allowed is not None
-        else f"It answers {what} of each app{' in secure sums' if owner.required else ''}: "
-        f'{key}="none" ends that'
-        for what, key, allowed in (
-            ("statistics", STATISTICS_KEY, owner.statistics_from),
-            ("evaluations", EVALUATION_KEY, owner.evaluation_from),
+    if owner.allowed_apps is None:
+        return (
+            'Each app that it runs is answered: dp-allowed-apps="hospital/heart>=1.2,<2" names some'
         )
-    ]
-
-
-def _named(apps: tuple[AppRule, ...]) -> str:
-    return ", ".join(rule.text for rule in apps) or "no app"
+    named = ", ".join(rule.text for rule in owner.allowed_apps)
+    return (
+        f"It answers {named} alone, as the unpacked bundle says of itself: an app that lies about "
+        "that is kept out by signatures, not by this"
+    )
 
 
 def _interval(owner: NodeConfig) -> str:
-    if owner.round_interval is None:
-        return f"It answers as often as it is asked: {INTERVAL_KEY}=900 sets seconds between rounds"
+    if owner.min_round_interval is None:
+        return (
+            "It answers as often as it is asked: dp-min-round-interval=900 sets seconds between "
+            "rounds"
+        )
     return (
-        f"Between two rounds lie at least {owner.round_interval:g} s; one that comes too early is "
-        "refused and costs nothing"
+        f"Between two rounds lie at least {owner.min_round_interval:g} s; one that comes too early "
+        "is refused and costs nothing"
     )
 
 
-def _end(owner: NodeConfig, wrong: list[str]) -> list[str]:
-    said = []
-    if owner.budget_expires is not None:
-        said.append(
-            f"From {owner.budget_expires} on nothing of its budget is left: it answers as one that "
-            f"is spent ({BUDGET_EXPIRES_KEY})"
-        )
-        if datetime.now(UTC).date() >= owner.budget_expires:
-            wrong.append(f"its budget has ended: {BUDGET_EXPIRES_KEY} is {owner.budget_expires}")
-    if owner.expires is None:
-        return [*said, 'Its permission has no end: policy-expires="2027-01-31" sets one']
+def _end(owner: NodeConfig, wrong: list[str]) -> str:
+    if owner.policy_expires is None:
+        return 'Its permission has no end: dp-policy-expires="2027-01-31" sets one'
     if owner.has_expired:
-        wrong.append(f"its permission has ended: policy-expires is {owner.expires}")
-    return [*said, f"It answers nothing from {owner.expires} on"]
+        wrong.append(f"its permission has ended: dp-policy-expires is {owner.policy_expires}")
+    return f"It answers nothing from {owner.policy_expires} on"

@@ -39,7 +39,7 @@ from fl_dp.protocol.secure_sum import (
 from fl_dp.secagg import Identity, Refused, Roster, SecureNode, SQLiteStore
 from fl_dp.secagg.directory import MOST_ENTRIES
 
-from .node_config import LEDGER_PATH_KEY, NodeConfig
+from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation, simulated_run_folder
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -59,7 +59,10 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
         ValueError: If a real node has no folder for them, or what lies there is no good.
     """
     owner = NodeConfig.of(context.node_config)
-    folder = keys_folder(context)
+    folder, colluding = keys_folder(context), owner.secagg_colluding
+    roster = None if owner.secagg_roster is None else Roster.read(Path(owner.secagg_roster))
+    if colluding is None and roster is None:
+        colluding = 0
     store = SQLiteStore(folder / STORE_FILE, durable=not in_simulation())
     try:
         identity = Identity.load_or_create(folder / IDENTITY_FILE)
@@ -68,12 +71,9 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
                 identity,
                 store,
                 name=owner.node_name or identity.public.hex()[:16],
-                roster=None if owner.roster is None else Roster.read(Path(owner.roster)),
-                least_sum=owner.least_sum,
-                least_cohort=owner.least_cohort,
-                colluding=(
-                    0 if owner.colluding is None and owner.roster is None else owner.colluding
-                ),
+                roster=roster,
+                least_sum=owner.secagg_min_sum,
+                colluding=colluding,
                 told=told_digest(context.run_config),
             )
             yield node
@@ -185,7 +185,7 @@ def secure_folder(owner: NodeConfig) -> Path:
     if owner.ledger_path is None or "://" in owner.ledger_path:
         raise ValueError(
             "a node keeps its keys for secure sums beside its ledger, which must be a file: start "
-            f"the SuperNode with --node-config '{LEDGER_PATH_KEY}=\"/data/ledger.db\"'"
+            "the SuperNode with --node-config 'dp-ledger-path=\"/data/ledger.db\"'"
         )
     folder = Path(owner.ledger_path).parent
     private_folder(folder)

@@ -321,7 +321,7 @@ def _multiplier_of(
         ValueError: If they are too few to be taken for a Gaussian.
     """
     owner = NodeConfig.of(context.node_config)
-    honest = shares.honest_shares(server_lies=owner.roster is not None)
+    honest = shares.honest_shares(server_lies=owner.secagg_roster is not None)
     return _same_each_round(shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest))
 
 

@@ -44,7 +44,7 @@ def ledger(
     with `--check privacy.json`.
 
     A witness is a second place that knows how far the ledger has come (`privacy.witness_dir`, and
-    `witness-path` of a node): it detects an older copy in the ledger's place.
+    `dp-witness-path` of a node): it detects an older copy in the ledger's place.
 
     An entry that was altered, removed or reordered, that the plan would not have charged, an end
     that was cut off and a statement that was edited are errors with status 1.

@@ -27,21 +27,26 @@ def check(
     """Say in plain words what a node will and will not do, before it is started.
 
     NODE_CONFIG is the text that `flower-supernode --node-config` gets, in quotes, or the file of a
-    policy (`policy-path`). Ledger, witness, roster and data are looked at, and nothing is changed.
-    Where there is a cap, the last sentences say what was spent of it and what still fits.
-    What would keep the node from doing what its owner wants is an error with status 1.
+    policy (`dp-policy-path`). Ledger, witness, roster and data are looked at, and nothing is
+    changed. Keys that are not fl-dp's are named: a key without its prefix protects nothing. Where
+    there is a cap, sentences say what was spent of it and what still fits. What would keep the node
+    from doing what its owner wants is an error with status 1.
     """
     with failures_told():
+        from fl_dp.clients.node_config import PREFIX
         from fl_dp.clients.policy_description import describe_policy
 
-        from .shown_uses import owner_at
+        from .shown_uses import keys_of_others, owner_at
         from .words_of_budget import words_of_budget
         from .words_of_data import words_of_data
 
         owner = owner_at(configuration)
+        others = keys_of_others(configuration)
         words = describe_policy(owner)
         of_data = words_of_data(owner)
         sentences = [*words.sentences, *of_data.sentences, *words_of_budget(owner)]
+        if others:
+            sentences.append(f"Without the prefix {PREFIX} it does not read {', '.join(others)}")
         wrong = [*words.wrong, *of_data.wrong]
     if as_json:
         print_json({"sentences": sentences, "wrong": wrong})
@@ -55,7 +60,7 @@ def check(
 @node.command()
 def ledger(
     path: Annotated[
-        str | None, typer.Argument(metavar="PATH", help="The node's `ledger-path`.")
+        str | None, typer.Argument(metavar="PATH", help="The node's `dp-ledger-path`.")
     ] = None,
     node_config: Annotated[
         str | None,
@@ -67,7 +72,7 @@ def ledger(
 
     By whom: the run, and the app as far as the node knew it. When: the days of the first and the
     last answer, as a ledger holds no time of a round. With `--node-config` the ledger is compared
-    with its witness, and what is left is counted from `max-epsilon`.
+    with its witness, and what is left is counted from `dp-max-epsilon`.
     """
     from .shown_uses import owner_at, shown_uses
 
@@ -77,16 +82,16 @@ def ledger(
         owner = None if node_config is None else owner_at(node_config)
         place = path if owner is None else owner.ledger_path
         if place is None:
-            raise ValueError("this node keeps no ledger: it has no ledger-path")
+            raise ValueError("this node keeps no ledger: it has no dp-ledger-path")
         shown = shown_uses(place, owner)
     print_shown(shown.document, shown.lines, as_json)
 
 
 @node.command()
 def revoke(
-    path: Annotated[str, typer.Argument(metavar="LEDGER", help="The node's `ledger-path`.")],
+    path: Annotated[str, typer.Argument(metavar="LEDGER", help="The node's `dp-ledger-path`.")],
     witness: Annotated[
-        str | None, typer.Option("--witness", help="The node's `witness-path`, if it has one.")
+        str | None, typer.Option("--witness", help="The node's `dp-witness-path`, if it has one.")
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask: it can't be undone.")] = False,
 ) -> None:
@@ -109,7 +114,7 @@ def revoke(
             )
         known = None if witness is None else witness_at(witness)
         if not NodeLedger.is_one(path):
-            raise ValueError(f"{path} is no node's ledger: name the node's `ledger-path`")
+            raise ValueError(f"{path} is no node's ledger: name the node's `dp-ledger-path`")
         with NodeLedger.open(path, witness=known) as ledger:
             ledger.revoke()
             said = ledger.revoked
@@ -120,7 +125,7 @@ def revoke(
 def identity(
     path: Annotated[Path, typer.Argument(metavar="PATH", show_default=False)],
     name: Annotated[
-        str, typer.Option("--name", help="The node's `unit-name`, under which others know it.")
+        str, typer.Option("--name", help="The node's `dp-unit-name`, under which others know it.")
     ],
     committee: Annotated[
         bool, typer.Option("--committee", help="Say that people chose it for the committee.")
@@ -128,10 +133,10 @@ def identity(
 ) -> None:
     """Print a node's line of the roster; make its identity first if it has none.
 
-    PATH is the node's `ledger-path`, or its folder. The secret half stays there, in
+    PATH is the node's `dp-ledger-path`, or its folder. The secret half stays there, in
     `secagg-identity.pem`: back it up, and give it to nobody. Collect the lines of all nodes in a
     file `{"federation": "...", "members": [LINE, ...]}`, compare it over another channel, and name
-    it in each node's `secagg-roster`.
+    it in each node's `dp-secagg-roster`.
     """
     from fl_dp.clients.secure_node import IDENTITY_FILE
     from fl_dp.secagg import Identity
@@ -156,5 +161,5 @@ def _folder(path: Path) -> Path:
     """
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
-        raise FileNotFoundError(f"there is no folder {folder}: give the node's ledger-path")
+        raise FileNotFoundError(f"there is no folder {folder}: give the node's dp-ledger-path")
     return folder

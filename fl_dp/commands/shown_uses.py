@@ -9,8 +9,7 @@ from typing import Any
 import typer
 from rich.console import RenderableType
 
-from fl_dp.accounting import PrivacyBudget
-from fl_dp.clients.node_config import POLICY_PATH_KEY, NodeConfig
+from fl_dp.clients.node_config import PARTITION_ID_KEY, POLICY_PATH_KEY, PREFIX, NodeConfig
 from fl_dp.commands.terminal.node_ledger_view import node_uses_json, node_uses_tables
 from fl_dp.ledger import NodeLedger, witness_at
 from fl_dp.protocol.flower_compat import parsed_config
@@ -29,6 +28,16 @@ def owner_at(configuration: str) -> NodeConfig:
     return NodeConfig.of({POLICY_PATH_KEY: str(Path(configuration).expanduser().absolute())})
 
 
+def keys_of_others(configuration: str) -> list[str]:
+    """Return the keys of a `--node-config` that fl-dp does not read; none of a policy's file.
+
+    Raises:
+        ValueError: If it can't be read.
+    """
+    given = parsed_node_config(configuration) if "=" in configuration else {}
+    return [each for each in given if each != PARTITION_ID_KEY and not each.startswith(PREFIX)]
+
+
 def shown_uses(location: str, owner: NodeConfig | None) -> ShownLedger:
     """Verify a node's ledger and tell by whom and for what its data were used.
 
@@ -43,10 +52,9 @@ def shown_uses(location: str, owner: NodeConfig | None) -> ShownLedger:
     """
     witness, cap = None, None
     if owner is not None:
+        cap = owner.cap
         if owner.witness_path is not None:
             witness = witness_at(owner.witness_path)
-        if owner.max_epsilon is not None and owner.max_delta is not None:
-            cap = PrivacyBudget(epsilon=owner.max_epsilon, delta=owner.max_delta)
     if not NodeLedger.is_one(location):
         raise ValueError(f"{location} is no node's ledger: `fl-dp ledger {location}` shows it")
     with NodeLedger.read(location, witness=witness) as ledger:

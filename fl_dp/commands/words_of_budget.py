@@ -18,9 +18,9 @@ def words_of_budget(owner: NodeConfig) -> list[str]:
 
     A ledger that can't be read has its own sentence elsewhere.
     """
-    if owner.ledger_path is None or owner.max_epsilon is None or owner.max_delta is None:
+    cap = owner.cap
+    if owner.ledger_path is None or cap is None:
         return []
-    cap = PrivacyBudget(epsilon=owner.max_epsilon, delta=owner.max_delta)
     if "://" not in owner.ledger_path and not Path(owner.ledger_path).is_file():
         return [f"Nothing was spent: all of epsilon {cap.epsilon:g} is there"]
     try:

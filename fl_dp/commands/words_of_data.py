@@ -66,7 +66,7 @@ def _words_of(pinned: DataFormat) -> list[str]:
 
 def _rows(folder: Path, pinned: DataFormat | None, wrong: list[str]) -> list[str]:
     if not any(folder.iterdir()):
-        wrong.append(f"data-path names {folder}, which is empty: put the training data there")
+        wrong.append(f"dp-data-path names {folder}, which is empty: put the training data there")
         return []
     if pinned is None:
         return []

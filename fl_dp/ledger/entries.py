@@ -78,7 +78,7 @@ def verify_chain(entries: Iterable[LedgerEntry], previous: LedgerEntry | None = 
 
 OTHER_SCHEMA = (
     "read what was spent with the version of fl-dp that wrote it, keep the file, and start a new "
-    "ledger with a budget (at a node, a max-epsilon) that is lower by that much"
+    "ledger with a budget (at a node, a dp-max-epsilon) that is lower by that much"
 )
 """The remedy for a ledger that this version can't read: its spending adds up with a new one's."""
 

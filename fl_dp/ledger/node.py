@@ -39,7 +39,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import date
 from pathlib import Path
 from typing import Any, Required, Self, TypedDict, Unpack
 
@@ -502,16 +501,8 @@ class ConsentRevoked(PrivacyBudgetExhausted):
     """The owner of the data has revoked every use; nothing was released or charged."""
 
 
-class BudgetExpired(PrivacyBudgetExhausted):
-    """The day has come from which the owner's budget is gone; nothing was released or charged."""
-
-
 class NodeLedger(ChainedLedger):
-    """The charges of a node's data. Open it with `open` (to spend) or `read` (to look).
-
-    Attributes:
-        expires: The first day, in UTC, on which nothing is charged any more; None: never.
-    """
+    """The charges of a node's data. Open it with `open` (to spend) or `read` (to look)."""
 
     first_entry = "node's charges"
 
@@ -525,16 +516,9 @@ class NodeLedger(ChainedLedger):
         self._revoked: str | None = None
         self._marks: dict[str, Marks] = {}
         self._uses: dict[tuple[Use | None, str, str], UseOfData] = {}
-        self.expires: date | None = None
 
     @classmethod
-    def open(
-        cls,
-        location: str | Path,
-        *,
-        witness: Witness | None = None,
-        expires: date | None = None,
-    ) -> Self:
+    def open(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
         """Open a node's ledger to spend from, creating it if there is none.
 
         Args:
@@ -542,7 +526,6 @@ class NodeLedger(ChainedLedger):
                 long as the data.
             witness: A second place that is told of each entry, and that the ledger is compared with
                 now; see `witness_at`.
-            expires: The first day, in UTC, on which nothing is charged any more.
 
         Raises:
             FileNotFoundError: If the file's folder does not exist.
@@ -552,7 +535,6 @@ class NodeLedger(ChainedLedger):
             ValueError: If the witness lies beside the ledger.
         """
         ledger = cls(LedgerStore.writable(location), witness)
-        ledger.expires = expires
         with ledger._first_transaction() as connection:
             if not ledger._entries:
                 ledger._append(connection, {"kind": "node", "schema": NODE_SCHEMA})
@@ -675,7 +657,6 @@ class NodeLedger(ChainedLedger):
             PrivacyBudgetExhausted: If it would exceed either, which it names; then nothing is
                 written.
             ConsentRevoked: If the owner has revoked every use; then nothing is written.
-            BudgetExpired: If the budget has ended; then nothing is written.
             LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If an argument is out of range.
         """
@@ -700,7 +681,6 @@ class NodeLedger(ChainedLedger):
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
             ConsentRevoked: If the owner has revoked every use; then nothing is written.
-            BudgetExpired: If the budget has ended; then nothing is written.
             ValueError: If an argument is out of range.
         """
         unnamed = Account(unit=account.unit, source=account.source)
@@ -773,10 +753,6 @@ class NodeLedger(ChainedLedger):
         require_printable(what)
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
-        if self.expires is not None and today() >= self.expires.isoformat():
-            raise BudgetExpired(
-                f"{what} is not paid for: the budget of '{account.source}' ended on {self.expires}"
-            )
         charge = Charge(
             account=account,
             event=event,

@@ -50,7 +50,6 @@ class SecureNode:
         name: str,
         roster: Roster | None = None,
         least_sum: int = 2,
-        least_cohort: int = 0,
         colluding: int | None = 0,
         told: bytes = b"",
     ) -> None:
@@ -62,7 +61,6 @@ class SecureNode:
             name: Under which others know the node.
             roster: Nodes that the owner knows; None: a name keeps the identity first seen with it.
             least_sum: Fewest clients that do not collude in any sum that could be opened.
-            least_cohort: Fewest clients, honest or not, over which a sum may be opened.
             colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
                 None: as many as is usual for the roster.
             told: Digest of what the node was told besides its messages. Its masks don't cancel with
@@ -76,7 +74,6 @@ class SecureNode:
         require_integers(0, _MOST_NODES, colluding=colluding or 0)
         self.identity, self.store, self.name, self.roster = identity, store, name, roster
         self.least_sum, self.colluding = least_sum, colluding
-        self.least_cohort = least_cohort
         self._told = told
         self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
         for run in store.older(KEPT_DAYS):  # a server need not say that a run is done
@@ -192,13 +189,6 @@ class SecureNode:
             raise Refused("terms", f"the terms are for '{terms.purpose}', not '{purpose}'")
         if place not in terms.cohort:
             raise Refused("terms", "this node is not in the cohort")
-        # Honest members open nothing over fewer than `least`; with a roster each of them is known.
-        if terms.least < self.least_cohort:
-            raise Refused(
-                "policy",
-                f"a sum over {terms.least} clients could be opened, this node wants "
-                f"{self.least_cohort}",
-            )
         # Members were asked about it: the cut-off is over.
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)

@@ -60,7 +60,7 @@ def record_statement(
         "`privacy=local` protect that, alone or with this)",
         "data that lie at two clients: what each releases of a record adds up",
         "what other runs release of the same records: each has a budget of its own, and a node's "
-        "owner caps all of them together (`max-epsilon`)",
+        "owner caps all of them together (`dp-max-epsilon`)",
         "the choice of hyper-parameters, if it was made on the clients' data",
         "rounding of the clipped sums in floating-point numbers",
         "timing, network traffic, and who took part in which round",

@@ -30,7 +30,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 _SECONDS = 60.0  # Flower reports a node that is gone after about as many
 _RUN_BITS = 62  # Flower's records hold signed integers of 64 bits
-_APART = "give each node a unit-name, and a ledger in a folder, of its own"
+_APART = "give each node a dp-unit-name, and a ledger in a folder, of its own"
 
 
 class SecureSums:
@@ -378,7 +378,7 @@ def _warn_of_more_colluding(planned: SharedNoise, known: int) -> None:
         logger.warning(
             "The roster names %d nodes, of whom nodes suppose that %d collude, and the plan %d: "
             "they charge themselves more, and send noise alone when their budget ends. Write "
-            "privacy.secure_sum.colluding=%d, or let owners write secagg-colluding=%d",
+            "privacy.secure_sum.colluding=%d, or let owners write dp-secagg-colluding=%d",
             known,
             usual,
             planned.colluding,

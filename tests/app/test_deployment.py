@@ -20,12 +20,12 @@ RECORDS = ("privacy=dp_sgd", f"dp_sgd.steps={STEPS}", "dp_sgd.participations=4")
 
 def node_config(place: Path, name: str) -> dict[str, str | float]:
     return {
-        "data-path": str(place / name),
-        "unit-name": name,
-        "ledger-path": str(place / f"{name}.db"),
-        "max-epsilon": 20.0,
-        "max-delta": 1e-5,
-        "allow-unverified-apps": True,  # the SuperLink is our own
+        "dp-data-path": str(place / name),
+        "dp-unit-name": name,
+        "dp-ledger-path": str(place / f"{name}.db"),
+        "dp-max-epsilon": 20.0,
+        "dp-max-delta": 1e-5,
+        "dp-allow-unverified-apps": True,  # the SuperLink is our own
     }
 
 
@@ -64,7 +64,7 @@ def test_real_nodes_keep_their_data_and_their_ledgers_over_runs_and_restarts(
 
     for name in NODES:  # a cap requires privacy at the node, unless its owner takes that back
         deployment.leave(name)
-        deployment.join(name, node_config(place, name) | {"require-privacy": "none"})
+        deployment.join(name, node_config(place, name) | {"dp-require-privacy": "none"})
     second = train_wards(deployment, place, "second", *SHARED, *RECORDS)
     assert [steps_spent(place, name) for name in NODES] == [2 * STEPS, 2 * STEPS]
     assert json.loads(second.record_plan.read_text())["participations"] == 4

@@ -88,7 +88,7 @@ def test_a_hung_client_ends_and_its_node_answers_again_and_a_guarded_node_runs_n
         (app / name).write_text(text.replace("TOLD", repr(str(tmp_path))))
     with Deployment(tmp_path / "processes") as running:
         running.join("open", {})
-        running.join("guarded", {"ledger-path": str(tmp_path / "l.db"), "max-epsilon": 4.0})
+        running.join("guarded", {"dp-ledger-path": str(tmp_path / "l.db"), "dp-max-epsilon": 4.0})
         assert running.run(app, []) == "finished:completed"
         assert (tmp_path / "hung").exists()
         assert "has not answered within the message's time to live" in running.log("open")

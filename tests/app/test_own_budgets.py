@@ -36,7 +36,7 @@ def ward(message: Message, number: int) -> Message:
     named: dict[str, bool | float | int | str] = {
         "partition-id": number,
         "num-partitions": CLIENTS,
-        "unit-name": f"ward-{number}",
+        "dp-unit-name": f"ward-{number}",
     }
     return app(message, Context(1, FIRST_NODE + number, named, RecordDict(), {}))
 

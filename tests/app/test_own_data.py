@@ -112,7 +112,8 @@ def model_of(done: RunFolder) -> dict[str, NDArray[Any]]:
 
 def own(folders: list[Path]) -> list[dict[str, Any]]:
     return [
-        {"partition-id": number, "data-path": str(folder)} for number, folder in enumerate(folders)
+        {"partition-id": number, "dp-data-path": str(folder)}
+        for number, folder in enumerate(folders)
     ]
 
 
@@ -193,7 +194,7 @@ def test_a_data_path_is_all_that_a_node_reads(
 ) -> None:
     for overrides in (["task.partition=nodes"], ["task.partition=iid"]):
         settings = settings_for(tmp_path, Path("/named/by/the/server"), *overrides)
-        found = data_of_unit(settings, 0, {"data-path": str(clinics[3])})
+        found = data_of_unit(settings, 0, {"dp-data-path": str(clinics[3])})
         assert found is not None
         dataset, rows = found
         assert rows.tolist() == list(range(ROWS))
@@ -205,7 +206,7 @@ def test_a_node_with_its_own_data_needs_no_partition_id(
     tmp_path: Path, server: Path, clinics: list[Path]
 ) -> None:
     settings = settings_for(tmp_path, server, "task.partition=nodes")
-    reply = ask_to_train(settings, {"data-path": str(clinics[0])})
+    reply = ask_to_train(settings, {"dp-data-path": str(clinics[0])})
     assert not reply.has_error()
     [arrays] = reply.content.array_records.values()
     before = initial_arrays_of(settings).to_numpy_ndarrays()
@@ -215,7 +216,7 @@ def test_a_node_with_its_own_data_needs_no_partition_id(
 
 def test_a_node_with_its_own_data_is_one_unit(clinics: list[Path]) -> None:
     settings = compose_settings(["simulation.units_per_node=50"])
-    context = Context(1, 1, {"data-path": str(clinics[0])}, RecordDict(), {})
+    context = Context(1, 1, {"dp-data-path": str(clinics[0])}, RecordDict(), {})
     assert hosted_units(context, {SETTINGS_KEY: settings.to_json()}) == 1
 
 
@@ -241,8 +242,12 @@ def test_statistics_are_about_the_node_s_own_rows(
 @pytest.mark.parametrize(
     ("overrides", "path", "message"),
     [
-        (["task=digits"], "/some/folder", "task=digits has no files that could lie in data-path"),
-        (PUBLIC, "folder", "data-path must be absolute, got 'folder'"),
+        (
+            ["task=digits"],
+            "/some/folder",
+            "task=digits has no files that could lie in dp-data-path",
+        ),
+        (PUBLIC, "folder", "dp-data-path must be absolute"),
         (PUBLIC[:2], "/", r"task\.columns and task\.classes must be given"),
     ],
 )
@@ -250,13 +255,13 @@ def test_a_data_path_that_can_t_be_used_is_refused(
     overrides: list[str], path: str, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        data_of_unit(compose_settings(overrides), 0, {"data-path": path})
+        data_of_unit(compose_settings(overrides), 0, {"dp-data-path": path})
 
 
 def test_a_public_set_is_read_from_the_data_path(tmp_path: Path) -> None:
     settings = compose_settings(["task=fashion_mnist", "task.data_dir=/somewhere/else"])
     with pytest.raises(FileNotFoundError, match=str(tmp_path)):
-        data_of_unit(settings, 0, {"data-path": str(tmp_path)})
+        data_of_unit(settings, 0, {"dp-data-path": str(tmp_path)})
 
 
 # What the server needs.
@@ -275,7 +280,7 @@ def test_a_server_with_an_empty_test_part_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_simulation_has_no_nodes_with_their_own_data(tmp_path: Path, server: Path) -> None:
-    with pytest.raises(ValueError, match=r"SuperNodes that bring their own data.*data-path="):
+    with pytest.raises(ValueError, match=r"SuperNodes that bring their own data.*dp-data-path="):
         parts_of(settings_for(tmp_path, server, "task.partition=nodes"))
 
 
@@ -368,7 +373,7 @@ def utilities(server: Path, folder: Path, *, metric: str) -> float:
         "privacy.noise_multiplier=1",
         "task.partition=nodes",
     ).for_clients()
-    client = TaskClient(Context(1, 1, {"data-path": str(folder)}, RecordDict(), {}))
+    client = TaskClient(Context(1, 1, {"dp-data-path": str(folder)}, RecordDict(), {}))
     asked = RoundInstruction(server_round=1, utility=metric)
     config = {SETTINGS_KEY: settings.to_json(), INSTRUCTION_KEY: asked.to_json()}
     sent = [0.3 * np.ones((2, 2), np.float32), np.zeros(2, np.float32)]
@@ -403,7 +408,7 @@ def test_a_client_as_a_unit_still_refuses_a_table_with_a_bad_row(
     folder = table(tmp_path / "odd", "train", [ODD_ROWS["an empty cell"], *rows_of(2)[1:]])
     settings = settings_for(folder, server, "task.partition=nodes")
     with pytest.raises(ValueError, match="missing values"):
-        data_of_unit(settings, 0, {"data-path": str(folder)})
+        data_of_unit(settings, 0, {"dp-data-path": str(folder)})
 
 
 def test_a_run_of_real_nodes_is_gone_on_with_by_the_command_that_is_named(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ def test_only_a_simulation_takes_torch_s_generator(
         records,
         plan=PLAN,
         settings=compose_settings(["privacy=dp_sgd", "dp_sgd.secure_randomness=false"]),
-        context=Context(1, 1, {"ledger-path": str(tmp_path / "l.db")}, RecordDict(), {}),
+        context=Context(1, 1, {"dp-ledger-path": str(tmp_path / "l.db")}, RecordDict(), {}),
         config={},
         unit=0,
     )
@@ -69,7 +69,7 @@ def test_a_way_of_opacus_needs_a_form_to_be_compared_on(tmp_path: Path) -> None:
             records,
             plan=PLAN,
             settings=compose_settings(["privacy=dp_sgd", "dp_sgd.grad_sample_mode=hooks"]),
-            context=Context(1, 1, {"ledger-path": str(tmp_path / "l.db")}, RecordDict(), {}),
+            context=Context(1, 1, {"dp-ledger-path": str(tmp_path / "l.db")}, RecordDict(), {}),
             config={},
             unit=0,
         )

@@ -36,7 +36,7 @@ def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message,
     for node in range(5):
         (tmp_path / f"node-{node}").mkdir()
         config: dict[str, Any] = {
-            "ledger-path": str(tmp_path / f"node-{node}/ledger.db"),
+            "dp-ledger-path": str(tmp_path / f"node-{node}/ledger.db"),
             "partition-id": node,
         }
         contexts.append(Context(1, FIRST_NODE + node, config, RecordDict(), {}))

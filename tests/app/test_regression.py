@@ -122,7 +122,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message,
     for node in range(5):
         (tmp_path / f"node-{node}").mkdir()
         ledger = str(tmp_path / f"node-{node}/ledger.db")
-        config: dict[str, Any] = {"ledger-path": ledger, "partition-id": node}
+        config: dict[str, Any] = {"dp-ledger-path": ledger, "partition-id": node}
         contexts.append(Context(1, FIRST_NODE + node, config, RecordDict(), {}))
     return lambda message, node: app(message, contexts[node])
 

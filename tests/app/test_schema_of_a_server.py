@@ -53,11 +53,11 @@ class Hospital:
         (self.data / "train.csv").write_text("\n".join(["age,pressure,note,label", *rows, ""]))
         self.ledger = folder / "ledger.db"
         own: dict[str, Any] = {
-            "data-path": str(self.data),
-            "ledger-path": str(self.ledger),
-            "require-privacy": "record",
-            "max-epsilon": 0.15,
-            "max-delta": 1e-5,
+            "dp-data-path": str(self.data),
+            "dp-ledger-path": str(self.ledger),
+            "dp-require-privacy": "record",
+            "dp-max-epsilon": 0.15,
+            "dp-max-delta": 1e-5,
         }
         self.config = own | config
         context = Context(1, FIRST_NODE, self.config, RecordDict(), {})
@@ -184,7 +184,7 @@ def test_no_schema_makes_the_data_of_two_nodes_look_alike(tmp_path: Path) -> Non
     ledger = str(tmp_path / "shared.db")
     for number, ages in enumerate(((31, 47), (90, 12))):
         (tmp_path / str(number)).mkdir()
-        names = {"ledger-path": ledger, "dataset-name": f"clinic {number}"}
+        names = {"dp-ledger-path": ledger, "dp-dataset-name": f"clinic {number}"}
         one = Hospital(tmp_path / str(number), **names)
         rows = [f"{age},{age},x,ill" for age in ages]
         (one.data / "train.csv").write_text("\n".join(["age,pressure,note,label", *rows]))
@@ -199,7 +199,7 @@ def test_no_schema_makes_the_data_of_two_nodes_look_alike(tmp_path: Path) -> Non
 def pinned(tmp_path: Path, text: str) -> Hospital:
     schema = tmp_path / "schema.yaml"
     schema.write_text(text)
-    return Hospital(tmp_path, **{"data-schema": str(schema)})
+    return Hospital(tmp_path, **{"dp-data-schema": str(schema)})
 
 
 def test_with_a_schema_of_the_owner_s_the_server_s_is_ignored(tmp_path: Path) -> None:
@@ -253,15 +253,15 @@ def test_a_schema_that_is_none_is_refused_by_its_key(
 
 
 def test_a_schema_file_has_an_absolute_path() -> None:
-    with pytest.raises(ValueError, match="data-schema must be absolute, got 'schema"):
-        public_form_of(settings_of(), {"data-path": "/", "data-schema": "schema.yaml"})
+    with pytest.raises(ValueError, match=r"dp-data-schema must be absolute: .*got 'schema"):
+        public_form_of(settings_of(), {"dp-data-path": "/", "dp-data-schema": "schema.yaml"})
 
 
 def test_a_node_that_requires_privacy_reads_no_folder_that_the_server_names(
     hospital: Hospital,
 ) -> None:
     settings = settings_of(f"task.data_dir={hospital.data}", "task.partition=iid")
-    nameless = {key: each for key, each in hospital.config.items() if key != "data-path"}
+    nameless = {key: each for key, each in hospital.config.items() if key != "dp-data-path"}
     with pytest.raises(PermissionError, match="the server names a folder"):
         data_of_unit(settings, 0, nameless | {"partition-id": 0})
     with pytest.raises(PermissionError, match="the server names a folder"):

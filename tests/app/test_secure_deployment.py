@@ -60,15 +60,15 @@ def keys(place: Path, name: str) -> str:
 
 def node_config(place: Path, name: str) -> dict[str, str | float]:
     return {
-        "data-path": str(place / name),
-        "unit-name": name,
-        "ledger-path": keys(place, name),
-        "max-epsilon": 50.0,
-        "max-delta": 1e-1,
-        "require-privacy": "distributed",
-        "secagg-roster": str(place / "roster.json"),
-        "secagg-colluding": 0,  # else all three would have to answer
-        "allow-unverified-apps": True,  # the SuperLink is our own
+        "dp-data-path": str(place / name),
+        "dp-unit-name": name,
+        "dp-ledger-path": keys(place, name),
+        "dp-max-epsilon": 50.0,
+        "dp-max-delta": 1e-1,
+        "dp-require-privacy": "distributed",
+        "dp-secagg-roster": str(place / "roster.json"),
+        "dp-secagg-colluding": 0,  # else all three would have to answer
+        "dp-allow-unverified-apps": True,  # the SuperLink is our own
     }
 
 

@@ -228,7 +228,7 @@ def test_an_owner_who_shares_less_is_not_trained_whatever_the_settings_say(
     watched = Watched(monkeypatch)
     settings = settings_of(tmp_path, mode, "model.shared=['1.*','3.*']")
     with pytest.raises(RehearsalFailed, match="take no part: nothing was charged"):
-        play(watched, settings, "1", 0, **{"shared-parameters": "1.*"})
+        play(watched, settings, "1", 0, **{"dp-shared-parameters": "1.*"})
     assert not watched.sent
     assert watched.trained == 0
     assert not watched.heads()

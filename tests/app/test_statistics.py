@@ -44,8 +44,8 @@ def real_nodes(folder: Path) -> Any:
     for node in range(CLIENTS):
         (folder / f"node-{node}").mkdir()
         config: dict[str, Any] = {
-            "ledger-path": str(folder / f"node-{node}" / "ledger.db"),
-            "unit-name": f"site-{node}",
+            "dp-ledger-path": str(folder / f"node-{node}" / "ledger.db"),
+            "dp-unit-name": f"site-{node}",
             "partition-id": node,
             "num-partitions": CLIENTS,
         }

@@ -169,7 +169,7 @@ def test_workers_of_a_loader_have_seeds_of_their_own(tmp_path: Path) -> None:
 
 def on_node(folder: Path, run: int, bad: Callable[[], None]) -> float:
     """Take part in a run of a real node's, and return what was sent."""
-    node: dict[str, Any] = {"ledger-path": str(folder / "ledger.db"), "unit-name": "ward"}
+    node: dict[str, Any] = {"dp-ledger-path": str(folder / "ledger.db"), "dp-unit-name": "ward"}
     client = OpacusClient.on_node(
         Context(run, 1, node, RecordDict(), {}),
         nn.Linear(1, 1, bias=False),

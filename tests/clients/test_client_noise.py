@@ -408,7 +408,7 @@ def keeping(node: Any, tmp_path: Path) -> Any:
         path = tmp_path / "ledger.db"
 
         def node(self, app: Any, *, run: int = 1, **config: Any) -> Any:
-            owner = {"ledger-path": str(self.path), "dataset-name": "ward"} | config
+            owner = {"dp-ledger-path": str(self.path), "dp-dataset-name": "ward"} | config
             return node(app, owner, run=run)
 
         def spent(self) -> dict[PrivacyEvent, int]:
@@ -454,7 +454,7 @@ def test_beyond_the_budget_the_handler_is_not_called_and_nothing_is_charged(
 
 def refused(keeping: Any, app: ClientApp, **config: Any) -> Any:
     """A node whose owner allows less than one release costs."""
-    return keeping.node(app, **({"max-epsilon": 0.01} | config))
+    return keeping.node(app, **({"dp-max-epsilon": 0.01} | config))
 
 
 def test_what_is_sent_beyond_the_budget_has_the_law_of_every_reply(
@@ -501,7 +501,7 @@ def test_the_owner_s_cap_wins_over_the_server_s_budget(keeping: Any, told: Any, 
     most = affordable_rounds({}, RELEASE, 3.0, 0.9 * BUDGET.delta, at_most=100)
     assert 1 <= most < FITTING
     client = told(1.0)
-    here = keeping.node(numpy_client_app(lambda context: client), **{"max-epsilon": 3.0})
+    here = keeping.node(numpy_client_app(lambda context: client), **{"dp-max-epsilon": 3.0})
     for _ in range(FITTING):
         read(here.train(MODEL, instruction(PAID)))
     assert client.calls == most
@@ -511,7 +511,7 @@ def test_the_owner_s_cap_holds_where_the_server_names_no_budget(
     keeping: Any, told: Any, read: Any
 ) -> None:
     client = told(1.0)
-    caps = {"max-epsilon": BUDGET.epsilon, "max-delta": BUDGET.delta}
+    caps = {"dp-max-epsilon": BUDGET.epsilon, "dp-max-delta": BUDGET.delta}
     here = keeping.node(numpy_client_app(lambda context: client), **caps)
     for _ in range(FITTING + 2):
         read(here.train(MODEL, instruction(replace(PAID, epsilon=None, delta=None))))
@@ -535,12 +535,12 @@ def test_runs_of_several_noises_fit_while_the_owner_s_cap_over_all_of_them_does(
     client = told(1.0)
     caplog.set_level("INFO", logger="flwr.fl_dp.client")
     app = numpy_client_app(lambda context: client)
-    caps = {"max-epsilon": 40.0, "max-delta": 1e-5, "require-privacy": "local"}
+    caps = {"dp-max-epsilon": 40.0, "dp-max-delta": 1e-5, "dp-require-privacy": "local"}
     total: Counter[PrivacyEvent] = Counter()
     for run, (epsilon, multiplier) in enumerate(((3.5, 8.0), (4.0, 6.0), (8.0, 4.0)), 1):
         event = GaussianEvent(noise_multiplier=multiplier)
         rounds = affordable_rounds({}, event, epsilon, 9e-6, at_most=100)
-        here = keeping.node(app, run=run, **caps, **{"allow-unverified-apps": True})
+        here = keeping.node(app, run=run, **caps, **{"dp-allow-unverified-apps": True})
         asked = replace(PAID, noise_multiplier=multiplier, epsilon=epsilon, delta=1e-5)
         for _ in range(rounds + 1):  # one more than the run's own budget pays for
             read(here.train(MODEL, instruction(asked)))
@@ -551,7 +551,7 @@ def test_runs_of_several_noises_fit_while_the_owner_s_cap_over_all_of_them_does(
     assert client.calls == total.total()
     assert 9.0 < tight_epsilon(total, 1e-5) < 11.0
     # The power: the cap does end it.
-    here = keeping.node(app, run=9, **caps, **{"allow-unverified-apps": True})
+    here = keeping.node(app, run=9, **caps, **{"dp-allow-unverified-apps": True})
     asked = replace(PAID, noise_multiplier=0.5, epsilon=1e3, delta=1e-5)
     before = client.calls
     for _ in range(100):
@@ -573,7 +573,7 @@ def test_a_ledger_that_can_not_be_charged_sends_the_noised_zero(
         case "no folder":
             keeping.path = keeping.path.parent / "nowhere" / "ledger.db"
         case "no cap's delta":
-            config, asked = {"max-epsilon": 1.0}, replace(asked, epsilon=None, delta=None)
+            config, asked = {"dp-max-epsilon": 1.0}, replace(asked, epsilon=None, delta=None)
     here = keeping.node(numpy_client_app(lambda context: client), **config)
     arrays, metrics = read(here.train(MODEL, instruction(asked)))
     assert client.calls == 0

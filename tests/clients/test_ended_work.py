@@ -109,7 +109,7 @@ KINDS: dict[str, Callable[[Federation, int], Message]] = {
 
 def federation_of(folder: Path, kind: str, ends: Ends) -> Federation:
     records = kind == "one record"
-    owner = REQUIRED | ({"require-privacy": "distributed-records"} if records else {})
+    owner = REQUIRED | ({"dp-require-privacy": "distributed-records"} if records else {})
     federation = Federation(folder, **owner)
 
     def values(*_: Any) -> list[float]:

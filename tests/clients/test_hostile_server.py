@@ -108,7 +108,7 @@ class Clinic:
         self.policy = folder / "srv/private/policy.yaml"
         self.write()
         self.ledger = folder / "srv/private/ledger.db"
-        self.config = {"policy-path": str(self.policy)}
+        self.config = {"dp-policy-path": str(self.policy)}
         self.runs("hospital", "heart", "1.4.0")
         context = Context(1, FIRST_NODE, dict(self.config), RecordDict(), {})
         self.grid = LocalGrid(lambda message, _: app(message, context), 1)
@@ -117,7 +117,7 @@ class Clinic:
         """Write the documented policy, its folders inside the test's."""
         text = re.sub(r": /(srv|mnt)/", rf": {self._folder}/\1/", POLICY)
         for key, value in changed.items():
-            name = key.replace("_", "-")
+            name = f"dp-{key.replace('_', '-')}"
             text, found = re.subn(rf"^{name}: .*$", f"{name}: {value}", text, flags=re.MULTILINE)
             assert found == 1
         self.policy.write_text(text)
@@ -360,7 +360,7 @@ def test_an_encoder_that_the_owner_names_is_trained_on_and_no_other(
     clinic: Clinic, encoders: Encoders
 ) -> None:
     agreed = encoders.digest("agreed")
-    clinic.allows(f"encoder-digests: {agreed}")
+    clinic.allows(f"dp-encoder-digests: {agreed}")
     assert encoders.asked_of_node("agreed") == "trained"
     assert encoders.made == clinic.charges == 1
     assert encoders.asked_of_node("other") == "PolicyRefusal"
@@ -461,24 +461,22 @@ def test_other_questions_get_nothing(clinic: Clinic, kind: str, key: str) -> Non
     assert clinic.charges == 0
 
 
-def test_nothing_is_left_once_the_budget_has_ended(clinic: Clinic) -> None:
+def test_nothing_is_answered_once_the_permission_has_ended(clinic: Clinic) -> None:
     assert clinic.train() == "trained"
-    clinic.write(budget_expires="2020-01-31")
-    assert clinic.train() == "nothing"
-    assert clinic.charges == 1
     clinic.write(policy_expires="2020-01-31")
     assert clinic.train() == "PolicyRefusal"
+    assert clinic.charges == 1
 
 
 def test_a_policy_with_a_slip_answers_nothing(clinic: Clinic) -> None:
     text = clinic.policy.read_text()
     for slip in (
-        text.replace("max-epsilon: 4.0\n", ""),
-        text.replace("max-epsilon: 4.0", "max-epsilon:"),
-        text.replace("min-round-interval", "min-round-intervall"),
-        text.replace("allowed-apps", "allowed-app"),
+        text.replace("dp-max-epsilon: 4.0\n", ""),
+        text.replace("dp-max-epsilon: 4.0", "dp-max-epsilon:"),
+        text.replace("dp-min-round-interval", "dp-min-round-intervall"),
+        text.replace("dp-allowed-apps", "dp-allowed-app"),
         text.replace("heart>=1.2,<2", "heart >= 1.2"),
-        text + "max-epsilon: 40.0\n",
+        text + "dp-max-epsilon: 40.0\n",
     ):
         assert slip != text
         clinic.policy.write_text(slip)
@@ -493,7 +491,7 @@ def test_a_policy_with_a_slip_answers_nothing(clinic: Clinic) -> None:
 def documented_sums() -> dict[str, Any]:
     """The lines of the page for secure sums that are not about files."""
     lines = yaml.safe_load(SUMS)
-    return {key: each for key, each in lines.items() if key != "secagg-roster"}
+    return {key: each for key, each in lines.items() if key != "dp-secagg-roster"}
 
 
 def test_a_sum_over_too_few_clients_gets_nothing(
@@ -506,10 +504,9 @@ def test_a_sum_over_too_few_clients_gets_nothing(
     assert federation.charges() == 1
 
 
-def test_a_sum_without_noise_and_training_without_a_sum_get_nothing(
+def test_training_without_a_sum_gets_nothing(
     tmp_path: Path, documented_sums: dict[str, Any]
 ) -> None:
     federation = Federation(tmp_path, pinned=True, **documented_sums)
-    assert code(federation.train(noise_scale=0.0)) == "Refused policy"
     assert code(federation.ask("train", federation.content())) == "PolicyRefusal"
     assert federation.charges() == 0

@@ -45,7 +45,7 @@ def owned(node: Any, told: Any, tmp_path: Path) -> Any:
 
     def make(**config: Any) -> Any:
         client = told(1.0)
-        base = {"ledger-path": str(tmp_path / "ledger.db"), "max-epsilon": 4.0}
+        base = {"dp-ledger-path": str(tmp_path / "ledger.db"), "dp-max-epsilon": 4.0}
         app = numpy_client_app(
             lambda context: client, statistics_fn=lambda *_: client.evaluate(None, None)
         )
@@ -68,7 +68,9 @@ def refused(reply: Any, kind: str = "PolicyRefusal") -> bool:
 
 
 @pytest.mark.parametrize("instruction", [None, PLAIN])
-@pytest.mark.parametrize("asked", [{}, {"require-privacy": "any"}, {"require_privacy": "record"}])
+@pytest.mark.parametrize(
+    "asked", [{}, {"dp-require-privacy": "any"}, {"dp-require-privacy": "record"}]
+)
 def test_training_without_protection_is_refused(owned: Any, asked: Any, instruction: Any) -> None:
     here, client = owned(**asked)
     assert refused(here.train(MODEL, instruction))
@@ -77,7 +79,7 @@ def test_training_without_protection_is_refused(owned: Any, asked: Any, instruct
 
 @pytest.mark.parametrize("asked", ["any", "local", "record"])
 def test_evaluations_statistics_and_utilities_are_refused(owned: Any, asked: str) -> None:
-    here, client = owned(**{"require-privacy": asked})
+    here, client = owned(**{"dp-require-privacy": asked})
     for kind, key in [
         ("evaluate", "any"),
         (f"query.{STATISTIC_ACTION}", STATISTIC_QUERY_KEY),
@@ -90,7 +92,7 @@ def test_evaluations_statistics_and_utilities_are_refused(owned: Any, asked: str
 @pytest.mark.parametrize("asked", ["any", "distributed"])
 def test_what_has_terms_never_leaves_in_the_clear(owned: Any, asked: str) -> None:
     """Terms pass the policy; whatever they are in is then summed securely, or refused."""
-    here, client = owned(**{"require-privacy": asked, "secagg-roster": "/srv/roster.json"})
+    here, client = owned(**{"dp-require-privacy": asked, "dp-secagg-roster": "/srv/roster.json"})
     for kind, key in [
         ("train", "any"),
         ("evaluate", "any"),
@@ -102,7 +104,7 @@ def test_what_has_terms_never_leaves_in_the_clear(owned: Any, asked: str) -> Non
     assert client.calls == 0
 
 
-@pytest.mark.parametrize("asked", [{}, {"require-privacy": "any"}])
+@pytest.mark.parametrize("asked", [{}, {"dp-require-privacy": "any"}])
 def test_a_cap_alone_takes_no_secure_sum_of_nodes_that_the_server_can_make_up(
     owned: Any, asked: Any
 ) -> None:
@@ -119,7 +121,7 @@ def test_a_cap_alone_takes_no_secure_sum_of_nodes_that_the_server_can_make_up(
 def test_a_record_that_is_dropped_before_training_offers_nothing(
     owned: Any, asked: str, offer: dict[str, Any]
 ) -> None:
-    here, client = owned(**{"require-privacy": asked})
+    here, client = owned(**{"dp-require-privacy": asked})
     sums: dict[str, Any] = {key: dict(each) for key, each in TERMS.items()}
     sums[SECURE_SUM_KEY] |= offer
     told = {key: ConfigRecord(each) for key, each in sums.items()}
@@ -128,7 +130,7 @@ def test_a_record_that_is_dropped_before_training_offers_nothing(
 
 
 def test_nothing_but_secure_sums_passes_where_they_are_required(owned: Any) -> None:
-    here, client = owned(**{"require-privacy": "distributed"})
+    here, client = owned(**{"dp-require-privacy": "distributed"})
     for instruction, config in ((PLAIN, {}), (NOISED, {}), (PLAIN, RECORDS)):
         assert refused(here.train(MODEL, instruction, **config))
     assert client.calls == 0
@@ -149,7 +151,7 @@ def test_nothing_but_secure_sums_passes_where_they_are_required(owned: Any) -> N
 def test_an_owner_says_whether_a_sum_must_hide_the_client_or_its_records(
     owned: Any, asked: str, of_records: bool, passes: bool
 ) -> None:
-    here, client = owned(**{"require-privacy": asked})
+    here, client = owned(**{"dp-require-privacy": asked})
     told = RoundInstruction(server_round=1, of_records=of_records)
     reply = here.ask("train", summed({INSTRUCTION_KEY: told.to_json()}))
     assert (reply.error.reason != "PolicyRefusal") is passes
@@ -169,7 +171,7 @@ def test_a_sum_of_clients_that_is_charged_to_their_records_does_not_hide_the_cli
     owned: Any, kind: str, asked: str, unit: str, passes: bool
 ) -> None:
     """Caps of clients and of records are apart: a lying server would spend both."""
-    here, _ = owned(**{"require-privacy": asked})
+    here, _ = owned(**{"dp-require-privacy": asked})
     price = SumInstruction(rounds=3, unit=unit, neighboring_relation="replace-one")
     told = RoundInstruction(server_round=1, secure_sum=price)
     innocent = json.dumps(asdict(replace(price, unit="client")))
@@ -182,7 +184,7 @@ def test_a_sum_of_clients_that_is_charged_to_their_records_does_not_hide_the_cli
 
 
 def test_the_node_s_name_is_told(owned: Any) -> None:
-    here, _ = owned(**{"unit-name": "ward", "require-privacy": "record"})
+    here, _ = owned(**{"dp-unit-name": "ward", "dp-require-privacy": "record"})
     reply = here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
     assert reply.content.config_records["identity"]["name"] == "ward"
 
@@ -205,14 +207,14 @@ def test_the_node_s_name_is_told(owned: Any) -> None:
 def test_training_passes_that_offers_what_is_required(
     owned: Any, asked: str, instruction: Any, config: dict[str, Any], trains: bool
 ) -> None:
-    here, client = owned(**{"require-privacy": asked})
+    here, client = owned(**{"dp-require-privacy": asked})
     assert refused(here.train(MODEL, instruction, **config)) is not trains
     assert client.calls == trains
 
 
 def test_a_bad_configuration_answers_nothing(node: Any, told: Any) -> None:
     client = told(1.0)
-    here = node(numpy_client_app(lambda context: client), {"require-privcy": "record"})
+    here = node(numpy_client_app(lambda context: client), {"dp-require-privcy": "record"})
     assert refused(here.train(MODEL, NOISED), "NodeConfigError")
     assert refused(here.ask("evaluate", {"config": ConfigRecord()}), "NodeConfigError")
     name = here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
@@ -233,7 +235,7 @@ def test_where_unverified_apps_run_nothing_is_answered(
     assert client.calls == 0
     assert "--trusted-entities" in caplog.text  # in the node's own log
 
-    allowing, client = owned(**{"allow-unverified-apps": True})
+    allowing, client = owned(**{"dp-allow-unverified-apps": True})
     assert not refused(allowing.train(MODEL, NOISED))
     assert client.calls == 1
 
@@ -303,7 +305,7 @@ def test_without_a_supernode_above_it_can_not_be_seen(
 
 def test_nothing_is_answered_once_the_permission_has_ended(owned: Any) -> None:
     for end, ended in [("2020-01-31", True), ("2999-01-31", False)]:
-        here, client = owned(**{"policy-expires": end, "require-privacy": "none"})
+        here, client = owned(**{"dp-policy-expires": end, "dp-require-privacy": "none"})
         assert refused(here.train(MODEL, PLAIN)) == ended
         assert client.calls == (0 if ended else 1)
         assert not here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord({})}).has_error()
@@ -313,7 +315,7 @@ def test_nothing_is_answered_once_the_permission_has_ended(owned: Any) -> None:
 def test_nothing_is_answered_once_every_use_was_revoked(
     owned: Any, tmp_path: Path, asked: str
 ) -> None:
-    here, client = owned(**{"require-privacy": asked})
+    here, client = owned(**{"dp-require-privacy": asked})
     assert not here.train(MODEL, NOISED).has_error()
     calls = client.calls
     with NodeLedger.open(tmp_path / "ledger.db") as ledger:
@@ -324,7 +326,7 @@ def test_nothing_is_answered_once_every_use_was_revoked(
 
 
 def test_a_ledger_that_can_not_be_read_revokes_too(owned: Any, tmp_path: Path) -> None:
-    here, client = owned(**{"require-privacy": "none"})
+    here, client = owned(**{"dp-require-privacy": "none"})
     (tmp_path / "ledger.db").write_bytes(b"no database at all, but long enough to be one" * 30)
     assert here.train(MODEL, PLAIN).has_error()
     assert client.calls == 0

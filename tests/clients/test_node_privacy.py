@@ -55,14 +55,17 @@ def real(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_key_of_the_node_config_is_read() -> None:
     read = node(
         {
-            "ledger-path": "/data/ledger.db",
-            "max-epsilon": 4,
-            "max-delta": 1e-6,
-            "dataset-name": "ward",
+            "dp-ledger-path": "/data/ledger.db",
+            "dp-max-epsilon": 4,
+            "dp-max-delta": 1e-6,
+            "dp-dataset-name": "ward",
         }
     )
     assert read == NodePrivacy(
-        ledger="/data/ledger.db", source="ward", run=RUN, max_epsilon=4.0, max_delta=1e-6
+        ledger="/data/ledger.db",
+        source="ward",
+        run=RUN,
+        cap=PrivacyBudget(epsilon=4.0, delta=1e-6),
     )
 
 
@@ -73,23 +76,23 @@ def test_without_keys_there_is_no_ledger_and_no_cap() -> None:
 
 @pytest.mark.usefixtures("simulated")
 def test_in_a_simulation_the_units_that_a_node_hosts_are_different_data() -> None:
-    config = {"dataset-name": "ward"}
+    config = {"dp-dataset-name": "ward"}
     sources = [node(config, unit=unit).source for unit in (0, 1, 2)]
     assert sources == ["ward", "ward/1", "ward/2"]
 
 
 @pytest.mark.usefixtures("real")
 def test_a_server_can_not_give_a_real_node_new_budgets_by_numbering_units() -> None:
-    assert {node({"dataset-name": "ward"}, unit=unit).source for unit in (0, 1, 2)} == {"ward"}
+    assert {node({"dp-dataset-name": "ward"}, unit=unit).source for unit in (0, 1, 2)} == {"ward"}
 
 
 def test_a_cap_on_epsilon_brings_a_delta_of_its_own() -> None:
-    read = node({"ledger-path": "/data/l.db", "max-epsilon": 1.0})
+    read = node({"dp-ledger-path": "/data/l.db", "dp-max-epsilon": 1.0})
     assert read.cap == PrivacyBudget(epsilon=1.0, delta=1e-5)
 
 
 def test_a_ledger_can_be_a_database() -> None:
-    assert node({"ledger-path": "sqlite:////data/l.db"}).ledger == "sqlite:////data/l.db"
+    assert node({"dp-ledger-path": "sqlite:////data/l.db"}).ledger == "sqlite:////data/l.db"
 
 
 @pytest.mark.usefixtures("real")
@@ -118,7 +121,7 @@ def test_in_a_simulation_each_node_has_a_ledger_in_the_named_folder(tmp_path: Pa
 @pytest.mark.usefixtures("simulated")
 def test_the_owner_s_ledger_wins_over_the_server_s_folder(tmp_path: Path) -> None:
     message = {SIMULATED_LEDGERS_KEY: str(tmp_path)}
-    assert node({"ledger-path": "/data/l.db"}, message).ledger == "/data/l.db"
+    assert node({"dp-ledger-path": "/data/l.db"}, message).ledger == "/data/l.db"
 
 
 def test_ray_that_is_loaded_but_not_started_is_no_simulation(
@@ -152,17 +155,17 @@ def test_the_engine_s_workers_are_where_this_version_of_flower_has_them() -> Non
     ("caps", "smaller"),
     [
         ({}, ASKED),
-        ({"max-epsilon": 1.0}, PrivacyBudget(epsilon=1.0, delta=1e-5)),
-        ({"max-epsilon": 5.0}, ASKED),
-        ({"max-epsilon": 5.0, "max-delta": 1e-7}, PrivacyBudget(epsilon=3.0, delta=1e-7)),
-        ({"max-epsilon": 5.0, "max-delta": 1e-2}, ASKED),
-        ({"max-epsilon": 2, "max-delta": 1e-6}, PrivacyBudget(epsilon=2.0, delta=1e-6)),
+        ({"dp-max-epsilon": 1.0}, PrivacyBudget(epsilon=1.0, delta=1e-5)),
+        ({"dp-max-epsilon": 5.0}, ASKED),
+        ({"dp-max-epsilon": 5.0, "dp-max-delta": 1e-7}, PrivacyBudget(epsilon=3.0, delta=1e-7)),
+        ({"dp-max-epsilon": 5.0, "dp-max-delta": 1e-2}, ASKED),
+        ({"dp-max-epsilon": 2, "dp-max-delta": 1e-6}, PrivacyBudget(epsilon=2.0, delta=1e-6)),
     ],
 )
 def test_the_cap_and_what_a_run_asks_for_are_two_limits(
     caps: dict[str, Any], smaller: PrivacyBudget
 ) -> None:
-    read = node({"ledger-path": "/data/l.db"} | caps)
+    read = node({"dp-ledger-path": "/data/l.db"} | caps)
     asked = NoiseInstruction(
         scheme="gaussian",
         noise_multiplier=1.0,
@@ -183,7 +186,7 @@ def test_the_cap_and_what_a_run_asks_for_are_two_limits(
 
 
 def test_the_account_is_of_the_node_s_source() -> None:
-    read = node({"dataset-name": "ward"})
+    read = node({"dp-dataset-name": "ward"})
     assert read.account(unit="client") == Account(unit="client", source="ward")
     assert read.account(unit="record", fingerprint="f") == Account(
         unit="record", source="ward", fingerprint="f"

@@ -574,7 +574,7 @@ def test_a_simulated_client_has_a_ledger_of_its_run_and_a_real_one_needs_its_own
     monkeypatch.setattr("fl_dp.clients.node_privacy.in_simulation", lambda: simulated)
     context = Context(7, 1, {"partition-id": 3}, RecordDict(), {})
     if not simulated:
-        with pytest.raises(ValueError, match=r"--node-config 'ledger-path="):
+        with pytest.raises(ValueError, match=r"--node-config 'dp-ledger-path="):
             OpacusClient.on_node(context, Net(), DataLoader(data_of()), plan=PLAN)
         return
     made = OpacusClient.on_node(context, Net(), DataLoader(data_of()), plan=PLAN)
@@ -589,7 +589,7 @@ def test_a_node_whose_owner_allows_less_trains_with_more_noise_for_all_rounds(
     tmp_path: Path,
 ) -> None:
     path, half = tmp_path / "strict.db", 0.5 * PLAN.budget.epsilon
-    config: dict[str, Any] = {"ledger-path": str(path), "record-epsilon": half}
+    config: dict[str, Any] = {"dp-ledger-path": str(path), "dp-record-epsilon": half}
     context = Context(7, 1, config, RecordDict(), {})
     for _ in range(PLAN.participations + 2):
         made = OpacusClient.on_node(context, Net(), DataLoader(data_of()), plan=PLAN)
@@ -608,12 +608,12 @@ def test_a_node_that_trains_with_more_noise_stops_where_earlier_runs_leave_too_l
 ) -> None:
     cap = 0.5 * PLAN.budget.epsilon
     config: dict[str, Any] = {
-        "ledger-path": str(client.ledger),
-        "dataset-name": WARD.source,
-        "require-privacy": "record",
-        "max-epsilon": cap,
-        "max-delta": PLAN.budget.delta,
-        "record-epsilon": cap,
+        "dp-ledger-path": str(client.ledger),
+        "dp-dataset-name": WARD.source,
+        "dp-require-privacy": "record",
+        "dp-max-epsilon": cap,
+        "dp-max-delta": PLAN.budget.delta,
+        "dp-record-epsilon": cap,
     }
     context = Context(7, 1, config, RecordDict(), {})
     small = replace(PLAN, budget=PrivacyBudget(epsilon=1.0, delta=1e-5), noise_multiplier=4.0)

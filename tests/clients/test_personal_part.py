@@ -167,14 +167,14 @@ def test_a_message_that_asks_for_other_parameters_gets_zero(asked: dict[str, np.
 
 
 def test_the_owner_s_list_rules_over_the_app_s_and_the_message_s() -> None:
-    context = a_context(**{"shared-parameters": "norm.*"})
+    context = a_context(**{"dp-shared-parameters": "norm.*"})
     assert not summed([Whole(0.1, 1.0)], context).any()
-    assert summed([Whole(0.1, 1.0)], a_context(**{"shared-parameters": "norm.*, body.*"})).any()
+    assert summed([Whole(0.1, 1.0)], a_context(**{"dp-shared-parameters": "norm.*, body.*"})).any()
 
 
 def test_no_client_of_the_node_trains_what_the_owner_does_not_share(node: Any, told: Any) -> None:
     client = told(1.0)  # it knows nothing of parts
-    here = node(numpy_client_app(lambda context: client), {"shared-parameters": "norm.*"})
+    here = node(numpy_client_app(lambda context: client), {"dp-shared-parameters": "norm.*"})
     assert here.train({"norm.w": np.zeros(2), "body.w": np.zeros(2)}, None).has_error()
     assert not client.calls
     assert not here.train({"norm.w": np.zeros(2)}, None).has_error()
@@ -183,10 +183,10 @@ def test_no_client_of_the_node_trains_what_the_owner_does_not_share(node: Any, t
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("shared-parameters", "body.*,", "names of parameters"),
-        ("shared-parameters", True, "must be a text"),
-        ("shared-parameter", "body.*", "did you mean shared-parameters"),
-        ("shared-params", "body.*", "did you mean shared-parameters"),
+        ("dp-shared-parameters", "body.*,", "at least 1 character"),
+        ("dp-shared-parameters", True, "must be a text with commas"),
+        ("dp-shared-parameter", "body.*", "did you mean dp-shared-parameters"),
+        ("dp-shared-params", "body.*", "did you mean dp-shared-parameters"),
     ],
 )
 def test_an_owner_s_list_that_can_not_be_meant_is_an_error(key: str, value: Any, said: str) -> None:

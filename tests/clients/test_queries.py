@@ -45,10 +45,9 @@ def units_of(clients: Any) -> NodeUnits:
 @pytest.mark.parametrize(
     ("node_config", "name"),
     [
-        ({"unit-name": "ward 7", "partition-id": 3}, "ward 7"),
-        ({"unit-name": "ward 7"}, "ward 7"),
+        ({"dp-unit-name": "ward 7", "partition-id": 3}, "ward 7"),
+        ({"dp-unit-name": "ward 7"}, "ward 7"),
         ({"partition-id": 0}, "partition-0"),
-        ({"unit-name": 12}, "12"),
         ({}, ""),
     ],
 )

@@ -163,7 +163,7 @@ def test_a_server_that_lowers_the_cap_gets_no_sum_in_which_the_next_record_moves
     price = SumInstruction(
         rounds=3, epsilon=100.0, delta=1e-3, neighboring_relation=relation, unit="record"
     )
-    federation = Federation(tmp_path, **REQUIRED | {"require-privacy": "distributed-records"})
+    federation = Federation(tmp_path, **REQUIRED | {"dp-require-privacy": "distributed-records"})
     asked = replace(INSTRUCTION, secure_sum=price, of_records=True, max_units=5)
     assert code(federation.train(federation.content(asked))) == "Refused terms"
     assert federation.charges() == 0
@@ -209,9 +209,9 @@ def test_another_directory_is_refused(tmp_path: Path) -> None:
 def test_an_owner_s_least_sum_counts_without_those_who_may_collude(tmp_path: Path) -> None:
     for number, (owner, said) in enumerate(
         (
-            ({"secagg-min-sum": 3}, "answered"),
-            ({"secagg-min-sum": 4}, "Refused policy"),
-            ({"secagg-min-sum": 3, "secagg-colluding": 2}, "Refused policy"),
+            ({"dp-secagg-min-sum": 3}, "answered"),
+            ({"dp-secagg-min-sum": 4}, "Refused policy"),
+            ({"dp-secagg-min-sum": 3, "dp-secagg-colluding": 2}, "Refused policy"),
         )
     ):
         assert code(Federation(tmp_path / str(number), **owner | REQUIRED).train()) == said
@@ -221,7 +221,7 @@ def test_a_node_that_supposes_more_colluders_is_charged_more(tmp_path: Path) -> 
     multipliers = []
     for colluding in (1, 2):
         folder = tmp_path / str(colluding)
-        owner = {"secagg-colluding": colluding} | REQUIRED
+        owner = {"dp-secagg-colluding": colluding} | REQUIRED
         assert code(Federation(folder, **owner).train()) == "answered"
         with NodeLedger.read(folder / "node-0" / "ledger.db") as ledger:
             ((event, _),) = ledger.spendings[0].history
@@ -231,7 +231,7 @@ def test_a_node_that_supposes_more_colluders_is_charged_more(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("owner", "shares"), [({}, 3), ({"secagg-colluding": 0}, 4)], ids=["usual", "said"]
+    ("owner", "shares"), [({}, 3), ({"dp-secagg-colluding": 0}, 4)], ids=["usual", "said"]
 )
 def test_a_server_that_lies_does_not_choose_how_many_collude(
     tmp_path: Path, owner: dict[str, int], shares: int
@@ -254,14 +254,14 @@ def test_a_server_that_lies_does_not_make_its_accomplice_the_whole_committee(
 
 
 def test_a_budget_that_is_spent_answers_with_noise_that_is_not_charged(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, **REQUIRED | {"max-epsilon": 1e-2})
+    federation = Federation(tmp_path, **REQUIRED | {"dp-max-epsilon": 1e-2})
     reply = federation.train()
     assert len(masked_of(reply.content, longest=2 * SIZE).masked) == 2 * SIZE  # as any other
     assert federation.charges() == 0
 
 
 @pytest.mark.parametrize(
-    "owner", [{"max-epsilon": 5.0}, {"max-epsilon": 100.0, "max-delta": 1e-6}], ids=str
+    "owner", [{"dp-max-epsilon": 5.0}, {"dp-max-epsilon": 100.0, "dp-max-delta": 1e-6}], ids=str
 )
 def test_an_owner_who_allows_less_than_is_asked_is_told_that_the_node_will_fall_silent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, owner: dict[str, float]
@@ -294,7 +294,7 @@ def test_a_server_that_lies_about_how_many_sums_there_are_gains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     encoded = Encoded(monkeypatch)
-    federation = Federation(tmp_path, **REQUIRED | {"max-epsilon": CAP, "max-delta": 1e-3})
+    federation = Federation(tmp_path, **REQUIRED | {"dp-max-epsilon": CAP, "dp-max-delta": 1e-3})
     price = SumInstruction(rounds=rounds, epsilon=100.0, delta=1e-3)
     for number in (1, 2, 3):
         content = federation.content(replace(INSTRUCTION, secure_sum=price))
@@ -333,7 +333,7 @@ def test_a_node_without_a_ledger_refuses(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     context = federation.nodes.contexts[0]
     federation.nodes.contexts[0] = Context(
-        1, FIRST_NODE, {"unit-name": "x"}, RecordDict(), context.run_config
+        1, FIRST_NODE, {"dp-unit-name": "x"}, RecordDict(), context.run_config
     )
     assert code(federation.train()) == "ValueError"
 
@@ -496,7 +496,7 @@ def test_a_node_that_takes_no_part_gives_no_key(tmp_path: Path) -> None:
     # Any promise to itself would do, and without a roster no secure sum is one.
     federation = Federation(tmp_path)
     apart = federation.nodes.contexts[0]
-    owner = dict(apart.node_config) | {"max-epsilon": 4.0}
+    owner = dict(apart.node_config) | {"dp-max-epsilon": 4.0}
     federation.nodes.contexts[0] = Context(1, FIRST_NODE, owner, RecordDict(), {})
     asked = text_to_content(json.dumps({"run": 8, "epoch": 0}))
     assert code(federation.ask(KEY_ACTION, asked)) == "PolicyRefusal"
@@ -516,11 +516,11 @@ def pin(federation: Federation, *, without: int | None = None, by: str = "node_c
     file = federation.folder / "roster.json"
     file.write_text(json.dumps({"federation": "tests", "members": members}))
     context = federation.nodes.contexts[0]
-    said = {"secagg-roster": str(file)} | REQUIRED
+    said = {"dp-secagg-roster": str(file)} | REQUIRED
     if by == "policy":
         policy = federation.folder / "policy.yaml"
         policy.write_text(json.dumps(said))  # JSON is YAML
-        said = {"policy-path": str(policy)}
+        said = {"dp-policy-path": str(policy)}
     config = {key: v for key, v in context.node_config.items() if key not in REQUIRED} | said
     federation.nodes.contexts[0] = Context(1, FIRST_NODE, config, RecordDict(), context.run_config)
 
@@ -578,7 +578,7 @@ class TestOlderStore:
     def test_with_the_ledger_it_is_refused_by_the_witness(self, tmp_path: Path) -> None:
         witness = tmp_path / "elsewhere" / "heads"
         witness.parent.mkdir()
-        owner: dict[str, Any] = {"witness-path": str(witness)}
+        owner: dict[str, Any] = {"dp-witness-path": str(witness)}
         federation = Federation(tmp_path, **owner)
         assert code(federation.ask(VIEW_ACTION, federation.question())) == "answered"
         copy, ledger = self.copied(tmp_path), tmp_path / "node-0" / "ledger.db"

@@ -155,7 +155,7 @@ class Records:
 
 
 def of_records(folder: Path, records: RecordsFn | Records) -> Federation:
-    federation = Federation(folder, **REQUIRED | {"require-privacy": "distributed-records"})
+    federation = Federation(folder, **REQUIRED | {"dp-require-privacy": "distributed-records"})
     found = records if callable(records) else lambda *_: records
     app = numpy_client_app(records=found)
     federation.nodes.app = lambda: app  # type: ignore[method-assign]

@@ -58,7 +58,7 @@ def witness(ledger: Path, tmp_path: Path) -> FileWitness:
 
 def test_what_a_node_will_do_is_said(ledger: Path) -> None:
     status, said = call(
-        "check", f'ledger-path="{ledger}" max-epsilon=2.5 require-privacy="record+local"'
+        "check", f'dp-ledger-path="{ledger}" dp-max-epsilon=2.5 dp-require-privacy="record+local"'
     )
     assert status == 0
     assert "DP-SGD inside the node, which protects each record and" not in said
@@ -71,7 +71,7 @@ def test_what_a_node_will_do_is_said(ledger: Path) -> None:
 
 def test_what_still_fits_under_the_cap_is_said_and_is_true(tmp_path: Path) -> None:
     place = tmp_path / "ledger.db"
-    config = f'ledger-path="{place}" max-epsilon=40.0 require-privacy="record"'
+    config = f'dp-ledger-path="{place}" dp-max-epsilon=40.0 dp-require-privacy="record"'
     assert "Nothing was spent: all of epsilon 40 is there" in call("check", config)[1]
     charge(place, epsilon=40.0, noise=8.0, count=30)
     charge(place, epsilon=40.0, noise=5.0, count=10)
@@ -115,7 +115,7 @@ def test_accounts_of_runs_without_a_cap_are_shown_as_such(tmp_path: Path) -> Non
 
 
 def test_a_node_that_requires_nothing_is_said_so() -> None:
-    status, said = call("check", 'dataset-name="ward"')
+    status, said = call("check", 'dp-dataset-name="ward"')
     assert status == 0
     assert "every message, private or not" in said
     assert "no cap" in said
@@ -125,13 +125,13 @@ def test_a_node_that_requires_nothing_is_said_so() -> None:
 @pytest.mark.parametrize(
     ("config", "status", "said"),
     [
-        ('ledgr-path="/l.db"', 2, "did you mean ledger-path"),
-        ("max-epsilon 4.0 =", 2, "Flower reads only nothing"),
-        ("max-epsilon = 4.0", 2, "Flower reads only"),
+        ('dp-ledgr-path="/l.db"', 2, "did you mean dp-ledger-path"),
+        ("dp-max-epsilon 4.0 =", 2, "Flower reads only nothing"),
+        ("dp-max-epsilon = 4.0", 2, "Flower reads only"),
         ("/there/is/none.yaml", 2, "can't be read, so nothing is answered"),
-        ('ledger-path="/there/is/none/l.db" max-epsilon=4.0', 1, "does not exist: make it"),
-        ('data-path="/there/is/none"', 1, "data-path names /there/is/none"),
-        ('policy-expires="2020-01-31"', 1, "its permission has ended"),
+        ('dp-ledger-path="/there/is/none/l.db" dp-max-epsilon=4.0', 1, "does not exist: make it"),
+        ('dp-data-path="/there/is/none"', 1, "dp-data-path names /there/is/none"),
+        ('dp-policy-expires="2020-01-31"', 1, "its permission has ended"),
     ],
 )
 def test_what_is_wrong_is_said_before_the_node_starts(config: str, status: int, said: str) -> None:
@@ -142,7 +142,9 @@ def test_what_is_wrong_is_said_before_the_node_starts(config: str, status: int, 
 def test_no_password_of_a_database_is_said() -> None:
     # Nobody listens there.
     place = "postgresql+psycopg://ward:swordfish@127.0.0.1:1/ledgers?sslpassword=tuna"
-    status, said = call("check", f'ledger-path="{place}" max-epsilon=4.0 witness-path="{place}"')
+    status, said = call(
+        "check", f'dp-ledger-path="{place}" dp-max-epsilon=4.0 dp-witness-path="{place}"'
+    )
     assert status == 1
     assert "ward:***@127.0.0.1" in said
     assert "swordfish" not in said and "tuna" not in said
@@ -153,20 +155,19 @@ def test_each_part_of_a_policy_is_said_in_words(ledger: Path, tmp_path: Path) ->
     schema.write_text("columns: [age, pressure]\ntypes: [integer, number]\nclasses: [well, ill]\n")
     status, said = call(
         "check",
-        f'ledger-path="{ledger}" max-epsilon=2.5 require-privacy="distributed" min-cohort=20 '
-        'allowed-apps="hospital/heart>=1.2,<2" statistics-from="none" min-round-interval=900 '
-        f'evaluation-from="hospital/heart==1.4.0@3f2a9c01" data-schema="{schema}" '
-        'budget-expires="2999-01-31" unit-name="ward"',
+        f'dp-ledger-path="{ledger}" dp-max-epsilon=2.5 dp-require-privacy="distributed" '
+        'dp-secagg-min-sum=20 dp-allowed-apps="hospital/heart>=1.2,<2" dp-min-round-interval=900 '
+        f'dp-data-schema="{schema}" dp-policy-expires="2999-01-31" dp-unit-name="ward" '
+        'max-delta=1e-9 site="a"',
     )
     assert status == 0
     for words in (
         "It answers hospital/heart>=1.2,<2 alone",
         "kept out by signatures, not by this",
-        "It answers statistics of no app",
-        "It answers evaluations of hospital/heart==1.4.0@3f2a9c01, in secure sums alone",
-        "fewer than 20 clients, as many as the server claims",
+        "fewer than 20 honest clients; without dp-secagg-roster",
         "Between two rounds lie at least 900 s",
-        "From 2999-01-31 on nothing of its budget is left",
+        "It answers nothing from 2999-01-31 on",
+        "Without the prefix dp- it does not read max-delta, site",
         "It trains on age (integer), pressure (number) and on nothing else",
         "Its labels are well, ill of column label",
     ):
@@ -176,20 +177,16 @@ def test_each_part_of_a_policy_is_said_in_words(ledger: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ('require-privacy="record" ledger-path="/l.db"', "needs a cap and a ledger"),
-        ("min-round-interval=900", "needs a file beside the ledger"),
-        ('min-round-interval=900 ledger-path="postgresql://h/d"', "needs a file beside"),
-        ("min-round-interval=0", "must be a positive number"),
-        ('budget-expires="2999-01-31"', "there is none: add ledger-path"),
-        ('allowed-apps="heart"', "an app is publisher/name"),
-        ('allowed-apps=""', "write one or more apps"),
-        ('allowed-apps="any"', "an app is publisher/name"),
-        ('statistics-from="nobody"', "an app is publisher/name"),
-        ("statistics-from=false", "write one or more apps"),
-        ("min-cohort=20", "which this node does not require"),
-        ('min-cohorts=20 ledger-path="/l.db"', "did you mean min-cohort"),
-        ('statistic-from="none"', "did you mean statistics-from"),
-        ('min-rounds-interval="none"', "did you mean min-round-interval"),
+        ('dp-require-privacy="record" dp-ledger-path="/l.db"', "needs a cap and a ledger"),
+        ("dp-min-round-interval=900", "needs a file beside the ledger"),
+        ('dp-min-round-interval=900 dp-ledger-path="postgresql://h/d"', "needs a file beside"),
+        ("dp-min-round-interval=0", "should be greater than 0"),
+        ('dp-allowed-apps="heart"', "an app is publisher/name"),
+        ('dp-allowed-apps=""', "write one or more apps"),
+        ('dp-allowed-apps="any"', "an app is publisher/name"),
+        ("dp-secagg-min-sum=20", "which this node does not require"),
+        ('dp-secagg-min=20 dp-ledger-path="/l.db"', "did you mean dp-secagg-min-sum"),
+        ('dp-min-rounds-interval="none"', "did you mean dp-min-round-interval"),
     ],
 )
 def test_a_policy_that_can_not_be_meant_is_an_error(config: str, said: str) -> None:
@@ -210,7 +207,7 @@ def test_a_schema_that_can_not_be_meant_is_said(ledger: Path, tmp_path: Path) ->
         ("columns: [age\n", "is no YAML"),
     ):
         schema.write_text(text)
-        status, said = call("check", f'ledger-path="{ledger}" data-schema="{schema}"')
+        status, said = call("check", f'dp-ledger-path="{ledger}" dp-data-schema="{schema}"')
         assert status == 1
         assert wrong in said
 
@@ -218,7 +215,7 @@ def test_a_schema_that_can_not_be_meant_is_said(ledger: Path, tmp_path: Path) ->
 def test_an_owner_sees_by_whom_when_and_for_what_the_data_were_used(ledger: Path) -> None:
     for run, purpose in ((7, "train"), (7, "train"), (8, "evaluate")):
         charge(ledger, use=Use(run=run, purpose=purpose, app="hospital/heart==1.4.0@3f2a9c01"))
-    config = f'ledger-path="{ledger}" max-epsilon=2.5'
+    config = f'dp-ledger-path="{ledger}" dp-max-epsilon=2.5'
     result = CliRunner().invoke(app, ["node", "ledger", "--node-config", config, "--json"])
     shown = json.loads(result.output)
     seen = [(use["run"], use["purpose"], use["answers"]) for use in shown["uses"]]
@@ -242,7 +239,7 @@ def test_a_cap_that_is_written_down_later_makes_what_was_spent_no_smaller(
     path = tmp_path / "grown.db"
     for epsilon, count in ((2.0, 1), (30.0, 40)):
         charge(path, epsilon=epsilon, noise=3.0, count=count)
-    config = f'ledger-path="{path}" max-epsilon=40'
+    config = f'dp-ledger-path="{path}" dp-max-epsilon=40'
     [before] = json.loads(call("ledger", path, "--json")[1])["accounts"]
     [after] = json.loads(call("ledger", "--node-config", config, "--json")[1])["accounts"]
     assert after["quoted"] == "filter"
@@ -254,8 +251,8 @@ def test_a_cap_that_is_written_down_later_makes_what_was_spent_no_smaller(
     ("arguments", "said"),
     [
         ((), "name a node's ledger, or its --node-config"),
-        (("/l.db", "--node-config", 'ledger-path="/l.db"'), "and not both"),
-        (("--node-config", 'unit-name="ward"'), "keeps no ledger"),
+        (("/l.db", "--node-config", 'dp-ledger-path="/l.db"'), "and not both"),
+        (("--node-config", 'dp-unit-name="ward"'), "keeps no ledger"),
         (("/there/is/none.db",), "none.db"),
     ],
 )
@@ -267,7 +264,9 @@ def test_what_is_no_node_s_ledger_is_said(arguments: tuple[str, ...], said: str)
 
 def test_a_policy_is_checked_by_its_file(ledger: Path, tmp_path: Path) -> None:
     policy = tmp_path / "policy.yaml"
-    policy.write_text(f"ledger-path: {ledger}\nmax-epsilon: 1.5\npolicy-expires: 2999-01-31\n")
+    policy.write_text(
+        f"dp-ledger-path: {ledger}\ndp-max-epsilon: 1.5\ndp-policy-expires: 2999-01-31\n"
+    )
     status, said = call("check", policy)
     assert status == 0
     assert "epsilon 1.5" in said
@@ -279,7 +278,7 @@ def test_an_owner_revokes_once_and_is_asked(ledger: Path) -> None:
     assert NodeLedger.day_of_revocation(ledger) is None
     assert call("revoke", ledger, answer="y\n")[0] == 0
     assert NodeLedger.day_of_revocation(ledger) is not None
-    status, said = call("check", f'ledger-path="{ledger}" max-epsilon=2.5')
+    status, said = call("check", f'dp-ledger-path="{ledger}" dp-max-epsilon=2.5')
     assert status == 1
     assert "every use was revoked on" in said
     status, said = call("revoke", ledger, "--yes")
@@ -291,7 +290,7 @@ def test_a_ledger_that_is_gone_is_seen_by_its_witness(
     ledger: Path, witness: FileWitness, tmp_path: Path
 ) -> None:
     ledger.unlink()
-    config = f'ledger-path="{ledger}" witness-path="{witness.place}" max-epsilon=2.5'
+    config = f'dp-ledger-path="{ledger}" dp-witness-path="{witness.place}" dp-max-epsilon=2.5'
     status, said = call("check", config)
     assert status == 1
     assert "is gone, and its witness" in said

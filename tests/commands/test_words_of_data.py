@@ -21,10 +21,10 @@ def said_of(folder: Path, schema: str | None = SCHEMA, **files: str) -> PolicyDe
     data.mkdir(exist_ok=True)
     for name, text in files.items():
         (data / name.replace("_", ".")).write_text(text)
-    config: dict[str, Any] = {"data-path": str(data)}
+    config: dict[str, Any] = {"dp-data-path": str(data)}
     if schema is not None:
         (folder / "schema.yaml").write_text(schema)
-        config["data-schema"] = str(folder / "schema.yaml")
+        config["dp-data-schema"] = str(folder / "schema.yaml")
     return words_of_data(NodeConfig.of(config))
 
 

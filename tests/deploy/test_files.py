@@ -128,7 +128,7 @@ def test_flower_understands_what_is_started(name: str) -> None:
         assert found.trusted_entities and not found.insecure
         assert not found.runtime_dependency_install
         [key] = parsed_node_config(found.node_config.replace("${NODE:-north}", "north"))
-        assert key == "policy-path"
+        assert key == "dp-policy-path"
     else:
         script = next(Path(word) for word in words if word.endswith(".py"))
         assert (DEPLOY / script.name).exists()
@@ -262,8 +262,8 @@ def test_the_page_starts_scripts_and_units_that_are_there() -> None:
 
 
 def test_the_policy_of_the_page_is_one(tmp_path: Path) -> None:
-    [text] = re.findall(r"```yaml\n(unit-name.*?)```", PAGE, re.DOTALL)
+    [text] = re.findall(r"```yaml\n(dp-unit-name.*?)```", PAGE, re.DOTALL)
     policy = tmp_path / "policy.yaml"
     policy.write_text(text)
-    found = NodeConfig.of({"policy-path": str(policy)})
+    found = NodeConfig.of({"dp-policy-path": str(policy)})
     assert found.required and found.max_epsilon and found.witness_path

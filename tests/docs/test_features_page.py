@@ -99,7 +99,7 @@ def test_a_folder_of_transformers_becomes_an_encoder_as_the_page_says(
 
 def test_the_policy_names_an_encoder() -> None:
     [policy] = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    assert NodeConfig.of(yaml.safe_load(policy)).encoders is not None
+    assert NodeConfig.of(yaml.safe_load(policy)).encoder_digests is not None
 
 
 def commands_of(page: str) -> list[str]:

@@ -24,7 +24,7 @@ def test_the_guide_to_records_runs(tmp_path: Path) -> None:
     guide: dict[str, Any] = {}
     exec(compile(first, "docs/records.md", "exec"), guide)
     check_training(guide["build_model"](), guide["load_records"]())
-    context = Context(1, FIRST_NODE, {"ledger-path": str(tmp_path / "l.db")}, RecordDict(), {})
+    context = Context(1, FIRST_NODE, {"dp-ledger-path": str(tmp_path / "l.db")}, RecordDict(), {})
     node = LocalGrid(lambda asked, _: guide["app"](asked, context), 1)
     message = Message(
         RecordDict({"arrays": guide["initial_arrays"], "config": ConfigRecord({})}),
@@ -41,7 +41,7 @@ def test_a_real_node_without_a_ledger_is_told_what_to_write() -> None:
     first, *_ = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     guide: dict[str, Any] = {}
     exec(compile(first, "docs/records.md", "exec"), guide)
-    with pytest.raises(ValueError, match="--node-config 'ledger-path="):
+    with pytest.raises(ValueError, match="--node-config 'dp-ledger-path="):
         guide["client_fn"](Context(1, FIRST_NODE, {"partition-id": 1}, RecordDict(), {}))
 
 
@@ -57,7 +57,11 @@ def test_the_guide_to_records_across_silos_runs(
         (tmp_path / f"{node}").mkdir()
     contexts = [
         Context(
-            1, FIRST_NODE + node, {"ledger-path": str(tmp_path / f"{node}/l.db")}, RecordDict(), {}
+            1,
+            FIRST_NODE + node,
+            {"dp-ledger-path": str(tmp_path / f"{node}/l.db")},
+            RecordDict(),
+            {},
         )
         for node in range(10)
     ]

@@ -45,7 +45,7 @@ def running(tmp_path: Path) -> Iterator[Deployment]:
 
 def join(running: Deployment, *names: str) -> None:
     for name in names:
-        running.join(name, {"unit-name": name})
+        running.join(name, {"dp-unit-name": name})
 
 
 def require_complete(app: FaultApp, *, lost: int = 0) -> None:
@@ -135,7 +135,7 @@ def test_a_network_that_is_cut_slow_and_lossy_ends_no_training(
         LoopbackProxy(running.port) as cut,
     ):
         for name, proxy in zip(NODES, (poor, cut), strict=True):
-            running.join(name, {"unit-name": name}, through=proxy.port)
+            running.join(name, {"dp-unit-name": name}, through=proxy.port)
         app.tell("faulty", "sleep 4")
         run = running.begin(app.path)
         until(lambda: app.began("faulty"))

@@ -28,14 +28,14 @@ from fl_dp.statement import privacy_statement, read_statement
 from fl_dp.statement.check import statement_differences, statement_page
 
 POLICY = {
-    "max-epsilon": 4.0,
-    "max-delta": 1e-5,
-    "ledger-path": "/srv/private/ledger.db",
-    "require-privacy": "record",
-    "policy-expires": "2099-01-31",
-    "unit-name": "north",
-    "data-path": "/srv/clinic",
-    "allow-unverified-apps": True,
+    "dp-max-epsilon": 4.0,
+    "dp-max-delta": 1e-5,
+    "dp-ledger-path": "/srv/private/ledger.db",
+    "dp-require-privacy": "record",
+    "dp-policy-expires": "2099-01-31",
+    "dp-unit-name": "north",
+    "dp-data-path": "/srv/clinic",
+    "dp-allow-unverified-apps": True,
 }
 RESULT = Result(
     cell="run-0",
@@ -74,7 +74,7 @@ def test_a_policy_s_file_is_read_or_refused(rng: Random) -> None:
         file.write_text(text if rng.random() < 0.5 else damaged(text, rng), errors="replace")
         before = file.read_bytes()
         with suppress(NodeConfigError):
-            NodeConfig.of({"policy-path": str(file)})
+            NodeConfig.of({"dp-policy-path": str(file)})
         assert file.read_bytes() == before
 
 

@@ -66,8 +66,8 @@ ASKED: dict[str, dict[str, Any]] = {
     f"query.{UTILITY_ACTION}": {UTILITY_QUERY_KEY: UTILITY},
 }
 OWNERS: dict[str, dict[str, Any]] = {
-    "closed": {"require-privacy": "local"},
-    "open": {"require-privacy": "none"},
+    "closed": {"dp-require-privacy": "local"},
+    "open": {"dp-require-privacy": "none"},
 }
 
 
@@ -95,10 +95,14 @@ class Node:
 
     def __init__(self, owner: dict[str, Any], ledger: Path) -> None:
         self.ward, self.ledger = Ward(), ledger
-        self.closed = owner["require-privacy"] != "none"
+        self.closed = owner["dp-require-privacy"] != "none"
         app = numpy_client_app(lambda context: self.ward, statistics_fn=self._values)
-        config: dict[str, Any] = {"ledger-path": str(ledger), "unit-name": "north"}
-        config |= {"allow-unverified-apps": True, "max-epsilon": 1000.0, "max-delta": 1e-3} | owner
+        config: dict[str, Any] = {"dp-ledger-path": str(ledger), "dp-unit-name": "north"}
+        config |= {
+            "dp-allow-unverified-apps": True,
+            "dp-max-epsilon": 1000.0,
+            "dp-max-delta": 1e-3,
+        } | owner
         context = Context(1, FIRST_NODE, config, RecordDict(), {})
         self.grid = LocalGrid(lambda message, _: app(message, context), 1, introduces=True)
 

@@ -217,7 +217,7 @@ def test_a_cap_holds_for_records_and_for_the_node_apart_as_both_pages_say(path: 
         (row,) = (
             line
             for line in (docs / page).read_text(encoding="utf-8").splitlines()
-            if line.startswith("| `max-epsilon`")
+            if line.startswith("| `dp-max-epsilon`")
         )
         assert "apart: a node that serves both spends it twice" in row
 
@@ -508,7 +508,7 @@ def test_a_ledger_of_the_older_schema_is_refused_with_what_to_do(
         before.setattr("fl_dp.ledger.node.NODE_SCHEMA", 3)
         NodeLedger.open(path).close()
     for look in (NodeLedger.open, NodeLedger.read):
-        with pytest.raises(LedgerCorrupted, match=r"schema 3, .* reads 4: .* a max-epsilon"):
+        with pytest.raises(LedgerCorrupted, match=r"schema 3, .* reads 4: .* a dp-max-epsilon"):
             look(path)
 
 
@@ -516,7 +516,7 @@ def test_an_older_table_of_charges_is_refused_with_what_to_do(path: Path) -> Non
     spend(path)
     execute(path, "ALTER TABLE entries RENAME TO records")
     for look in (NodeLedger.open, NodeLedger.read):
-        with pytest.raises(LedgerCorrupted, match=r"older version.* a max-epsilon.* lower"):
+        with pytest.raises(LedgerCorrupted, match=r"older version.* a dp-max-epsilon.* lower"):
             look(path)
 
 

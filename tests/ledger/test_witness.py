@@ -330,8 +330,8 @@ def test_a_witness_beside_the_ledger_protects_nothing_and_is_refused(path: Path)
 
 def test_a_nodes_owner_names_the_witness(path: Path, file: Path) -> None:
     owner: dict[str, str | int | float | bool] = {
-        "ledger-path": str(path),
-        "witness-path": str(file),
+        "dp-ledger-path": str(path),
+        "dp-witness-path": str(file),
     }
     node = NodePrivacy.of(Context(1, 1, owner, RecordDict(), {}), {})
     event = GaussianEvent(noise_multiplier=5.0)
@@ -409,12 +409,12 @@ def test_a_real_node_s_ledger_without_a_witness_says_so_and_a_simulated_one_s_do
     path: Path, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def opened(**config: str) -> None:
-        given: dict[str, Any] = {"ledger-path": str(path)} | config
+        given: dict[str, Any] = {"dp-ledger-path": str(path)} | config
         context = Context(1, 77, given, RecordDict(), {})
         NodePrivacy.of(context, {}).open_ledger().close()
 
     with caplog.at_level(logging.INFO, logger="flwr.fl_dp.client"):
-        opened(**{"witness-path": str(file)})
+        opened(**{"dp-witness-path": str(file)})
         with simulated_nodes():
             path.unlink()
             opened()

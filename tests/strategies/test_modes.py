@@ -395,7 +395,7 @@ def named_clients(names: list[str]) -> Answer:
     app = numpy_client_app(client_fn(lambda node: FixedClient(0.0)))
     contexts = {
         node: Context(
-            1, FIRST_NODE + node, {"partition-id": node, "unit-name": name}, RecordDict(), {}
+            1, FIRST_NODE + node, {"partition-id": node, "dp-unit-name": name}, RecordDict(), {}
         )
         for node, name in enumerate(names)
     }

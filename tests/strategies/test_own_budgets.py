@@ -187,7 +187,7 @@ def trained(
     app = numpy_client_app(lambda context: FixedClient([np.full(4, 0.1)]))
 
     def answer(message: Message, number: int) -> Message:
-        config: dict[str, Any] = {"partition-id": number, "unit-name": f"ward-{number}"}
+        config: dict[str, Any] = {"partition-id": number, "dp-unit-name": f"ward-{number}"}
         return app(message, Context(1, FIRST_NODE + number, config, RecordDict(), {}))
 
     grid = LocalGrid(introducing(answer), nodes)
@@ -373,8 +373,8 @@ def test_messages_have_their_groups_noise_and_weigh_the_inverse_of_its_variance(
     def answer(message: Message, number: int) -> Message:
         config: dict[str, Any] = {
             "partition-id": number,
-            "unit-name": f"ward-{number}",
-            "ledger-path": str(tmp_path / f"ward-{number}.db"),
+            "dp-unit-name": f"ward-{number}",
+            "dp-ledger-path": str(tmp_path / f"ward-{number}.db"),
         }
         reply = app(message, Context(1, FIRST_NODE + number, config, RecordDict(), {}))
         if reply.has_content() and reply.content.array_records:

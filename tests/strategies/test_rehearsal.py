@@ -792,12 +792,12 @@ def test_an_exhausted_node_is_named_only_if_its_owner_allows_it(
                 what="an earlier run",
                 neighboring_relation=records.neighboring_relation,
             )
-    config: dict[str, Any] = {"ledger-path": str(tmp_path / "node.db"), "unit-name": "ward 1"}
+    config: dict[str, Any] = {"dp-ledger-path": str(tmp_path / "node.db"), "dp-unit-name": "ward 1"}
     if told:
-        config["tell-exhausted"] = True
+        config["dp-tell-exhausted"] = True
     if limit == "cap":
-        config["max-epsilon"] = records.budget.epsilon
-        config["require-privacy"] = "none"
+        config["dp-max-epsilon"] = records.budget.epsilon
+        config["dp-require-privacy"] = "none"
     context = Context(1, FIRST_NODE, config, RecordDict(), {})
     app, others = app_of(), answer_with_app(app_of(), N)
 
@@ -808,7 +808,7 @@ def test_an_exhausted_node_is_named_only_if_its_owner_allows_it(
     start(LocalGrid(answer, N, introduces=True), record_plan=records)
     node = "Node 'ward 1' (numpy_client_app of fl-dp): "
     words = {
-        "cap": "the node's own budget is exhausted: its owner's cap over all runs (max-epsilon)",
+        "cap": "the node's own budget is exhausted: its owner's cap over all runs (dp-max-epsilon)",
         "run": "the node's ledger has no room for a round within this training's own budget",
     }
     for name, said in words.items():
@@ -818,11 +818,11 @@ def test_an_exhausted_node_is_named_only_if_its_owner_allows_it(
 # --- What a node can say of its owner and its budget, without data --------------------------------
 
 REFUSING = {
-    "require-privacy": "record",
-    "allow-unverified-apps": True,
-    "ledger-path": "/not/read/node.db",
-    "max-epsilon": 4.0,
-    "max-delta": 1e-5,
+    "dp-require-privacy": "record",
+    "dp-allow-unverified-apps": True,
+    "dp-ledger-path": "/not/read/node.db",
+    "dp-max-epsilon": 4.0,
+    "dp-max-delta": 1e-5,
 }
 
 
@@ -832,7 +832,7 @@ def owned(refusing: int, config: dict[str, Any], kind: type[LocalGrid] = LocalGr
 
     def answer(message: Message, partition: int) -> Message | None:
         said = config if partition >= N - refusing else {}
-        named = {"unit-name": f"ward {partition}", **said}
+        named = {"dp-unit-name": f"ward {partition}", **said}
         return app(message, Context(1, FIRST_NODE + partition, named, RecordDict(), {}))
 
     return kind(answer, N, introduces=True)
@@ -893,11 +893,11 @@ def test_a_policy_is_held_against_the_training_that_is_rehearsed(
     start: Any, tmp_path: Path, kind: str
 ) -> None:
     config = {
-        "require-privacy": "local",
-        "allow-unverified-apps": True,
-        "ledger-path": str(tmp_path / "node.db"),
-        "max-epsilon": 1e6,
-        "max-delta": 0.1,
+        "dp-require-privacy": "local",
+        "dp-allow-unverified-apps": True,
+        "dp-ledger-path": str(tmp_path / "node.db"),
+        "dp-max-epsilon": 1e6,
+        "dp-max-delta": 0.1,
     }
     grid, plan = owned(N, config), plan_of(N, **KINDS_OF_PRIVACY[kind])
     if kind == "local":
@@ -922,11 +922,11 @@ def test_a_budget_that_pays_for_a_part_of_the_rounds_is_said_before_the_first(
         1.0, delta=1e-5, sampling_rate=0.1, steps=5, participations=1, clipping_norm=1.0
     ).budget.epsilon
     config = {
-        "ledger-path": str(tmp_path / "node.db"),
-        "max-epsilon": 1.05 * cap,
-        "max-delta": 1.2e-5,
-        "require-privacy": "none",
-        "tell-exhausted": told,
+        "dp-ledger-path": str(tmp_path / "node.db"),
+        "dp-max-epsilon": 1.05 * cap,
+        "dp-max-delta": 1.2e-5,
+        "dp-require-privacy": "none",
+        "dp-tell-exhausted": told,
     }
     start(owned(1, config), record_plan=records)
     said = "the node's own budget pays for a part of this training's rounds"

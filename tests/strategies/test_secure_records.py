@@ -266,7 +266,10 @@ def test_each_silo_is_charged_for_its_records_what_the_plan_says(tmp_path: Path)
 
 @pytest.mark.usefixtures("no_noise", "coins")
 def test_a_silo_whose_budget_is_spent_goes_on_answering_with_noise(tmp_path: Path) -> None:
-    silos, owner = silos_of(SIZES), {"max-epsilon": 1e-3, "require-privacy": "distributed-records"}
+    silos, owner = (
+        silos_of(SIZES),
+        {"dp-max-epsilon": 1e-3, "dp-require-privacy": "distributed-records"},
+    )
     nodes = Silos(tmp_path, silos, owners={2: owner})
     plan = plan_of(silos, sampling_rate=1.0, secure_sum=FINE)
     released, _ = trained(tmp_path, silos, plan, nodes=nodes)

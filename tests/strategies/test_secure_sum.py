@@ -222,7 +222,7 @@ def test_a_committee_that_the_plan_is_not_for_costs_nothing(tmp_path: Path) -> N
     plan = plan_of(22, secure_sum=SecureSum(roster=True))
     identities = {}
     for node, context in nodes.contexts.items():
-        folder = Path(str(context.node_config["ledger-path"])).parent
+        folder = Path(str(context.node_config["dp-ledger-path"])).parent
         identities[node] = Identity.load_or_create(folder / IDENTITY_FILE).public
     lines = [
         {"name": f"site-{node:03d}", "identity": each.hex(), "committee": node < 5}
@@ -230,9 +230,9 @@ def test_a_committee_that_the_plan_is_not_for_costs_nothing(tmp_path: Path) -> N
     ]
     roster_file = tmp_path / "roster.json"
     roster_file.write_text(json.dumps({"federation": "tests", "members": lines}))
-    owner = {"secagg-roster": str(roster_file), "require-privacy": "distributed"}
+    owner = {"dp-secagg-roster": str(roster_file), "dp-require-privacy": "distributed"}
     for context in nodes.contexts.values():
-        context.node_config = dict(context.node_config) | owner | {"max-epsilon": 1e6}
+        context.node_config = dict(context.node_config) | owner | {"dp-max-epsilon": 1e6}
     roster = Roster.read(roster_file)
     with pytest.raises(RehearsalFailed, match=r"secure_sum\.committee=5"):
         trained(tmp_path, nodes, plan, secure_roster=roster)
@@ -357,7 +357,11 @@ def pinned(
         members.append({"name": f"site-{node:03d}", "identity": identity.public.hex()})
     file = folder / "roster.json"
     file.write_text(json.dumps({"federation": "tests", "members": members}))
-    owner = {"secagg-roster": str(file), "require-privacy": "distributed", "max-epsilon": 1e6}
+    owner = {
+        "dp-secagg-roster": str(file),
+        "dp-require-privacy": "distributed",
+        "dp-max-epsilon": 1e6,
+    }
     return {node: owner | more for node in range(count)}, Roster.read(file)
 
 

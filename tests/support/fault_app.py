@@ -59,7 +59,7 @@ class Client(NumPyClient):
             time.sleep(float(how))
         return [each + 0.1 for each in parameters], 1, {}
 
-app = numpy_client_app(lambda context: Client(context.node_config["unit-name"]))
+app = numpy_client_app(lambda context: Client(context.node_config["dp-unit-name"]))
 """,
     "faulty/server.py": """\
 from pathlib import Path

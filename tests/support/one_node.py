@@ -41,7 +41,7 @@ INSTRUCTION = RoundInstruction(
 )
 SHARE = NoiseShare(segments=(Segment("updates", SIZE, 100.0, 100.0, 1.0),), noise_scale=100.0)
 
-REQUIRED: dict[str, Any] = {"require-privacy": "distributed", "max-epsilon": 100.0}
+REQUIRED: dict[str, Any] = {"dp-require-privacy": "distributed", "dp-max-epsilon": 100.0}
 
 
 class Federation:
@@ -59,7 +59,7 @@ class Federation:
                 members.append({"name": f"site-{node:03d}", "identity": identity.public.hex()})
             file = folder / "roster.json"
             file.write_text(json.dumps({"federation": "tests", "members": members}))
-            owner |= {"secagg-roster": str(file)} | REQUIRED
+            owner |= {"dp-secagg-roster": str(file)} | REQUIRED
             roster_hash = Roster.read(file).hash
         self.nodes = SecureNodes(folder, [[update]] * NODES, owners={0: owner})
         self.grid = LocalGrid(self.nodes, NODES)

@@ -79,12 +79,12 @@ class SecureNodes:
         for node in range(len(updates)):
             (folder / f"node-{node}").mkdir(parents=True, exist_ok=True)
             config: dict[str, Any] = {
-                "ledger-path": str(folder / f"node-{node}" / "ledger.db"),
-                "unit-name": f"site-{node:03d}",
-                "allow-unverified-apps": True,
+                "dp-ledger-path": str(folder / f"node-{node}" / "ledger.db"),
+                "dp-unit-name": f"site-{node:03d}",
+                "dp-allow-unverified-apps": True,
             }
             if max_epsilon is not None:
-                config["max-epsilon"] = max_epsilon
+                config["dp-max-epsilon"] = max_epsilon
             config |= dict((owners or {}).get(node, {}))
             self.contexts[node] = Context(1, FIRST_NODE + node, config, RecordDict(), {})
 

@@ -36,8 +36,8 @@ class SecureSumSettings:
         cross_check: Members agree on who replied before they open: one more exchange, and a lying
             server opens no sum below `least`.
         roster: Absolute file with the identities of all nodes, as their owners have it in
-            `secagg-roster`; null means none, and the promise is against a server that follows the
-            protocol.
+            `dp-secagg-roster`; null means none, and the promise is against a server that follows
+            the protocol.
         reply_after: Seconds after which every node answers, so that its time does not show its
             coins, at least 4; needed with `selection.coins=nodes`, unless
             `selection.sampling_rate=1`, and not used without; null means as soon as it is ready.

@@ -337,7 +337,7 @@ class OwnBudgetsSettings(SelectionSettings):
     Attributes:
         budgets: Epsilon of each group, increasing; the last one is `privacy.epsilon`.
         shares: Share of the clients in each group; public. They are dealt to the groups.
-        owners: File with a line `name: epsilon` for each node, by its `unit-name`, in place of
+        owners: File with a line `name: epsilon` for each node, by its `dp-unit-name`, in place of
             `budgets` and `shares`; absolute and public.
     """
 

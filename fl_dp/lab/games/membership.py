@@ -36,7 +36,7 @@ from fl_dp.app.settings import Settings
 from fl_dp.app.task_client import TaskClient, hosted_units, train_many
 from fl_dp.app.workload import dataset_of, model_of, parts_of, records_of, set_shared
 from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
-from fl_dp.clients.node_config import LEDGER_PATH_KEY, PARTITION_ID_KEY
+from fl_dp.clients.node_config import PARTITION_ID_KEY
 from fl_dp.lab.attacks.membership.observations import (
     Observations,
     logit_confidence,
@@ -309,7 +309,7 @@ def train_with(
             PARTITION_ID_KEY: node,
             "num-partitions": nodes,
             # Where clients charge for themselves; in other trainings nothing is written there.
-            LEDGER_PATH_KEY: str(folder / f"node-{node}.db"),
+            "dp-ledger-path": str(folder / f"node-{node}.db"),
         }
         for node in range(nodes)
     ]
