@@ -16,7 +16,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import OPTIONS, Settings, TrackingSettings
 from fl_dp.app.settings.options import chosen_by
 from fl_dp.app.settings.sweep import SWEEP
-from fl_dp.app.tracking import MetricsPage, RunStart, Tracker, require_installed, round_values
+from fl_dp.app.tracking import RunStart, Tracker, require_installed, round_values
 from fl_dp.app.tracking.tracker import Scalar
 from fl_dp.documents import flattened
 from fl_dp.files import write_text
@@ -41,6 +41,8 @@ def trackers_of(settings: Settings, folder: RunFolder) -> list[Tracker]:
     tracking = settings.tracking
     pages: list[Tracker] = []
     if tracking.metrics_port is not None:
+        from fl_dp.app.tracking.metrics_page import MetricsPage
+
         pages.append(MetricsPage(tracking.metrics_port))
     if tracking.name == "none":
         return pages

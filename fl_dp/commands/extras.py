@@ -8,6 +8,7 @@ from __future__ import annotations
 EXTRA_OF = {
     "hydra": "app",
     "omegaconf": "app",
+    "prometheus_client": "app",
     "scikit-learn": "app",
     "sklearn": "app",
     "tomli_w": "app",

@@ -26,7 +26,8 @@ from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.options import chosen_by
 from fl_dp.app.task_client import app as client_app
 from fl_dp.app.trackers import TOLD, make_tracker, told_settings
-from fl_dp.app.tracking import FINAL, PROMISE, ROUND, MetricsPage, RunStart, Tracker
+from fl_dp.app.tracking import FINAL, PROMISE, ROUND, RunStart, Tracker
+from fl_dp.app.tracking.metrics_page import MetricsPage
 from fl_dp.app.tracking.mlflow_runs import MLflowTracker
 from fl_dp.app.tracking.tensorboard_files import TensorBoardTracker
 from fl_dp.ledger import SpentLedger

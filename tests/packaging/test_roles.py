@@ -68,7 +68,7 @@ class Role:
     on_demand: frozenset[str] = frozenset()
 
 
-TRACKERS = frozenset({"mlflow", "tensorboard", "wandb"})
+TRACKERS = frozenset({"mlflow", "prometheus_client", "tensorboard", "wandb"})
 OWN_DATA = frozenset({"PIL", "pyarrow"})
 MODELS = frozenset({"transformers"})
 ROLES = {

@@ -9,7 +9,6 @@ with the models, by a closed list of names, and nothing it does reaches the trai
 a thread of its own, and one that fails is left out from there on.
 """
 
-from .metrics_page import MetricsPage
 from .released_values import FINAL, PROMISE, ROUND, round_values
 from .tracked_run import TrackedRun
 from .tracker import RunStart, Tracker, require_installed
@@ -18,7 +17,6 @@ __all__ = [
     "FINAL",
     "PROMISE",
     "ROUND",
-    "MetricsPage",
     "RunStart",
     "TrackedRun",
     "Tracker",

@@ -15,9 +15,13 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from fl_dp import __version__
 from fl_dp.tasks.metrics import METRICS, NUMBERS
@@ -48,7 +52,7 @@ _HELP = {
 }
 
 
-class MetricsPage:
+class MetricsPage(Collector):
     """A page for Prometheus, from a run's start to its end."""
 
     def __init__(self, port: int, *, clock: Callable[[], float] = time.time) -> None:
@@ -63,7 +67,7 @@ class MetricsPage:
         """
         self._clock = clock
         self._lock = threading.Lock()
-        self._labels = ""
+        self._run = ""
         self._facts: dict[str, float] = {}
         self._values: dict[str, float] = {}
         self._shown: dict[str, float] = {}
@@ -88,7 +92,7 @@ class MetricsPage:
         if run.rounds is not None:
             facts[f"{_PREFIX}rounds"] = run.rounds
         with self._lock:
-            self._labels = f'{{run="{_escaped(run.name)}"}}'
+            self._run = run.name
             self._facts = facts
         for server_round, values in run.before[-1:]:
             self.released(server_round, values)
@@ -113,21 +117,28 @@ class MetricsPage:
         self._server.server_close()
 
     def text(self) -> str:
-        """Return the page as it is now."""
+        """Return the page as it is now, without figures of other collectors of the process."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry).decode()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield what is shown now, each value a gauge."""
         with self._lock:
             self._turn()
             shown = {**self._facts, **self._shown}
-            labels = self._labels
-        lines = [
-            "# HELP fl_dp_info Version of fl-dp.",
-            "# TYPE fl_dp_info gauge",
-            f'fl_dp_info{{version="{_escaped(__version__)}"}} 1',
-        ]
+            run = self._run
+        info = GaugeMetricFamily(f"{_PREFIX}info", "Version of fl-dp.", labels=["version"])
+        info.add_metric([__version__], 1.0)
+        yield info
         for name, value in sorted(shown.items()):
-            lines += _gauge(name, value, labels, _HELP.get(name.removeprefix(_PREFIX)))
+            gauge = GaugeMetricFamily(
+                name, _HELP.get(name.removeprefix(_PREFIX), ""), labels=["run"]
+            )
+            gauge.add_metric([run], value)
+            yield gauge
         for name, (value, said) in sorted(_process().items()):
-            lines += _gauge(name, value, "", said)
-        return "\n".join(lines) + "\n"
+            yield GaugeMetricFamily(name, said, value=value)
 
     def _turn(self) -> None:
         """Show what the minute before has brought."""
@@ -213,14 +224,5 @@ def _coarsely(figure: int, step: int) -> int:
     return -(-figure // step) * step
 
 
-def _gauge(name: str, value: float, labels: str, said: str | None) -> list[str]:
-    told = [] if said is None else [f"# HELP {name} {said}"]
-    return [*told, f"# TYPE {name} gauge", f"{name}{labels} {float(value)!r}"]
-
-
 def _plain(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_]", "_", name)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from fl_dp.app.tracking import MetricsPage, RunStart, TrackedRun
+from fl_dp.app.tracking import RunStart, TrackedRun
+from fl_dp.app.tracking.metrics_page import MetricsPage
 
 NOON = 1_800_000_000.0 - 1_800_000_000.0 % 60
 
