@@ -163,7 +163,7 @@ def test_a_form_refuses_what_is_of_another(kind: Kind, form: dict[str, str], fie
 
 def test_an_experiment_is_priced_by_the_budgets_of_its_trainings(client: TestClient) -> None:
     page = client.post("/price?kind=sweep", data=FILLED["sweep"], headers=OWN).text
-    assert "14 trainings, of which 14 are private" in page
+    assert "12 trainings, of which 12 are private" in page
     assert "epsilon 2 to 2" in page
     formula = {"experiment": "udp_formula", "sweep.seeds": "0"}
     assert "noise is given" in client.post("/price?kind=sweep", data=formula, headers=OWN).text
