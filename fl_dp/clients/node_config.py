@@ -2,8 +2,9 @@
 
     flower-supernode ... --node-config 'dp-ledger-path="/data/ledger.db" dp-max-epsilon=4.0'
 
-Each key begins with `dp-`. One that does and is none of these is refused, lest an owner who
-misspells what protects a node believe it protected; keys of others are not read. The same keys can
+Each key begins with `dp-`. One that does and is none of these is refused, and so is one of these
+without its prefix, lest an owner who misspells what protects a node believe it protected. Keys of
+others are not read. The same keys can
 stand in a file, `dp-policy-path`, which is read at every message: an owner who tightens it need not
 restart the node. A cap on what may be spent also requires that every message offers differential
 privacy, unless the owner writes that it does not.
@@ -60,8 +61,8 @@ def _absolute(path: str) -> str:
     return path
 
 
-def _absolute_or_url(place: str) -> str:
-    return place if "://" in place else _absolute(place)
+def _absolute_or_url(location: str) -> str:
+    return location if "://" in location else _absolute(location)
 
 
 def _day(value: object) -> date:
@@ -228,14 +229,14 @@ class NodeConfig(BaseModel):
         """Read `Context.node_config`, and the policy's file if it names one.
 
         Raises:
-            NodeConfigError: If a key that begins with `dp-` is none of fl-dp's or is given twice, a
-                value is out of range, a cap or a requirement has no ledger, or a requirement has no
-                cap; or if the policy's file can't be read or has a key that is not fl-dp's.
+            NodeConfigError: If a key that is meant for fl-dp is none of its keys or is given twice,
+                a value is out of range, a cap or a requirement has no ledger, or a requirement has
+                no cap; or if the policy's file can't be read or has a key that is not fl-dp's.
         """
         given = {
             key: value
             for key, value in node_config.items()
-            if key.startswith(PREFIX) or key == PARTITION_ID_KEY
+            if key == PARTITION_ID_KEY or means_ours(key)
         }
         owner = cls._read(given)
         if owner.policy_path is not None:
@@ -345,32 +346,38 @@ POLICY_KEYS = {
 """What a node does with each key that is fl-dp's own, in Markdown, in the order of the page."""
 
 
-def _policy_in(place: str, given: Mapping[str, Any]) -> dict[str, Any]:
+def means_ours(key: str) -> bool:
+    """Tell whether a key is fl-dp's, perhaps misspelt: it has the prefix, or lacks that alone."""
+    written = key.lower().replace("_", "-")
+    return written.startswith(PREFIX) or PREFIX + written in POLICY_KEYS
+
+
+def _policy_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what stands in a policy's file, none of which is given beside it."""
     try:
-        with Path(place).open("rb") as stream:
+        with Path(path).open("rb") as stream:
             text = stream.read(_LONGEST_POLICY + 1)
         if len(text) > _LONGEST_POLICY:  # it is read at every message
             raise ValueError(f"it is longer than {_LONGEST_POLICY:,} bytes")
         policy = plain_yaml(text, "it")
     except (OSError, ValueError) as error:  # a day that there is not, for one
-        said = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         raise _error(
-            f"{POLICY_PATH_KEY}={place} can't be read, so nothing is answered: {said}"
+            f"{POLICY_PATH_KEY}={path} can't be read, so nothing is answered: {reason}"
         ) from error
     if not isinstance(policy, dict) or not all(isinstance(key, str) for key in policy):
-        raise _error(f"{place} must hold lines like `dp-max-epsilon: 4.0`, and holds others")
+        raise _error(f"{path} must hold lines like `dp-max-epsilon: 4.0`, and holds others")
     # YAML itself takes the last of two lines with one key, and an empty value for none.
     if twice := keys_given_twice(text):
-        raise _error(f"{place}: '{twice[0]}' is given twice: keep one")
+        raise _error(f"{path}: '{twice[0]}' is given twice: keep one")
     # No other project reads this file: what is not fl-dp's is a mistake.
     for key, value in policy.items():
         if key not in POLICY_KEYS or key == POLICY_PATH_KEY:
-            raise _error(f"{place}: '{key}' is no key of a policy: {_meant_by(key)}")
+            raise _error(f"{path}: '{key}' is no key of a policy: {_meant_by(key)}")
         if key in given:
-            raise _error(f"{key} is given twice, in --node-config and in {place}: keep one")
+            raise _error(f"{key} is given twice, in --node-config and in {path}: keep one")
         if value is None:
-            raise _error(f"{place}: {key} has no value: write one, or leave the line out")
+            raise _error(f"{path}: {key} has no value: write one, or leave the line out")
     return policy
 
 

@@ -28,12 +28,11 @@ def check(
 
     NODE_CONFIG is the text that `flower-supernode --node-config` gets, in quotes, or the file of a
     policy (`dp-policy-path`). Ledger, witness, roster and data are looked at, and nothing is
-    changed. Keys that are not fl-dp's are named: a key without its prefix protects nothing. Where
+    changed. Keys that are not fl-dp's are named. Where
     there is a cap, sentences say what was spent of it and what still fits. What would keep the node
     from doing what its owner wants is an error with status 1.
     """
     with failures_told():
-        from fl_dp.clients.node_config import PREFIX
         from fl_dp.clients.policy_description import describe_policy
 
         from .shown_uses import keys_of_others, owner_at
@@ -46,7 +45,7 @@ def check(
         of_data = words_of_data(owner)
         sentences = [*words.sentences, *of_data.sentences, *words_of_budget(owner)]
         if others:
-            sentences.append(f"Without the prefix {PREFIX} it does not read {', '.join(others)}")
+            sentences.append(f"It does not read {', '.join(others)}, which others may")
         wrong = [*words.wrong, *of_data.wrong]
     if as_json:
         print_json({"sentences": sentences, "wrong": wrong})

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from rich.console import RenderableType
 
-from fl_dp.clients.node_config import PARTITION_ID_KEY, POLICY_PATH_KEY, PREFIX, NodeConfig
+from fl_dp.clients.node_config import PARTITION_ID_KEY, POLICY_PATH_KEY, NodeConfig, means_ours
 from fl_dp.commands.terminal.node_ledger_view import node_uses_json, node_uses_tables
 from fl_dp.ledger import NodeLedger, witness_at
 from fl_dp.protocol.flower_compat import parsed_config
@@ -35,7 +35,7 @@ def keys_of_others(configuration: str) -> list[str]:
         ValueError: If it can't be read.
     """
     given = parsed_node_config(configuration) if "=" in configuration else {}
-    return [each for each in given if each != PARTITION_ID_KEY and not each.startswith(PREFIX)]
+    return [key for key in given if key != PARTITION_ID_KEY and not means_ours(key)]
 
 
 def shown_uses(location: str, owner: NodeConfig | None) -> ShownLedger:

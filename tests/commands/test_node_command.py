@@ -158,7 +158,7 @@ def test_each_part_of_a_policy_is_said_in_words(ledger: Path, tmp_path: Path) ->
         f'dp-ledger-path="{ledger}" dp-max-epsilon=2.5 dp-require-privacy="distributed" '
         'dp-secagg-min-sum=20 dp-allowed-apps="hospital/heart>=1.2,<2" dp-min-round-interval=900 '
         f'dp-data-schema="{schema}" dp-policy-expires="2999-01-31" dp-unit-name="ward" '
-        'max-delta=1e-9 site="a"',
+        'pets=3 site="a"',
     )
     assert status == 0
     for words in (
@@ -167,7 +167,7 @@ def test_each_part_of_a_policy_is_said_in_words(ledger: Path, tmp_path: Path) ->
         "fewer than 20 honest clients; without dp-secagg-roster",
         "Between two rounds lie at least 900 s",
         "It answers nothing from 2999-01-31 on",
-        "Without the prefix dp- it does not read max-delta, site",
+        "It does not read pets, site, which others may",
         "It trains on age (integer), pressure (number) and on nothing else",
         "Its labels are well, ill of column label",
     ):
