@@ -243,9 +243,18 @@ def test_more_attempts_than_the_budget_pays_for_are_refused(tmp_path: Path, name
         SpentLedger.read(path)
 
 
-def test_a_budget_that_was_lowered_afterwards_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+@pytest.mark.parametrize("rounds", [1, 4])
+def test_a_budget_that_was_lowered_afterwards_is_refused(
+    tmp_path: Path, plan: PrivacyPlan, rounds: int
+) -> None:
+    """Also that of a training that stopped early, whose entries are all planned ones."""
     path = tmp_path / "ledger.db"
-    written(path, PLANS["scheduled"])
+    with PrivacyLedger.open(path, plan) as ledger:
+        named = plan.participation_cap is not None
+        for number in range(1, rounds + 1):
+            units = [f"{number}a", f"{number}b"] if named else None
+            ledger.commit(ledger.reserve(round=number, participants=units))
 
     def lower(entries: list[dict[str, Any]]) -> None:
         entries[0]["plan"]["budget"]["epsilon"] = 0.01
