@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-SCHEMA = 7  # 5: an entry was a `record`, as one of data is; 6: nobody took turns
+SCHEMA = 8  # 6: nobody took turns; 7: noise could follow a plateau
 GENESIS = "0" * 64
 ANOTHER_VERSION = 0.01  # of epsilon: by so much bounds of other versions and machines may differ
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIRE = 1
+WIRE = 2  # 1: nodes could be offered prices
 """Version of all that crosses between server and nodes; one more when the other end must follow."""
 
 WIRE_KEY = "fl-dp-wire"

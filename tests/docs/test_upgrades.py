@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp.accounting import OwnRatesSampling, VisibleSampling
 from fl_dp.app import checkpoints
 from fl_dp.ledger.entries import SCHEMA
 from fl_dp.ledger.node import NODE_SCHEMA
+from fl_dp.plan import SecureSum
+from fl_dp.protocol import keys
 from fl_dp.protocol.flower_versions import TESTED
+from fl_dp.protocol.identity import NodeIdentity
+from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
 from fl_dp.protocol.keys import WIRE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +43,47 @@ def test_each_row_names_the_version_of_the_code() -> None:
         " and ".join(TESTED),
         f"{pythons[0]} to {pythons[-1]}",
     ]
+
+
+def digest(names: Iterable[str]) -> str:
+    return hashlib.sha256("\n".join(sorted(set(names))).encode()).hexdigest()[:12]
+
+
+def names_in(written: Mapping[str, Any], inside: str = "") -> Iterator[str]:
+    for name, value in written.items():
+        yield inside + name
+        if isinstance(value, dict):
+            yield from names_in(value, f"{inside}{name}.")
+
+
+def test_a_plan_that_is_written_with_other_fields_has_another_schema() -> None:
+    """When this fails, an older ledger is read no more: raise `SCHEMA`, and change both here."""
+    budget = PrivacyBudget(epsilon=4.0, delta=1e-5)
+    sizes: dict[str, Any] = {"rounds": 2, "num_clients": 10, "clipping_norm": 1.0}
+    plans = [
+        PrivacyPlan.calibrate(budget, sampling_rate=0.5, **sizes),
+        PrivacyPlan.calibrate(budget, sampling=VisibleSampling(cohort=2), **sizes),
+        PrivacyPlan.calibrate(budget, sampling_rate=1.0, client_scheme="laplace", **sizes),
+        PrivacyPlan.calibrate(budget, sampling_rate=1.0, secure_sum=SecureSum(), **sizes),
+        PrivacyPlan.calibrate(
+            budget,
+            sampling=OwnRatesSampling.at(0.2, budgets=(2.0, 4.0), shares=(0.5, 0.5)),
+            **sizes,
+        ),
+    ]
+    written = digest(name for plan in plans for name in names_in(plan.to_dict()))
+    assert (SCHEMA, written) == (8, "dc062d9ff922")
+
+
+def test_messages_with_other_fields_have_another_version() -> None:
+    """When this fails, the other end has to follow: raise `WIRE`, and change both here."""
+    kinds = (RoundInstruction, NoiseInstruction, SumInstruction, NodeIdentity)
+    of_kinds = (f"{kind.__name__}.{field.name}" for kind in kinds for field in fields(kind))
+    of_keys = (f"{name}={value}" for name, value in vars(keys).items() if name.isupper())
+    crossing = digest(
+        iter([*of_kinds, *(name for name in of_keys if not name.startswith("WIRE="))])
+    )
+    assert (WIRE, crossing) == (2, "aea284cbdc58")
 
 
 def test_the_policy_on_deprecation_has_three_sentences() -> None:

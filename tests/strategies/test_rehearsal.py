@@ -247,11 +247,17 @@ def told_by(wire: int | None, version: str) -> ConfigRecord:
     ("told", "line"),
     [
         (told_by(None, "0.0.9"), r"fl-dp 0\.0\.9 speaks version 0 .* fl-dp 0\.1\.0 at the node"),
-        (told_by(WIRE - 1, "0.0.9"), r"speaks version 0 .* Install fl-dp 0\.1\.0 at the node"),
-        (told_by(WIRE + 1, "0.9.0"), r"0\.9\.0 speaks version 2 .* fl-dp 0\.9\.0 at the server"),
+        (
+            told_by(WIRE - 1, "0.0.9"),
+            rf"speaks version {WIRE - 1} .* Install fl-dp 0\.1\.0 at the node",
+        ),
+        (
+            told_by(WIRE + 1, "0.9.0"),
+            rf"0\.9\.0 speaks version {WIRE + 1} .* fl-dp 0\.9\.0 at the server",
+        ),
         (
             ConfigRecord({"name": "ward", "fl-dp-wire": WIRE + 1, "fl-dp-about": "of tomorrow"}),
-            r"speaks version 2 .* Install fl-dp the node's version at the server",
+            rf"speaks version {WIRE + 1} .* Install fl-dp the node's version at the server",
         ),
     ],
     ids=["no version said", "older", "newer", "newer, and nothing else can be read"],
@@ -275,7 +281,7 @@ def test_an_app_of_another_kind_says_no_version_and_takes_part(start: Any) -> No
     ("of_server", "line"),
     [
         (None, "speaks messages without a version"),
-        (WIRE + 1, "speaks version 2, and this node's (0.1.0) version 1"),
+        (WIRE + 1, f"speaks version {WIRE + 1}, and this node's (0.1.0) version {WIRE}"),
     ],
     ids=["older server", "newer server"],
 )
