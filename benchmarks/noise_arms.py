@@ -63,18 +63,18 @@ def main() -> None:
         folder = (asked.folder or Path(temporary)).absolute()
         # All plans first: a data set that is missing shows before hours of training.
         noises = {task: _noises(asked, task) for task in asked.tasks}
-        found = {task: _of_task(asked, task, noises[task], folder) for task in asked.tasks}
+        rows = {task: _of_task(asked, task, noises[task], folder) for task in asked.tasks}
     document = {
         "rounds": asked.rounds,
         "epsilon": asked.epsilon,
         "seeds": asked.seeds,
         "rates": [float(each) for each in asked.rates],
-        "tasks": found,
+        "tasks": rows,
     }
     if asked.json:
         print(json.dumps(document, indent=2))
         return
-    for task, arms in found.items():
+    for task, arms in rows.items():
         Console().print(_table(task, arms))
 
 

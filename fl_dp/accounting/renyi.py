@@ -169,13 +169,13 @@ def _library(
     event: dpa.DpEvent, relation: dpa.NeighboringRelation, orders: tuple[float, ...]
 ) -> NDArray[np.float64]:
     accountant = RdpAccountant(orders, relation)
-    with _quiet():
+    with quiet_orders():
         accountant.compose(event)
     return np.asarray(accountant.rdp, dtype=np.float64)
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_orders() -> Iterator[None]:
     """Keep dp-accounting from warning about orders whose series it leaves out: that is valid."""
     chatter = logging.getLogger("absl")
     before = chatter.level

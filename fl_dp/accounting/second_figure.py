@@ -7,9 +7,8 @@
 Each release becomes an event of that library, its accountant composes them, and nothing of our
 bounds, distributions or convolutions takes part. What the two figures share is the list of events:
 that a round is charged as the right one has to be believed, or read in `fl_dp/plan/` and
-`fl_dp/mechanisms/`. For truncated samples, Laplace noise, samples of fixed size and runs of a
-random number our own bounds call functions of that library, so there only the composition is
-computed twice.
+`fl_dp/mechanisms/`. For truncated samples, Laplace noise and samples of fixed size our own bounds
+call functions of that library, so there only the composition is computed twice.
 
 The grid of the losses follows from the events: the variance that rounding to it adds, a twelfth of
 the interval squared, is at most half a per cent of the variance of the losses. Where a finer grid
@@ -18,10 +17,8 @@ costs little, it is finer. A history whose grid would take many seconds has no s
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -47,6 +44,7 @@ from .events import (
     freeze,
 )
 from .gaussian_formulas import loss_of_mixture
+from .renyi import quiet_orders
 
 TOLERANCE = 0.01
 """Relative: the most by which two sound figures may differ, discretisation included."""
@@ -160,7 +158,7 @@ def _epsilon_of(
             raise _NoFigure(
                 f"{len(history)} different releases would take its Renyi accountant many seconds"
             )
-    with _quiet():
+    with quiet_orders():
         for event, count in events:
             accountant.compose(event, count)
         epsilon = float(accountant.get_epsilon(delta))
@@ -276,15 +274,3 @@ def _of_mixture(z: float, q: float) -> tuple[float, float]:
     weights /= weights.sum()
     mean = float(weights @ losses)
     return float(losses[-1] - losses[0]), float(weights @ (losses - mean) ** 2)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep dp-accounting from warning about orders whose series it leaves out: that is valid."""
-    chatter = logging.getLogger("absl")
-    before = chatter.level
-    chatter.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        chatter.setLevel(before)

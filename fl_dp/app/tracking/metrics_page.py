@@ -137,8 +137,8 @@ class MetricsPage(Collector):
             )
             gauge.add_metric([run], value)
             yield gauge
-        for name, (value, said) in sorted(_process().items()):
-            yield GaugeMetricFamily(name, said, value=value)
+        for name, (value, meaning) in sorted(_process().items()):
+            yield GaugeMetricFamily(name, meaning, value=value)
 
     def _turn(self) -> None:
         """Show what the minute before has brought."""
