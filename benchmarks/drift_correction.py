@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 from fl_dp.tasks.datasets import Dataset, load_dataset
 from fl_dp.tasks.datasets.partitions import partition
 
@@ -131,7 +131,7 @@ def noise_for(epsilon: float) -> float:
     """Return the noise multiplier of a budget; 0 for infinity."""
     if epsilon == float("inf"):
         return 0.0
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         PrivacyBudget(epsilon=epsilon, delta=DELTA),
         rounds=ROUNDS,
         num_clients=CLIENTS,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.plan import Plan, SecureSum
 from fl_dp.secagg import SecureSumFailed
 
 Array = NDArray[np.float64]
@@ -73,7 +73,7 @@ def clipped(rows: Array, norm: float = 1.0) -> Array:
 
 
 def trained(
-    federation: Federation, plan: PrivacyPlan, seed: int, lie: str, fraction: float
+    federation: Federation, plan: Plan, seed: int, lie: str, fraction: float
 ) -> tuple[float, int, float]:
     """Return accuracy, refused rounds, and the liar's norm in shares of an honest node's most.
 
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.9)
     given = parser.parse_args()
     for each in FEDERATIONS:
-        plan = PrivacyPlan.calibrate(
+        plan = calibrated_plan(
             PrivacyBudget(epsilon=given.epsilon, delta=_DELTA),
             rounds=each.rounds,
             num_clients=each.nodes,

@@ -115,7 +115,7 @@ def _noises(asked: argparse.Namespace, task: str) -> dict[str, tuple[float, floa
     for name, chosen in _overrides_of(asked).items():
         settings = compose_settings([*_common(asked, task), *chosen])
         plan = make_plan(settings)
-        coefficients = plan.noise.coefficients or (COEFFICIENT_ONE,)
+        coefficients = plan.coefficients or (COEFFICIENT_ONE,)
         left = model_error(coefficients, plan.rounds, settings.server_optimizer.momentum)
         scale = plan.noise_multiplier * column_norm(coefficients) / plan.denominator
         multipliers[name], errors[name] = plan.noise_multiplier, scale * math.sqrt(left)

@@ -32,7 +32,7 @@ from fl_dp.accounting import OwnRatesSampling, PrivacyBudget
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.workload import dataset_of
 from fl_dp.option_errors import OptionError
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -164,16 +164,16 @@ def dealt(data: Data, size: int, *, skewed: bool, seed: int) -> tuple[Rows, Rows
 
 
 @cache
-def plan_of(arm: Arm, rounds: int, rate: float) -> PrivacyPlan:
+def plan_of(arm: Arm, rounds: int, rate: float) -> Plan:
     """Return the plan of a row, at clipping norm 1."""
     clients = sum(round(SHARES[group] * CLIENTS) for group in arm.groups)
     common: dict[str, Any] = {"rounds": rounds, "num_clients": clients, "clipping_norm": 1.0}
     if arm.epsilon is not None:
         budget = PrivacyBudget(epsilon=arm.epsilon, delta=DELTA)
-        return PrivacyPlan.calibrate(budget, sampling_rate=rate, **common)
+        return calibrated_plan(budget, sampling_rate=rate, **common)
     law = OwnRatesSampling.at(rate, budgets=BUDGETS, shares=SHARES)
     budget = PrivacyBudget(epsilon=BUDGETS[-1], delta=DELTA)
-    return PrivacyPlan.calibrate(budget, sampling=law, **common)
+    return calibrated_plan(budget, sampling=law, **common)
 
 
 def trained(

@@ -195,7 +195,7 @@ def train_with_ours(images: Images, task: dict[str, Any], pace: Pace) -> float:
     from flwr.client import NumPyClient
     from flwr.serverapp import Grid, ServerApp
 
-    from fl_dp import PrivacyLedger, PrivacyPlan
+    from fl_dp import PrivacyLedger, Plan
     from fl_dp.app import simulate
     from fl_dp.clients import NodeUnits, numpy_client_app
     from fl_dp.clients.node_config import PARTITION_ID_KEY
@@ -242,7 +242,7 @@ def train_with_ours(images: Images, task: dict[str, Any], pace: Pace) -> float:
     def main(grid: Grid, context: Context) -> None:
         nonlocal reached
         if task["private"]:
-            plan = PrivacyPlan.from_noise_multiplier(
+            plan = noised_plan(
                 task["noise_multiplier"],
                 delta=DELTA,
                 rounds=task["rounds"],

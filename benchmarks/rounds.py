@@ -35,7 +35,7 @@ from flwr.simulation import run_simulation
 from rich.console import Console
 from rich.table import Table
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger, Plan
 from fl_dp.app.local.devices import Machine, num_workers
 from fl_dp.app.settings import Settings, SimulationSettings, TaskSettings
 from fl_dp.clients import NodeUnits, numpy_client_app
@@ -99,7 +99,7 @@ class Federation:
                 min_train_nodes=self.nodes,
                 min_available_nodes=self.nodes,
             )
-        plan = PrivacyPlan.calibrate(
+        plan = calibrated_plan(
             PrivacyBudget(epsilon=8.0, delta=1e-4),
             rounds=self.rounds + 1,
             num_clients=self.nodes * self.units_per_node,

@@ -38,7 +38,7 @@ from fl_dp.app.planning import make_plan
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of
 from fl_dp.mechanisms import NoiseShare, SecureRandom
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 from fl_dp.plan.distributed_noise import DistributedNoise
 
 Floats = NDArray[np.float64]
@@ -153,7 +153,7 @@ class Nodes:
         return self._share.decode(total)[0]
 
 
-def _share_of(arm: str, plan: PrivacyPlan, size: int) -> NoiseShare:
+def _share_of(arm: str, plan: Plan, size: int) -> NoiseShare:
     """Return a node's noise: that of the plan, or what costs a participation the same."""
     assert isinstance(plan.noise, DistributedNoise)
     share = plan.shared_bundle(plan.noise_multiplier, size=size).share

@@ -62,7 +62,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs
 # An internal of Flower's: outside of a run, messages have nobody to come from.
 from flwr.supercore.task_identity import TaskIdentity
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger, Plan
 from fl_dp.accounting import PoissonSampling
 from fl_dp.accounting.calibration import calibrate_client_scheme
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
@@ -234,7 +234,7 @@ def stock(
     return strategy.start(LocalGrid(answer, num_nodes), model, num_rounds=rounds)
 
 
-def plan_for(num_nodes: int, **changes: Any) -> PrivacyPlan:
+def plan_for(num_nodes: int, **changes: Any) -> Plan:
     """Return a plan of everybody in every round, with little noise."""
     fields: dict[str, Any] = dict(
         budget=PrivacyBudget(epsilon=1e9, delta=1e-6),
@@ -244,7 +244,7 @@ def plan_for(num_nodes: int, **changes: Any) -> PrivacyPlan:
         clipping=FixedClipping(norm=1.0),
         num_clients=num_nodes,
     )
-    return PrivacyPlan.of(**(fields | changes))
+    return flat_plan(**(fields | changes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +267,7 @@ def ours(
     num_nodes: int,
     model: ArrayRecord,
     *,
-    plan: PrivacyPlan | None = None,
+    plan: Plan | None = None,
     rounds: int = 1,
     grid: LocalGrid | None = None,
     timeout: float = 60.0,
@@ -573,7 +573,7 @@ def stock_exhausted() -> str:
 
 def our_exhausted() -> str:
     """Return what ours does when two of five rounds were lost in a crash."""
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0, delta=1e-5, rounds=5, sampling_rate=1.0, clipping_norm=1.0, num_clients=10
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -601,7 +601,7 @@ def stock_question() -> str:
 
 def our_question() -> str:
     """Return how long ours takes."""
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0, delta=1e-5, rounds=200, sampling_rate=0.1, clipping_norm=1.0, num_clients=1000
     )
     with (
@@ -628,7 +628,7 @@ def stock_restart() -> str:
 
 def our_restart() -> str:
     """Return ours, which was stopped in the middle of round 5."""
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0, delta=1e-5, rounds=5, sampling_rate=1.0, clipping_norm=1.0, num_clients=10
     )
     with tempfile.TemporaryDirectory() as folder:

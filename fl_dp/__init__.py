@@ -7,13 +7,13 @@ from fl_dp.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from fl_dp.accounting import PrivacyBudget
     from fl_dp.ledger import PrivacyLedger
-    from fl_dp.plan import PrivacyPlan
+    from fl_dp.plan import Plan
 else:
     # Every module of the package imports this one first.
     __getattr__ = lazy_exports(
         __name__,
-        {"PrivacyBudget": "accounting", "PrivacyLedger": "ledger", "PrivacyPlan": "plan"},
+        {"PrivacyBudget": "accounting", "PrivacyLedger": "ledger", "Plan": "plan"},
     )
 
 __version__ = "0.1.0"
-__all__ = ["PrivacyBudget", "PrivacyLedger", "PrivacyPlan", "__version__"]
+__all__ = ["Plan", "PrivacyBudget", "PrivacyLedger", "__version__"]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import GaussianMechanism
-from fl_dp.plan import DistributedNoise
+from fl_dp.plan import DistributedNoise, SharedNoisePlan
 from fl_dp.protocol.secure_sum import SUM_KEY
 from fl_dp.statistics import Answer, NoiseChoice
 from fl_dp.statistics.query import SumQuery
@@ -102,8 +102,9 @@ def _noise_in_shares(
             noise supposes.
         ValueError: If they are to answer for other numbers of units.
     """
-    noise, hosting = ledger.plan.noise, ledger.plan.hosting
-    assert isinstance(noise, DistributedNoise)  # as the caller has looked
+    plan = ledger.plan
+    assert isinstance(plan, SharedNoisePlan)  # as the caller has looked
+    noise, hosting = plan.noise, plan.hosting
     if hosting.of_records:
         raise ValueError(
             "one record can change its node's whole answer, by twice what a statistic is charged "

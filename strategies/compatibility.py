@@ -9,7 +9,7 @@ from fl_dp.accounting import freeze
 from fl_dp.accounting.shared_noise import sampler_slack
 from fl_dp.files import free_memory
 from fl_dp.ledger import SpentLedger
-from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.plan import Plan, SharedNoisePlan
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import read
 from fl_dp.updates.batch_norm import running_statistics
@@ -24,7 +24,7 @@ LAST_DIGIT = 1e-4
 _BYTES_A_PARAMETER = 44
 
 
-def require_ledger_of(plan: PrivacyPlan, ledger: SpentLedger) -> None:
+def require_ledger_of(plan: Plan, ledger: SpentLedger) -> None:
     """Check that a plan is charged to its own ledger.
 
     Raises:
@@ -39,7 +39,7 @@ def require_ledger_of(plan: PrivacyPlan, ledger: SpentLedger) -> None:
         raise ValueError("the ledger was opened with another plan than the strategy's")
 
 
-def require_loop_of(plan: PrivacyPlan, *, buffers: bool) -> None:
+def require_loop_of(plan: Plan, *, buffers: bool) -> None:
     """Check that a plan's releases are made the way that a strategy makes them.
 
     Raises:
@@ -56,7 +56,7 @@ def require_loop_of(plan: PrivacyPlan, *, buffers: bool) -> None:
         )
 
 
-def selection_for(plan: PrivacyPlan, selection: Selection | None) -> Selection:
+def selection_for(plan: Plan, selection: Selection | None) -> Selection:
     """Return the selection that draws a plan's cohorts, checked against the plan.
 
     Raises:
@@ -80,7 +80,7 @@ def selection_for(plan: PrivacyPlan, selection: Selection | None) -> Selection:
     return selection
 
 
-def require_trainable(plan: PrivacyPlan, layout: VectorLayout, units: int) -> None:
+def require_trainable(plan: Plan, layout: VectorLayout, units: int) -> None:
     """Check that a model can be clipped as planned, and so many updates be summed exactly.
 
     Raises:
@@ -98,17 +98,17 @@ def require_trainable(plan: PrivacyPlan, layout: VectorLayout, units: int) -> No
             f"{units} units are connected and at most {most} can be summed exactly at noise "
             f"multiplier {plan.noise_multiplier:.4g}"
         )
-    if isinstance(plan.noise, DistributedNoise):  # the model may be larger than was accounted
+    if isinstance(plan, SharedNoisePlan):  # the model may be larger than was accounted
         plan.shared_bundle(plan.noise_multiplier, size=layout.size)
 
 
-def float64_error_of(plan: PrivacyPlan, layout: VectorLayout) -> str | None:
+def float64_error_of(plan: Plan, layout: VectorLayout) -> str | None:
     """Return what to say where noise is drawn so often that float64 shows in the epsilon quoted.
 
     None where it does not, and under secure sums, whose plan keeps as much of its budget back.
     """
     error = 2.0 * sampler_slack(plan.charged_rounds * layout.size)
-    if plan.noise.slack or error < LAST_DIGIT:
+    if plan.slack or error < LAST_DIGIT:
         return None
     return (
         f"{plan.charged_rounds} rounds of {layout.size} coordinates are so many draws of noise "

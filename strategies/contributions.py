@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, xlog1py, xlogy
 
 from fl_dp.accounting import FixedSizeSampling, TruncatedPoissonSampling
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -64,7 +64,7 @@ class CohortLaw:
         return self.rate * self.units
 
     @classmethod
-    def of(cls, plan: PrivacyPlan | None, asked: int) -> CohortLaw:
+    def of(cls, plan: Plan | None, asked: int) -> CohortLaw:
         """Return the law of a round.
 
         Args:
@@ -129,7 +129,7 @@ class Evidence:
 class ContributionCheck:
     """Ends a training to which nobody contributes, and warns if about half of it is missing."""
 
-    def __init__(self, plan: PrivacyPlan | None) -> None:
+    def __init__(self, plan: Plan | None) -> None:
         """Start without any round.
 
         Args:
@@ -217,7 +217,7 @@ class ContributionCheck:
         return evidence.passes(SUSPICION)
 
 
-def _likely_causes(plan: PrivacyPlan | None, *, once: bool, over: bool = False) -> str:
+def _likely_causes(plan: Plan | None, *, once: bool, over: bool = False) -> str:
     spent = "" if plan is None else "; what the rounds so far were charged stays spent"
     if once:
         rest = "the last one" if plan is None else "the last one and noise"

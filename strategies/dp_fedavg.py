@@ -1,6 +1,6 @@
 """DP-FedAvg around any Flower strategy: every released model is private, and paid for beforehand.
 
-    >>> plan = PrivacyPlan.calibrate(PrivacyBudget(epsilon=2, delta=1e-3), rounds=60, ...)
+    >>> plan = CentralPlan(budget=PrivacyBudget(epsilon=2, delta=1e-3), rounds=60, ...).calibrated()
     >>> with PrivacyLedger.open("ledger.db", plan) as ledger:
     ...     strategy = DPFedAvg(FedAdam(), plan=plan, ledger=ledger)
     ...     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=60)
@@ -20,17 +20,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_type_hints
 
 from flwr.serverapp.strategy import Strategy
 
-from fl_dp.accounting import NeighboringRelation, PrivacyBudget, default_delta
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget, default_delta, freeze
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.mechanisms import Clipping, ScalarMetric, SecureRandom
+from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
-from fl_dp.plan import PlanArguments, PrivacyPlan, RecordPlan, SecureSum
+from fl_dp.plan import CentralPlan, Plan, RecordPlan
 from fl_dp.plan.argument_checks import keywords_of, require_known, require_types
+from fl_dp.plan.fields import plan_of
 from fl_dp.secagg import Roster as SecureRoster
 from fl_dp.updates import Compression
 
@@ -43,7 +45,7 @@ from .roster import Roster
 from .round_loop import LoopOptions
 from .round_strategy import RoundStrategy
 from .run_log import log_promise
-from .selection import Selection
+from .selection import PoissonSelection, Selection
 from .server_optimizer import refuse_unfit
 from .together import check_together
 
@@ -62,18 +64,20 @@ class DPFedAvg(RoundStrategy):
 
     Attributes:
         loop_class: Class of the loop: the mechanism that the plan charges for.
+        plan_class: Kind of the plan that `with_budget` makes.
         loop: What charges, draws, asks, checks, sums and releases.
         Others: See `RoundStrategy`.
     """
 
     loop_class: ClassVar[type[PrivateLoop]] = PrivateLoop
+    plan_class: ClassVar[type[Plan]] = CentralPlan
     loop: PrivateLoop
 
     def __init__(
         self,
         strategy: Strategy | None = None,
         *,
-        plan: PrivacyPlan,
+        plan: Plan,
         ledger: PrivacyLedger,
         selection: Selection | None = None,
         weight_cap: float | None = None,
@@ -183,16 +187,13 @@ class DPFedAvg(RoundStrategy):
         participation_cap: int | None = None,
         units_per_node: int = 1,
         metrics: tuple[ScalarMetric, ...] = (),
-        client_scheme: str | None = None,
-        secure_sum: SecureSum | None = None,
         contribution_check: bool = True,
         **of_class: Any,
     ) -> Self:
         """Wrap a strategy in one line: plan to a budget and open the ledger.
 
         The ledger is closed when `start` returns. For what is not named here (a noise schedule,
-        correlated noise, other releases), pass a plan of `PrivacyPlan.calibrate` and its ledger to
-        the constructor.
+        other releases, another kind of plan), pass a plan and its ledger to the constructor.
 
         Args:
             strategy: The server optimizer; `FedAvg()` by default.
@@ -207,13 +208,11 @@ class DPFedAvg(RoundStrategy):
                 is adapted to the median norm, see docs/choosing_a_clipping_norm.md.
             clipping: What bounds an update, for instance `AdaptiveClipping()`.
             neighboring_relation: Which populations are neighbours.
-            unit: `client`, or `record`; see `PrivacyPlan`.
+            unit: `client`, or `record`; see `Plan`.
             participation_cap: Rounds of one client at most, enforced by the ledger; None: each
                 round is charged to everybody.
             units_per_node: Units that a node hosts at most, whose clipped updates it adds up.
             metrics: Metrics of the clients that each round releases with the updates.
-            client_scheme: Each client adds noise of this scheme itself; None: the server adds it.
-            secure_sum: Each node adds a share of the noise under masks; None: the server adds it.
             contribution_check: Whether each round releases a noisy number of contributions.
             **of_class: Other arguments of this class: those of `DPFedAvg` and a subclass's own.
 
@@ -238,31 +237,30 @@ class DPFedAvg(RoundStrategy):
             )
         if strategy is not None:
             refuse_unfit(strategy)
-        if clipping_norm is None and clipping is None:
-            logger.info(
-                "clipping_norm was left out: it starts at %g and follows the updates' median norm "
-                "(docs/choosing_a_clipping_norm.md)",
-                DEFAULT_CLIPPING.initial_norm,
-            )
         delta = default_delta(num_clients) if delta is None else delta
-        plan = PrivacyPlan.calibrate(
-            PrivacyBudget(epsilon=epsilon, delta=delta),
-            rounds=rounds,
-            num_clients=num_clients,
-            sampling_rate=sampling_rate,
-            sampling=None if selection is None else selection.sampling,
-            clipping_norm=clipping_norm,
-            clipping=clipping,
-            neighboring_relation=neighboring_relation,
-            unit=unit,
-            participation_cap=participation_cap,
-            other_releases=() if selection is None else selection.releases(rounds),
-            units_per_node=units_per_node,
-            metrics=metrics,
-            client_scheme=client_scheme,
-            secure_sum=secure_sum,
-            contribution_check=contribution_check,
-        )
+        if selection is None:
+            selection = PoissonSelection(sampling_rate or 0.0)
+        of_kind = {
+            "unit": unit,
+            "participation_cap": participation_cap,
+            "units_per_node": units_per_node,
+        }
+        usual = {each.name: each.default for each in fields(CentralPlan)}
+        plan = plan_of(
+            cls.plan_class,
+            {
+                "budget": PrivacyBudget(epsilon=epsilon, delta=delta),
+                "rounds": rounds,
+                "num_clients": num_clients,
+                "sampling": selection.sampling,
+                "clipping": _clipping_of(clipping_norm, clipping),
+                "neighboring_relation": neighboring_relation,
+                "other_releases": freeze(selection.releases(rounds)),
+                "metrics": metrics,
+                "contribution_check": contribution_check,
+                **{name: value for name, value in of_kind.items() if value != usual[name]},
+            },
+        ).calibrated()
         opened = PrivacyLedger.open(ledger, plan, rng=of_class.get("rng"))
         try:
             made = cls(strategy, plan=plan, ledger=opened, selection=selection, **of_class)
@@ -273,7 +271,7 @@ class DPFedAvg(RoundStrategy):
         return made
 
     @property
-    def plan(self) -> PrivacyPlan:
+    def plan(self) -> Plan:
         """What is released and at what price."""
         return self.loop.plan
 
@@ -293,6 +291,28 @@ class DPFedAvg(RoundStrategy):
         log_promise(self.plan, self.ledger, self.record_plan)
 
 
+def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
+    """Return what bounds an update.
+
+    Raises:
+        ValueError: If there are two answers.
+    """
+    if norm is not None and clipping is not None:
+        raise ValueError(
+            f"give either clipping_norm or clipping, got clipping_norm={norm} and {clipping}"
+        )
+    if norm is not None:
+        return FixedClipping(norm=norm)
+    if clipping is not None:
+        return clipping
+    logger.info(
+        "clipping_norm was left out: it starts at %g and follows the updates' median norm "
+        "(docs/choosing_a_clipping_norm.md)",
+        DEFAULT_CLIPPING.initial_norm,
+    )
+    return DEFAULT_CLIPPING
+
+
 def _require_arguments(kind: type[DPFedAvg], of_class: Mapping[str, Any], **given: Any) -> None:
     """Check arguments of `kind.with_budget` before a ledger is made of them.
 
@@ -304,7 +324,7 @@ def _require_arguments(kind: type[DPFedAvg], of_class: Mapping[str, Any], **give
     Raises:
         TypeError: If one is misspelt or of the wrong type, or the class and the plan both have it.
     """
-    own, plans = keywords_of(kind), PlanArguments.__annotations__.keys()
+    own, plans = keywords_of(kind), {field.name for field in fields(kind.plan_class)}
     named = get_type_hints(DPFedAvg.with_budget)
     if both := sorted(own & plans & named.keys()):
         raise TypeError(
@@ -313,7 +333,7 @@ def _require_arguments(kind: type[DPFedAvg], of_class: Mapping[str, Any], **give
     if unnamed := sorted(of_class.keys() & plans - own):
         raise TypeError(
             f"{kind.__name__}.with_budget has no argument '{unnamed[0]}': give it to "
-            f"PrivacyPlan.calibrate, and the plan to {kind.__name__}(plan=..., ledger=...)"
+            f"{kind.plan_class.__name__}, and the plan to {kind.__name__}(plan=..., ledger=...)"
         )
     known = (named.keys() | own) - {"return", "of_class", "plan"}
     require_known(of_class, known, of=f"{kind.__name__}.with_budget")

@@ -3,7 +3,7 @@
     reserve -> [ask in the ledger -> push -> answer -> fold in the ledger -> clip -> add]* -> noise
 
     >>> selection = BufferedSelection(20, separation=5)
-    >>> plan = PrivacyPlan.calibrate(..., sampling=selection.sampling, participation_cap=15)
+    >>> plan = BufferedPlan(..., sampling=selection.sampling, participation_cap=15).calibrated()
     >>> strategy = DPFedBuff(FedAvg(), plan=plan, ledger=ledger, selection=selection)
 
 Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation".
@@ -14,14 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
-from numpy.typing import NDArray
 
-from fl_dp.ledger import Reservation
-from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.updates import VectorLayout
+from fl_dp.plan import BufferedPlan
 from fl_dp.updates.compression import array_bytes
 
 from .buffer import Buffer, OpenBuffer
@@ -75,6 +71,7 @@ class BufferedLoop(PrivateLoop):
         self._reservation = self.ledger.reserve(round=server_round, index=draft.draw.index)
         assert self._reservation.index is not None  # of every round
         mode = self.make_mode(self._reservation, draft.layout, draft.origin, draft.instruction)
+        assert isinstance(mode, BufferedMode)  # of such a plan
         mode.open({}, draft.ask)
         self._open = OpenBuffer(
             draft=draft,
@@ -86,28 +83,6 @@ class BufferedLoop(PrivateLoop):
         self.bytes_down = array_bytes(draft.sent)
         self.bytes_up = mode.reply_bytes(draft.draw.model)
         return ()
-
-    def make_mode(
-        self,
-        reservation: Reservation,
-        layout: VectorLayout,
-        origin: NDArray[np.float64],
-        instruction: RoundInstruction,
-    ) -> BufferedMode:
-        """Return the sum of a release. See `PrivateLoop.make_mode`."""
-        # What the ledger has on disk decides, not what was planned.
-        assert reservation.noise_multiplier is not None and reservation.index is not None
-        return BufferedMode(
-            self.plan,
-            reservation.noise_multiplier,
-            layout,
-            origin,
-            instruction,
-            clipping_norms=self._clipping_norms,
-            stream=self.noise_stream,
-            index=reservation.index,
-            rng=self._rng,
-        )
 
     def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield the answers that fill the open buffer."""
@@ -130,3 +105,4 @@ class DPFedBuff(DPFedAvg):
     """
 
     loop_class = BufferedLoop
+    plan_class = BufferedPlan

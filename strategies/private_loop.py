@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
-from fl_dp.plan import DistributedNoise, PrivacyPlan
-from fl_dp.plan.noise import ClientNoise
+from fl_dp.plan import Plan
 from fl_dp.plan.noise_left import noise_left
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
@@ -39,20 +38,11 @@ from .compatibility import (
     require_trainable,
 )
 from .exchange import asking, patience
-from .modes import (
-    CentralMode,
-    ClientNoiseMode,
-    Mode,
-    Released,
-    RoundFailed,
-    SecureSumMode,
-    client_noise_of,
-)
-from .modes.node_budget import price_of_a_sum
+from .modes import Mode, Released
+from .modes.ways import Opened, way_of
 from .rehearsal import RehearsalFailed
-from .roster import Unit, nodes_of
+from .roster import Unit
 from .round_loop import EvaluateFn, LoopOptions, RoundLoop, ShouldStop
-from .secure import secure_sums_of
 from .server_optimizer import ServerOptimizer
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -78,12 +68,12 @@ class PrivateLoop(RoundLoop):
         optimizer: ServerOptimizer,
         options: LoopOptions,
         *,
-        plan: PrivacyPlan,
+        plan: Plan,
         ledger: PrivacyLedger,
         secure_roster: SecureRoster | None,
     ) -> None:
         """Prepare; options are told in `DPFedAvg`."""
-        coefficients = plan.noise.coefficients
+        coefficients = plan.coefficients
         self.noise_stream: NoiseStream = (
             WhiteStream() if coefficients is None else BandedStream(coefficients)
         )
@@ -92,7 +82,7 @@ class PrivateLoop(RoundLoop):
         self.ledger = ledger
         self.owns_ledger = False
         self._reservation: Reservation
-        self._secure_sums = secure_sums_of(plan, secure_roster)
+        self._way = way_of(plan, secure_roster)
         self._clipping_norms = plan.release.clipping.first_norms
 
     def run(
@@ -127,8 +117,7 @@ class PrivateLoop(RoundLoop):
                 evaluate_fn,
                 should_stop,
             )
-            if self._secure_sums is not None:
-                self._secure_sums.forget(asking(grid, window=self._window))
+            self._way.end(asking(grid, window=self._window))
             return result
         except PrivacyBudgetExhausted as exhausted:
             if self._progress.trained:
@@ -192,40 +181,18 @@ class PrivateLoop(RoundLoop):
             origin: That model, flattened.
             instruction: What every client is asked besides training, whatever the mode.
         """
-        # What the ledger has on disk decides, not what was planned.
-        multiplier = reservation.noise_multiplier
-        assert multiplier is not None and reservation.index is not None  # of every round
-        if self._secure_sums is not None:
-            return SecureSumMode(
-                self.plan,
-                multiplier,
-                layout,
-                instruction,
-                clipping_norms=self._clipping_norms,
-                sums=self._secure_sums,
-                reservation=reservation,
-            )
-        if isinstance(self.plan.noise, ClientNoise):
-            return ClientNoiseMode(
-                self.plan,
-                multiplier,
-                layout,
-                origin,
-                instruction,
-                group_of=self._participations.group_of,
-            )
-        return CentralMode(
-            self.plan,
-            multiplier,
-            layout,
-            origin,
-            instruction,
+        opened = Opened(
+            reservation=reservation,
+            layout=layout,
+            origin=origin,
+            instruction=instruction,
             clipping_norms=self._clipping_norms,
             stream=self.noise_stream,
-            index=reservation.index,
             rng=self._rng,
             untried=self._untried,
+            group_of=self._participations.group_of,
         )
+        return self._way.mode(opened)
 
     @property
     def _metrics(self) -> Sequence[str]:
@@ -286,60 +253,27 @@ class PrivateLoop(RoundLoop):
         if left.warning is not None:
             self._log.warn_once(left.warning)
         super()._rehearse(grid, nodes, model, config)
-        if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
-            ask = asking(grid, window=self._window, patient=True)
-            timeout = patience(grid, min(self._timeout, self._roster.timeout))
-            self._secure_sums.set_up(nodes, ask, timeout=timeout)
-            self._secure_sums.require_enough(nodes, self.plan.noise.shares.least)
-            try:
-                self._secure_sums.require_committee(self.plan.noise.shares)
-            except SecureSumFailed as failed:
-                raise RehearsalFailed(f"{failed}; nothing was charged") from failed
+        ask = asking(grid, window=self._window, patient=True)
+        timeout = patience(grid, min(self._timeout, self._roster.timeout))
+        try:
+            self._way.rehearse(nodes, ask, timeout=timeout)
+        except SecureSumFailed as failed:
+            raise RehearsalFailed(f"{failed}; nothing was charged") from failed
 
     def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
-        """Return the units but for those whose nodes lied. See `RoundLoop._eligible`."""
-        if self._secure_sums is None or not isinstance(self.plan.noise, DistributedNoise):
-            return roster
-        nodes, least = nodes_of(roster), self.plan.noise.shares.least
-        try:
-            self._secure_sums.require_left(nodes, least)
-        except SecureSumFailed as failed:
-            raise RoundFailed(str(failed)) from failed
-        allowed = set(self._secure_sums.allowed(nodes, least))
-        return [unit for unit in roster if unit.node in allowed]
+        """Return the units that may take part in the next round. See `RoundLoop._eligible`."""
+        return self._way.eligible(roster)
 
     def _needs(self) -> set[Ability]:
         """Return what every client's app has to be able to do. See `RoundLoop._needs`."""
-        needs, hosting = super()._needs(), self.plan.hosting
-        if isinstance(self.plan.noise, ClientNoise):
-            needs.add(Ability.NOISE)
-        if hosting.of_records:
-            return needs | {Ability.RECORDS}
-        if hosting.units_per_node > 1:
-            needs.add(Ability.UNITS)
-        if hosting.sums_at_nodes:
-            needs.add(Ability.SUMS)
-        return needs
+        return super()._needs() | self._way.needs()
 
     def _told_at_rehearsal(self) -> dict[str, str]:
-        """Return the noise that nodes are to add: an owner may not allow it."""
+        """Return what nodes are to do, as far as an owner may not allow it."""
         told = {ROUNDS_KEY: str(self.plan.charged_rounds)}
-        if isinstance(self.plan.noise, DistributedNoise):
-            asked = RoundInstruction(
-                server_round=1,
-                of_records=self.plan.hosting.of_records,
-                secure_sum=price_of_a_sum(self.plan),
-            )
-            return told | {INSTRUCTION_KEY: asked.to_json()}
-        if not isinstance(self.plan.noise, ClientNoise):
-            return told
         compression = None if self._compression.up == "none" else self._compression
-        # Where groups have their own, the least that any is asked for: nobody knows its group yet.
-        noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], compression, group=0)
-        if noise.epsilon is not None:
-            noise = replace(noise, epsilon=self.plan.budget.epsilon)
-        instruction = RoundInstruction(server_round=1, client_noise=noise)
-        return told | {INSTRUCTION_KEY: instruction.to_json()}
+        asked = self._way.told(compression)
+        return told if asked is None else told | {INSTRUCTION_KEY: asked.to_json()}
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check, before the first model is evaluated or saved, that it can be trained at all.

@@ -10,7 +10,7 @@ from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
 from fl_dp.ledger import SpentLedger
-from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.plan import Plan, RecordPlan
 from fl_dp.promise import is_promise
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -57,7 +57,7 @@ class RunLog:
             logger.info("%s", line)
 
 
-def log_promise(plan: PrivacyPlan, ledger: SpentLedger, record_plan: RecordPlan | None) -> None:
+def log_promise(plan: Plan, ledger: SpentLedger, record_plan: RecordPlan | None) -> None:
     """Log what a private training will release and at what price."""
     logger.info(
         "\t├── Budget: epsilon %.4g at delta %.3g, one %s's whole contribution (%s)",
@@ -79,7 +79,7 @@ def log_promise(plan: PrivacyPlan, ledger: SpentLedger, record_plan: RecordPlan 
         plan.clipping_norm,
         plan.release.clipping.kind,
         _describe_noise(plan),
-        plan.noise.place,
+        plan.place,
         plan.denominator,
     )
     if record_plan is not None:
@@ -110,6 +110,6 @@ def log_record_promise(record_plan: RecordPlan, *, last: bool = False) -> None:
     )
 
 
-def _describe_noise(plan: PrivacyPlan) -> str:
+def _describe_noise(plan: Plan) -> str:
     low, high = min(plan.noise_multipliers), max(plan.noise_multipliers)
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from fl_dp.option_errors import require_compatible, require_positive
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 from fl_dp.plan.exclusions import EXCLUSIONS, Asked
 from fl_dp.updates.compression_options import CompressionOptions
 
@@ -13,7 +11,7 @@ from .selection import PoissonSelection, Selection
 
 
 def check_together(
-    plan: PrivacyPlan | None,
+    plan: Plan | None,
     selection: Selection,
     *,
     weight_cap: float | None,
@@ -36,10 +34,11 @@ def check_together(
     """
     if weight_cap is not None:
         require_positive(weight_cap=weight_cap)
-    asked = partial(Asked, sampling=selection.sampling) if plan is None else plan.asked
     require_compatible(
         EXCLUSIONS,
-        asked(
+        Asked(
+            plan=plan,
+            sampling=selection.sampling,
             utility=selection.utility,
             charged_unit=selection.unit,
             looks_at_norms=selection.looks_at_norms,

@@ -62,7 +62,7 @@ class ExponentialSelection(Selection):
 
     With records as units (`records_per_client`), one record moves a mean over at least so many
     records by that much less, and selection is nearly free; the model's own protection then has to
-    be of the same unit (`PrivacyPlan(unit="record")`).
+    be of the same unit (`Plan(unit="record")`).
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.plan import Plan, RecordPlan
 from fl_dp.plan.noise_left import NoiseLeft, noise_left, noise_left_of_records
 from fl_dp.updates import VectorLayout
 
@@ -11,7 +11,7 @@ from .settings import Settings
 
 
 def noises_left(
-    settings: Settings, plan: PrivacyPlan | None, record_plan: RecordPlan | None
+    settings: Settings, plan: Plan | None, record_plan: RecordPlan | None
 ) -> list[NoiseLeft]:
     """Return the noise of each plan of a run beside what the model can learn.
 

@@ -9,18 +9,32 @@ from typing import Any
 
 from fl_dp.accounting import (
     NeighboringRelation,
+    NoiseSchedule,
     OwnRatesSampling,
     PrivacyBudget,
     PrivacyEvent,
+    Sampling,
     default_delta,
     freeze,
 )
 from fl_dp.mechanisms import (
     Clipping,
+    FixedClipping,
     ScalarMetric,
 )
-from fl_dp.option_errors import OptionError, require_compatible
-from fl_dp.plan import PlanArguments, PrivacyPlan, RecordPlan
+from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
+from fl_dp.plan import (
+    BufferedPlan,
+    CentralPlan,
+    CorrelatedPlan,
+    DistributedPlan,
+    DistributedRecordsPlan,
+    GroupedPlan,
+    LocalPlan,
+    Plan,
+    RecordPlan,
+)
+from fl_dp.plan.fields import plan_of
 from fl_dp.strategies import (
     OwnRatesSelection,
     Selection,
@@ -41,7 +55,7 @@ from .wings import wings
 _MOST_STEPS = 10_000_000
 
 
-def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
+def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
     """Return the privacy plan of a run.
 
     Args:
@@ -80,7 +94,7 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
         return _plan_for_records(settings, within_budget=within_budget)
 
 
-def make_selection(settings: Settings, plan: PrivacyPlan | None = None) -> Selection:
+def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
     """Return who takes part.
 
     Args:
@@ -127,54 +141,97 @@ def target_delta(settings: Settings) -> float:
     return default_delta(settings.task.num_clients)
 
 
-def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan:
+def _plan_for_clients(settings: Settings, *, within_budget: bool) -> Plan:
     delta = target_delta(settings)
     privacy = settings.promise
     selection = make_selection(settings)
-    num_clients, units_per_node, nodes = _roster(settings)
-    arguments = PlanArguments(
-        rounds=settings.rounds,
-        num_clients=num_clients,
-        units_per_node=units_per_node,
-        nodes=nodes,
-        sampling=selection.sampling,
-        clipping=make_clipping(settings),
-        neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
-        schedule=settings.schedule.noise_schedule,
-        correlation=correlation_of(settings),
-        participation_cap=settings.selection.participation_cap,
-        other_releases=[
-            *freeze(selection.releases(settings.rounds)),
-            *_before_training(settings),
-            *_after_training(settings, delta),
-        ],
-        metrics=_metrics(settings),
-        scalar_noise_std=settings.metrics.noise_std,
-        total_weight=settings.weights.total,
-        client_scheme=privacy.scheme,
-        secure_sum=None if privacy.sums is None else privacy.sums.options,
-        unit=privacy.unit,
-        coins_at_nodes=settings.selection.coins == "nodes",
-        contribution_check=privacy.contribution_check,
+    kind = _kind_of(settings, selection.sampling)
+    noise = math.nan if privacy.noise_multiplier is None else privacy.noise_multiplier
+    others = [
+        *freeze(selection.releases(settings.rounds)),
+        *_before_training(settings),
+        *_after_training(settings, delta),
+    ]
+    plan = plan_of(
+        kind,
+        {
+            "budget": PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta),
+            "rounds": settings.rounds,
+            "neighboring_relation": NeighboringRelation(privacy.neighboring_relation),
+            "other_releases": freeze(others),
+            "contribution_check": privacy.contribution_check,
+            **kind.law(selection.sampling),
+            **_roster(settings),
+            **_clipping_fields(settings, kind),
+            **_chosen(settings),
+        },
     )
-    budget = PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta)
     # The strategy checks the same when it is made; here it comes before any noise is calibrated.
     check_together(
-        PrivacyPlan.draft(budget, **arguments),
+        plan,
         selection,
         weight_cap=settings.weights.cap,
         dp_sgd=settings.protects_records,
         compression=settings.compression,
         roster_may_grow=settings.roster_may_grow,
     )
-    if privacy.noise_multiplier is None:
-        return PrivacyPlan.calibrate(budget, **arguments)
-    return PrivacyPlan.from_noise_multiplier(
-        privacy.noise_multiplier,
-        delta=delta,
-        max_epsilon=privacy.epsilon if within_budget else None,
-        **arguments,
-    )
+    if plan.is_draft:
+        return plan.calibrated()
+    plan = replace(plan, noise_multiplier=noise)
+    return plan.require_fits() if within_budget and privacy.epsilon else plan.with_spent_budget()
+
+
+def _kind_of(settings: Settings, sampling: Sampling) -> type[Plan]:
+    """Return the kind of plan that settings ask for."""
+    if settings.sums_records:
+        return DistributedRecordsPlan
+    if settings.promise.sums is not None:
+        return DistributedPlan
+    if settings.promise.scheme is not None:
+        return LocalPlan
+    if settings.noise.name != "independent":
+        return CorrelatedPlan
+    if sampling.buffered:
+        return BufferedPlan
+    return GroupedPlan if isinstance(sampling, OwnRatesSampling) else CentralPlan
+
+
+def _chosen(settings: Settings) -> dict[str, Any]:
+    """Return fields that some kinds of plans have, without those that were left as they are."""
+    privacy, metrics = settings.promise, settings.metrics
+    schedule, unit = settings.schedule.noise_schedule, None
+    if privacy.unit == "record" and not settings.sums_records:
+        unit = "record"
+    chosen = {
+        "schedule": None if schedule == NoiseSchedule() else schedule,
+        "correlation": correlation_of(settings),
+        "participation_cap": settings.selection.participation_cap,
+        "metrics": _metrics(settings) or None,
+        "scalar_noise_std": metrics.noise_std,
+        "total_weight": settings.weights.total,
+        "scheme": privacy.scheme,
+        "secure_sum": None if privacy.sums is None else privacy.sums.options,
+        "unit": unit,
+        "coins_at_nodes": True if _flips_coins_at_nodes(settings) else None,
+    }
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _flips_coins_at_nodes(settings: Settings) -> bool:
+    return settings.selection.coins == "nodes" and not settings.sums_records
+
+
+def _clipping_fields(settings: Settings, kind: type[Plan]) -> dict[str, Any]:
+    clipping = make_clipping(settings)
+    if kind not in (LocalPlan, DistributedRecordsPlan):
+        return {"clipping": clipping}
+    if not isinstance(clipping, FixedClipping):
+        raise IncompatibleOptions(
+            "one fixed norm bounds an update where the server sees no sum before its noise: write "
+            f"{{clipping_norm=...}}, and no other {{clipping}}, got {clipping}",
+            options=("clipping",),
+        )
+    return {"clipping_norm": clipping.norm}
 
 
 def _before_training(settings: Settings) -> list[tuple[PrivacyEvent, int]]:
@@ -210,15 +267,15 @@ def declared_records(settings: Settings) -> int:
     return sum(map(len, parts_of(settings)))
 
 
-def _roster(settings: Settings) -> tuple[int, int, int | None]:
-    """Return how many units are declared, how many a node has at most, and the nodes of records.
+def _roster(settings: Settings) -> dict[str, Any]:
+    """Return how many units are declared, and how they lie on nodes.
 
     Raises:
         ValueError: If that number of clients can't have the declared records.
     """
     nodes, hosted = settings.task.num_clients, settings.simulation.units_at_node
     if not settings.sums_records:
-        return nodes, hosted, None
+        return {"num_clients": nodes} | ({"units_per_node": hosted} if hosted > 1 else {})
     records = declared_records(settings)
     most = settings.task.max_records or records
     if nodes * most < records:
@@ -226,7 +283,7 @@ def _roster(settings: Settings) -> tuple[int, int, int | None]:
             f"{nodes} clients of at most {{task.max_records={most}}} records do not have "
             f"{{task.num_records={records}}}: raise the first or lower the second"
         )
-    return records, most, nodes
+    return {"num_clients": records, "max_records": most, "nodes": nodes}
 
 
 def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:

@@ -19,7 +19,7 @@ from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, ZcdpEvent
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 from fl_dp.protocol.flower_compat import be_in_a_run, give_id
 from fl_dp.strategies import DPFedAvg
 
@@ -32,7 +32,7 @@ class PaperLedger:
     It bounds nothing: what trains on data needs a `PrivacyLedger`.
     """
 
-    def __init__(self, plan: PrivacyPlan) -> None:
+    def __init__(self, plan: Plan) -> None:
         """Charge nothing yet."""
         self.plan = plan
         self.location = "nowhere"

@@ -28,7 +28,7 @@ from fl_dp.files import (
     written_whole,
 )
 from fl_dp.ledger import LedgerAnchor, SpentLedger, Witness, witness_at
-from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.plan import Plan, RecordPlan
 from fl_dp.statement import (
     NoPromise,
     PrivacyStatement,
@@ -201,7 +201,7 @@ class RunFolder:
             known[self.statement] = LedgerAnchor.stated_in(self.read_statement())
         return {file: anchor for file, anchor in known.items() if anchor is not None}
 
-    def read_plan(self) -> PrivacyPlan:
+    def read_plan(self) -> Plan:
         """Return the plan that the run's ledger was started with.
 
         Raises:

@@ -13,13 +13,20 @@ import numpy as np
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyEvent
+from fl_dp.accounting import (
+    NeighboringRelation,
+    PoissonSampling,
+    PrivacyBudget,
+    PrivacyEvent,
+    freeze,
+)
 from fl_dp.files import private_folder, write_text
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import require_compatible
-from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan
+from fl_dp.plan import CentralPlan, DistributedPlan, Plan, SharedNoisePlan
+from fl_dp.plan.fields import plan_of
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 from fl_dp.statement import privacy_statement
 from fl_dp.statistics import (
@@ -111,7 +118,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
 
 
 @errors_in_keys()
-def statistic_plan(settings: Settings) -> tuple[NoiseChoice, PrivacyPlan]:
+def statistic_plan(settings: Settings) -> tuple[NoiseChoice, Plan]:
     """Return the query with its noise, and a plan whose budget is what it costs.
 
     Raises:
@@ -120,24 +127,26 @@ def statistic_plan(settings: Settings) -> tuple[NoiseChoice, PrivacyPlan]:
     privacy, asked = settings.privacy, settings.statistic
     require_compatible(STATISTICS, settings)
     query, delta = statistic_query(settings), target_delta(settings)
-    arguments = PlanArguments(
+    fields: dict[str, Any] = dict(
+        budget=PrivacyBudget(epsilon=1.0, delta=delta),
         rounds=0,
         num_clients=settings.task.num_clients,
-        sampling_rate=1.0,
-        clipping_norm=1.0,  # of rounds, and there are none
+        sampling=PoissonSampling(sampling_rate=1.0),
+        clipping=FixedClipping(norm=1.0),  # of rounds, and there are none
         neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
         units_per_node=settings.simulation.units_at_node,
         contribution_check=False,
+        noise_multiplier=1.0,
     )
+    kind: type[Plan] = CentralPlan
     shared = privacy.sums is not None
     if privacy.sums is not None:
         options = replace(privacy.sums.options, max_parameters=query.dimension)
-        arguments = arguments | {"secure_sum": options}
+        kind, fields = DistributedPlan, fields | {"secure_sum": options}
 
-    def planned(*events: PrivacyEvent) -> PrivacyPlan:
-        return PrivacyPlan.from_noise_multiplier(
-            1.0, delta=delta, **arguments | {"other_releases": [(each, 1) for each in events]}
-        )
+    def planned(*events: PrivacyEvent) -> Plan:
+        releases = freeze([(event, 1) for event in events])
+        return plan_of(kind, fields | {"other_releases": releases}).with_spent_budget()
 
     if privacy.noise_multiplier is not None:
         mechanism = GaussianMechanism(
@@ -157,7 +166,8 @@ def statistic_plan(settings: Settings) -> tuple[NoiseChoice, PrivacyPlan]:
     law = asked.law
     if shared:
         law = "gaussian"
-        budget = planned(GaussianEvent(noise_multiplier=1.0)).noise.event_budget(budget)
+        some = replace(planned(GaussianEvent(noise_multiplier=1.0)), budget=budget)
+        budget = some.event_budget
     choice = choose_noise(query, budget.epsilon, budget.delta, law=law)
     return choice, planned(*choice.events)
 
@@ -211,10 +221,10 @@ def statistic_query(settings: Settings) -> Query:
     return Quantiles(probabilities=probabilities, grid=_points(asked), max_records=most)
 
 
-def price(settings: Settings, choice: NoiseChoice, plan: PrivacyPlan) -> dict[str, Any]:
+def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]:
     """Return what a statistic is, and what it costs, as plain JSON values."""
     noise = choice.explanation
-    if isinstance(plan.noise, DistributedNoise):
+    if isinstance(plan, SharedNoisePlan):
         (mechanism,) = choice.mechanisms
         assert isinstance(mechanism, GaussianMechanism)  # the one that nodes can share
         shared = plan.noise.shared_statistic(

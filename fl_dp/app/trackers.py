@@ -20,7 +20,7 @@ from fl_dp.app.tracking import RunStart, Tracker, require_installed, round_value
 from fl_dp.app.tracking.tracker import Scalar
 from fl_dp.documents import flattened
 from fl_dp.files import write_text
-from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.plan import Plan, RecordPlan
 
 TOLD = frozenset(
     [
@@ -75,7 +75,7 @@ def start_of(
     settings: Settings,
     folder: RunFolder,
     *,
-    plan: PrivacyPlan | None,
+    plan: Plan | None,
     record_plan: RecordPlan | None,
     resumed: bool,
 ) -> RunStart:
@@ -127,7 +127,7 @@ def _quoted(statement: Mapping[str, Any]) -> Any:
 
 
 def _promise(
-    plan: PrivacyPlan | None, record_plan: RecordPlan | None, settings: Settings
+    plan: Plan | None, record_plan: RecordPlan | None, settings: Settings
 ) -> dict[str, Any]:
     told: dict[str, Any] = {"promise/insecure": settings.privacy.insecure_seed is not None}
     if plan is not None:

@@ -24,7 +24,7 @@ from .console import (
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
     from fl_dp.commands.terminal.plan_view import PlanView
-    from fl_dp.plan import PrivacyPlan, RecordPlan
+    from fl_dp.plan import Plan, RecordPlan
     from fl_dp.plan.noise_left import NoiseLeft
 
 
@@ -125,7 +125,7 @@ def plan(
 
 
 def _noises_left(
-    settings: Settings, plan: PrivacyPlan | None, record_plan: RecordPlan | None
+    settings: Settings, plan: Plan | None, record_plan: RecordPlan | None
 ) -> list[NoiseLeft]:
     """Return the noise beside what can be learned; nothing where the model can't be built here."""
     from fl_dp.app.noise_left import noises_left

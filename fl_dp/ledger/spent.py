@@ -15,7 +15,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 
 from .chain import ChainedLedger
 from .entries import ANOTHER_VERSION, LedgerCorrupted
@@ -63,7 +63,7 @@ class SpentLedger(ChainedLedger):
             gate.spend(event)
 
     @property
-    def plan(self) -> PrivacyPlan:
+    def plan(self) -> Plan:
         """The plan that the ledger was started with."""
         return self._state.plan
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fl_dp.accounting import (
@@ -20,7 +20,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.accounting.filters import PrivacyFilter
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan, plan_from_dict
 
 from .asks import Asks
 from .entries import SCHEMA, require_printable, require_schema
@@ -98,7 +98,7 @@ class TrainingState:
 
     def __init__(self) -> None:
         """Start before the first entry."""
-        self._plan: PrivacyPlan | None = None
+        self._plan: Plan | None = None
         self._filter: PrivacyFilter | None = None
         self.rounds: Counter[PrivacyEvent] = Counter()
         self.others: Counter[PrivacyEvent] = Counter()
@@ -119,7 +119,7 @@ class TrainingState:
         self.changed_by_hand = False
 
     @property
-    def plan(self) -> PrivacyPlan:
+    def plan(self) -> Plan:
         """The plan, which is the first entry."""
         assert self._plan is not None  # each way to open a ledger sees to it
         return self._plan
@@ -334,7 +334,7 @@ class TrainingState:
         match kind:
             case "plan":
                 require_schema(fields["schema"], SCHEMA)
-                self._plan = PrivacyPlan.from_dict(fields["plan"])
+                self._plan = plan_from_dict(fields["plan"])
                 self._filter = self._plan.filter()
             case "run":
                 self._require_as_planned(fields, opening_of(self.plan))
@@ -405,7 +405,7 @@ class TrainingState:
             if not _is_same(said, value):
                 raise ValueError(f"its {name} is {said!r:.60}, and the plan's is {value!r:.60}")
 
-    def require_choosable(self, plan: PrivacyPlan, paid: int | None) -> None:
+    def require_choosable(self, plan: Plan, paid: int | None) -> None:
         """Check that a choice of hyper-parameters can stand here.
 
         Args:
@@ -421,11 +421,11 @@ class TrainingState:
         if paid is not None and paid not in self.committed:
             raise ValueError(f"entry {paid} is no release that could have been this choice")
         # What the choice showed may decide about the updates, and about nothing that is charged.
-        if replace(plan, release=self.plan.release) != self.plan:
+        if not plan.charges_like(self.plan):
             raise ValueError("a choice changes more of the plan than what a round releases")
 
     def _take_in_choice(self, fields: dict[str, Any]) -> None:
-        chosen, paid = PrivacyPlan.from_dict(fields["plan"]), fields["reserved"]
+        chosen, paid = plan_from_dict(fields["plan"]), fields["reserved"]
         self.require_choosable(chosen, paid)
         self._plan = chosen
         self.choice = Choice(
@@ -472,7 +472,7 @@ class TrainingState:
         self._take_part(units, self.plan.cap_share(fields["noise_multiplier"]))
 
 
-def opening_of(plan: PrivacyPlan) -> dict[str, Any]:
+def opening_of(plan: Plan) -> dict[str, Any]:
     """Return what an opening of the ledger says of the plan."""
     return {
         "unit": plan.unit,

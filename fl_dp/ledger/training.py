@@ -31,7 +31,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
 from .entries import SCHEMA, now_to_the_minute, require_printable
@@ -61,7 +61,7 @@ class PrivacyLedger(SpentLedger):
     def open(
         cls,
         location: str | Path,
-        plan: PrivacyPlan,
+        plan: Plan,
         *,
         run_id: str | None = None,
         rng: SecureRandom | None = None,
@@ -314,7 +314,7 @@ class PrivacyLedger(SpentLedger):
         *,
         how: str,
         settings: str,
-        plan: PrivacyPlan,
+        plan: Plan,
         paid: Reservation | None,
     ) -> None:
         """Write down which hyper-parameters were chosen, how, and what pays for it.
@@ -372,7 +372,7 @@ class PrivacyLedger(SpentLedger):
                 f"{self.plan.budget.delta:.3g}: {self.rounds_spent} rounds are spent"
             )
 
-    def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
+    def _run_fields(self, plan: Plan, randomness: str) -> dict[str, Any]:
         # Of the least noise: no round has a finer grid, so no sum needs more bits.
         updates = plan.bundle(plan.noise_multiplier).updates
         return {
@@ -399,7 +399,7 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
-def _require_same_plan(ledger: PrivacyLedger, wanted: PrivacyPlan) -> None:
+def _require_same_plan(ledger: PrivacyLedger, wanted: Plan) -> None:
     theirs, ours = _flat(ledger.plan), _flat(wanted)
     differences = [
         f"{name} is {ours.get(name)} here and {theirs.get(name)} in the ledger"
@@ -419,10 +419,10 @@ def _require_same_plan(ledger: PrivacyLedger, wanted: PrivacyPlan) -> None:
         )
 
 
-def _flat(plan: PrivacyPlan) -> dict[str, Any]:
-    """Return what a plan says, with `noise.multiplier` and its like as names."""
-    said = plan.to_dict()
-    parts = {name: said.pop(name) for name in ("noise", "release", "hosting")}
-    return said | {
-        f"{part}.{name}": value for part, of in parts.items() for name, value in of.items()
-    }
+def _flat(plan: Plan) -> dict[str, Any]:
+    """Return what a plan says, with `secure_sum.bits` and its like as names."""
+    flat: dict[str, Any] = {}
+    for field, value in plan.to_dict().items():
+        inside = value if isinstance(value, dict) else None
+        flat |= {field: value} if inside is None else {f"{field}.{k}": v for k, v in inside.items()}
+    return flat

@@ -1,9 +1,35 @@
-"""Plans: what a training will release, how often, and at what price. No Flower, no torch."""
+"""Plans: what a training will release, how often, and at what price. No Flower, no torch.
 
-from .arguments import PlanArguments
+One kind a file; `plan` has the questions that all of them answer.
+"""
+
+from .as_json import plan_from_dict
+from .buffered import BufferedPlan
+from .central import CentralPlan
+from .correlated import CorrelatedPlan
 from .correlation import Banded
+from .distributed import DistributedPlan
 from .distributed_noise import DistributedNoise, SecureSum
-from .privacy_plan import PrivacyPlan
+from .distributed_records import DistributedRecordsPlan
+from .grouped import GroupedPlan
+from .local import LocalPlan
+from .plan import Plan
 from .record_plan import RecordPlan
+from .shared_noise import SharedNoisePlan
 
-__all__ = ["Banded", "DistributedNoise", "PlanArguments", "PrivacyPlan", "RecordPlan", "SecureSum"]
+__all__ = [
+    "Banded",
+    "BufferedPlan",
+    "CentralPlan",
+    "CorrelatedPlan",
+    "DistributedNoise",
+    "DistributedPlan",
+    "DistributedRecordsPlan",
+    "GroupedPlan",
+    "LocalPlan",
+    "Plan",
+    "RecordPlan",
+    "SecureSum",
+    "SharedNoisePlan",
+    "plan_from_dict",
+]

@@ -70,16 +70,20 @@ def require_types(given: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
         TypeError: With the name, the value, and what to write.
     """
     for name, value in given.items():
-        if name in hints and not _fits(value, hints[name]):
+        if name in hints and not fits(value, hints[name]):
             raise TypeError(f"{name} must be {_words(hints[name])}, got {_shown(value)}")
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
+    """Tell whether a value is of a type, as far as that can be checked at run time."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in _UNIONS:
-        return any(_fits(value, each) for each in parts)
+        return any(fits(value, each) for each in parts)
+    if origin is tuple and parts[-1] is Ellipsis:
+        return isinstance(value, tuple) and all(fits(each, parts[0]) for each in value)
     if origin is tuple:
-        return isinstance(value, tuple) and all(_fits(each, parts[0]) for each in value)
+        whole = isinstance(value, tuple) and len(value) == len(parts)
+        return whole and all(map(fits, value, parts))
     if origin is Callable:
         return callable(value)
     if hint in (int, float) and isinstance(value, bool):
@@ -94,7 +98,7 @@ def _words(hint: Any) -> str:
     if origin in _UNIONS:
         return " or ".join(_words(each) for each in parts)
     if origin is tuple:
-        return f"a tuple of {parts[0].__name__}"
+        return f"a tuple of {_words(parts[0])}"
     if origin is Callable:
         return "a function"
     if isinstance(hint, type) and issubclass(hint, Enum):

@@ -1,11 +1,11 @@
 """Noise that later rounds take away again: its coefficients, what it supposes, and its words.
 
-    >>> PrivacyPlan.calibrate(
-    ...     PrivacyBudget(epsilon=8.0, delta=1e-4),
-    ...     rounds=200, num_clients=1000, clipping_norm=0.5,
+    >>> CorrelatedPlan(
+    ...     budget=PrivacyBudget(epsilon=8.0, delta=1e-4),
+    ...     rounds=200, num_clients=1000, clipping=FixedClipping(norm=0.5),
     ...     sampling=CyclicSampling(groups=8, inside=PoissonSampling(sampling_rate=0.16)),
     ...     correlation=Banded.optimal(rounds=200, bands=8),
-    ... )
+    ... ).calibrated()
 
 A participation is charged as one Gaussian of the plan's multiplier, its effect on later rounds
 included: no round is touched by two participations of one unit, as these are at least as many

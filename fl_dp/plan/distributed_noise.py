@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, sqrt
-from typing import Any, ClassVar, Self
+from typing import Self
 
 from fl_dp.accounting import (
-    NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyBudget,
     PrivacyEvent,
-    Sampling,
     SharedNoise,
 )
-from fl_dp.accounting.events import FrozenHistory
-from fl_dp.accounting.filters import DeclaredFilter, PrivacyFilter
 from fl_dp.accounting.shared_noise import shared_noise_slack, usual_colluding, within_slack
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import OptionError, require_count, require_positive
 from fl_dp.secagg.terms import require_time
 
-from .hosting import Hosting
-from .noise import ANOTHER_APP, Noise
-from .release import Release
 from .shared_bundle import MOST_BITS, SharedBundle, WordSize
 
 _LARGEST_SLACK = 1e-2
 _ATTEMPTS = 2  # of each sum: what failed ones may repeat, counted beforehand
-_ONCE_LATE = (
-    "that the work of a node with several clients, or of records, failed or was late, or that work "
-    "ended the process of any node, once a Flower run: it sends nothing from then on, be it for "
-    "one client or record, for a slow machine or for a restart of the node"
-)
 _MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
 
 
@@ -153,12 +141,12 @@ _COMMITTEE = ((20, 20), (499, 40), (inf, 60))
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedNoise(Noise):
+class DistributedNoise:
     """Gaussian noise in shares: each node adds one to its own values before they are masked.
 
-    `multiplier` is that of the shares which are certain to be in a sum and which nobody who is not
-    trusted knows: with a roster of the nodes' identities against a server that lies, without one
-    against a server that follows the protocol.
+    A noise multiplier is that of the shares which are certain to be in a sum and which nobody who
+    is not trusted knows: with a roster of the nodes' identities against a server that lies,
+    without one against a server that follows the protocol.
 
     Attributes:
         nodes: Of a sum.
@@ -166,9 +154,6 @@ class DistributedNoise(Noise):
         sums: Planned rounds and other releases; the accounting's own error is for twice as many.
         secure_sum: Options of the sums.
     """
-
-    kind: ClassVar[str] = "distributed"
-    place: ClassVar[str] = "in shares at the nodes"
 
     nodes: int
     units_in_sum: int = 1
@@ -197,7 +182,7 @@ class DistributedNoise(Noise):
 
     @property
     def honest_shares(self) -> int:
-        """Shares of noise that `multiplier` is made of."""
+        """Shares of noise that a noise multiplier is made of."""
         return self.shares.honest_shares(server_lies=self.secure_sum.roster)
 
     @property
@@ -207,7 +192,7 @@ class DistributedNoise(Noise):
 
     @cached_property
     def slack(self) -> float:
-        """Lambda; see `Noise.slack`."""
+        """Lambda; see `Plan.slack`."""
         # Of all nodes' shares: the most that any claim counts.
         return shared_noise_slack(self.releases, self.secure_sum.max_parameters, self.nodes)
 
@@ -218,23 +203,6 @@ class DistributedNoise(Noise):
             ValueError: If nothing is left.
         """
         return within_slack(budget, self.slack)
-
-    def filter(
-        self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation
-    ) -> PrivacyFilter:
-        """Return the gate: of the declared releases, and of no more sums than are accounted."""
-        return DeclaredFilter(
-            self.event_budget(budget),
-            history,
-            neighboring_relation=relation,
-            most=self.releases,
-        )
-
-    def event(
-        self, multiplier: float, *, sampling: Sampling, num_clients: int, release: Release
-    ) -> PrivacyEvent:
-        """Return a Gaussian, amplified only by coins at the nodes."""
-        return sampling.event(multiplier, num_clients)
 
     def shared_bundle(self, bundle: GaussianBundle, size: int) -> SharedBundle:
         """Return a round's sums on the integers of a secure sum.
@@ -339,61 +307,6 @@ class DistributedNoise(Noise):
             )
         self.shared_bundle(bundle, 1)
 
-    @property
-    def not_covered(self) -> tuple[str, ...]:
-        """Sentences on what no secure sum promises."""
-        told: tuple[str, ...] = (
-            "norms and honesty of malicious clients: each can spoil a sum, and none learns more",
-            "a sum that always opens: nodes that stay away, or lie, make it fail, and it stays "
-            "charged",
-            "who takes part, when it answers and how long it trains",
-            _ONCE_LATE,
-            ANOTHER_APP,
-        )
-        if self.secure_sum.roster:
-            return told
-        return (
-            "a server that invents nodes, swaps keys or tells members different repliers: nodes "
-            "have no roster of identities (`roster` of the secure sum)",
-            *told,
-        )
-
-    def adversary(self, *, unit: str, sampling: Sampling) -> str:
-        """Return that it holds against the server and colluding nodes."""
-        shares = self.shares
-        server = "the server, which may lie about models, cohorts and drop-outs"
-        if not self.secure_sum.roster:
-            server = "the server, which follows the protocol"
-        return (
-            f"is {server}, with {shares.colluding} of {shares.cohort} nodes: sees every message, "
-            "knows all other data and opens only sums"
-        )
-
-    def trusted(self, *, hosting: Hosting, sampling: Sampling) -> str:
-        """Return who is trusted, and with what."""
-        units = "" if hosting.units_per_node == 1 else ", with the updates of its units,"
-        if hosting.of_records:
-            units = ", with its records and their coins,"
-        roster = (
-            " and the roster of nodes that their owners agreed on"
-            if (self.secure_sum.roster)
-            else ""
-        )
-        return (
-            f"each node's own software{units} to clip and to add its share of noise; at least "
-            f"{self.honest_shares} nodes of a sum not to collude{roster}"
-        )
-
-    def mechanism(self, release: Release) -> str:
-        """Return what each node does."""
-        shares = self.shares
-        least = shares.guaranteed if self.secure_sum.roster else shares.least
-        return (
-            f"discrete Gaussian in shares, one a node, on the masked sum of clipped updates; "
-            f"any opened sum has at least {least} nodes and {self.honest_shares} shares of noise "
-            "that nobody else knows"
-        )
-
     def of_public_models(self, event: PrivacyEvent) -> PrivacyEvent:
         """Return what a round costs against who sees its released model alone.
 
@@ -402,8 +315,3 @@ class DistributedNoise(Noise):
         assert isinstance(event, GaussianEvent | PoissonGaussianEvent)  # as `check` allows
         more = sqrt(self.shares.least / self.honest_shares)
         return replace(event, noise_multiplier=more * event.noise_multiplier)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the noise as plain JSON values."""
-        # Lambda for whoever recomputes epsilon without this package.
-        return super().to_dict() | {"secure_sum": asdict(self.secure_sum), "slack": self.slack}

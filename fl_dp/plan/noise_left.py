@@ -22,9 +22,7 @@ from scipy.signal import lfilter
 
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 
-from .distributed_noise import DistributedNoise
-from .noise import ClientNoise
-from .privacy_plan import PrivacyPlan
+from .plan import Plan
 from .record_plan import RecordPlan
 
 HOPELESS = 3.0
@@ -101,7 +99,7 @@ class NoiseLeft:
         )
 
 
-def noise_left(plan: PrivacyPlan, size: int) -> NoiseLeft:
+def noise_left(plan: Plan, size: int) -> NoiseLeft:
     """Return the noise of all planned rounds beside the updates.
 
     Where clipping follows a quantile, noise and updates change alike.
@@ -110,10 +108,10 @@ def noise_left(plan: PrivacyPlan, size: int) -> NoiseLeft:
         plan: Of the training, with at least one round.
         size: Numbers that clients and server exchange and train.
     """
-    stds = [noise_of_mean(plan, multiplier) for multiplier in plan.noise_multipliers]
+    stds = [plan.noise_of_mean(multiplier) for multiplier in plan.noise_multipliers]
     root = math.sqrt(size)
     of_all = of_one = root * math.sqrt(sum(std * std for std in stds))
-    if (coefficients := plan.noise.coefficients) is not None:
+    if (coefficients := plan.coefficients) is not None:
         # What one round's fresh noise does to the rounds from it on: the first column of C^-1.
         impulse = np.eye(1, plan.rounds)[0]
         column = lfilter([1.0], np.array(coefficients) / COEFFICIENT_ONE, impulse)
@@ -152,19 +150,3 @@ def noise_left_of_records(
         longest=plan.clipping_norm,
         step="step",
     )
-
-
-def noise_of_mean(plan: PrivacyPlan, noise_multiplier: float) -> float:
-    """Return the standard deviation of the noise on each coordinate of a round's mean.
-
-    Noise of everybody is counted: of a secure sum with all its shares, not only those that are
-    charged for. Correlated noise is that of one participation (`noise_left` knows its sum).
-    """
-    if isinstance(plan.noise, ClientNoise):
-        # Each message has its own, and weighs the inverse of its variance.
-        each = plan.noise.scheme_of(noise_multiplier, plan.clipping_norm).noise_std
-        return each / math.sqrt(plan.denominator)
-    std = noise_multiplier * plan.clipping_norm / plan.denominator
-    if isinstance(plan.noise, DistributedNoise):
-        std *= math.sqrt(plan.noise.shares.cohort / plan.noise.honest_shares)
-    return std

@@ -7,8 +7,8 @@ from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.accounting.second_figure import SecondFigure, second_figure
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
-from fl_dp.plan import DistributedNoise, PrivacyPlan
-from fl_dp.plan.noise import ITEMS_OF_SEVERAL_RECORDS
+from fl_dp.plan import Plan, SharedNoisePlan
+from fl_dp.plan.plan import ITEMS_OF_SEVERAL_RECORDS
 
 from .promise import OwnPromise, PrivacyStatement, SecureSumClaims
 from .several_records import several_records_of
@@ -26,7 +26,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     Gaussian. The last bits of a sum tell in which binade its terms lie, however large the noise.
     """
     plan = ledger.plan
-    shared = isinstance(plan.noise, DistributedNoise)  # which says itself what a liar can do
+    shared = isinstance(plan, SharedNoisePlan)  # which says itself what a liar can do
     spent, promised = ledger.epsilon(), ledger.promise()
     chosen, second = _hyper_parameters(ledger), second_figure_of(ledger)
     not_covered = [
@@ -59,7 +59,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         )
     if plan.hosting.of_records:
         not_covered.append(ITEMS_OF_SEVERAL_RECORDS)
-    not_covered += plan.noise.not_covered + plan.sampling.not_covered
+    not_covered += plan.not_covered + plan.sampling.not_covered
     return PrivacyStatement(
         delta=plan.budget.delta,
         epsilon=promised.by_name,
@@ -68,9 +68,9 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         budget=plan.budget,
         unit=UNITS[plan.unit],
         neighboring_relation=plan.neighboring_relation,
-        adversary=plan.noise.adversary(unit=plan.unit, sampling=plan.sampling),
-        trusted=plan.noise.trusted(hosting=plan.hosting, sampling=plan.sampling),
-        mechanism=plan.noise.mechanism(plan.release)
+        adversary=plan.adversary,
+        trusted=plan.trusted,
+        mechanism=plan.mechanism
         + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
         sampling=(
             plan.sampling.describe(plan.hosting.sampled)
@@ -146,9 +146,10 @@ def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
 
 def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
     """Return what secure sums promise against whom; None if the noise is not in shares."""
-    plan, noise = ledger.plan, ledger.plan.noise
-    if not isinstance(noise, DistributedNoise):
+    plan = ledger.plan
+    if not isinstance(plan, SharedNoisePlan):
         return None
+    noise = plan.noise
     planned = freeze([(plan.event_at(each), 1) for each in plan.noise_multipliers])
     # Other releases may have their noise elsewhere, and could look the same.
     rounds = dict(planned).keys() - dict(plan.other_releases).keys()
@@ -164,17 +165,17 @@ def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
         guaranteed=shares.guaranteed if noise.secure_sum.roster else None,
         colluding=shares.colluding,
         honest_shares=noise.honest_shares,
-        slack=noise.slack,
+        slack=plan.slack,
         epsilon_of_models=plan.epsilon(of_models).within(plan.budget.epsilon).best,
     )
 
 
-def promise_in_words(plan: PrivacyPlan) -> dict[str, str]:
+def promise_in_words(plan: Plan) -> dict[str, str]:
     """Return what a plan promises to whom: its unit, its neighbours, the adversary, the trusted."""
     unit, relation = UNITS[plan.unit], plan.neighboring_relation
     return {
         "unit": unit,
         "neighbours": f"{relation}: {neighbours_in_words(unit, relation)}",
-        "adversary": plan.noise.adversary(unit=plan.unit, sampling=plan.sampling),
-        "trusted": plan.noise.trusted(hosting=plan.hosting, sampling=plan.sampling),
+        "adversary": plan.adversary,
+        "trusted": plan.trusted,
     }

@@ -7,7 +7,7 @@ from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.accounting.second_figure import second_figure
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import RecordPlan
-from fl_dp.plan.noise import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS
+from fl_dp.plan.plan import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS
 
 from .promise import RecordStatement
 from .several_records import epsilon_of_several

@@ -50,5 +50,5 @@ def several_records_of(ledger: SpentLedger) -> dict[str, float | None] | None:
         ledger.promised_history,
         plan.budget.delta,
         plan.neighboring_relation,
-        slack=plan.noise.slack,
+        slack=plan.slack,
     )

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fl_dp.accounting import PoissonSampling
 from fl_dp.documents import real_number
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, VectorLayout
@@ -174,7 +174,7 @@ class Mode(ABC):
         return compression.reply_bytes(model, self.layout)
 
 
-def coin_rate(plan: PrivacyPlan) -> float | None:
+def coin_rate(plan: Plan) -> float | None:
     """Return the rate at which nodes flip their units' coins themselves; None: they flip none.
 
     As charged: the expected cohort over the roster can be larger in its last digit.

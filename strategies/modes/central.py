@@ -15,7 +15,7 @@ from fl_dp.mechanisms import (
     SecureRandom,
     WhiteStream,
 )
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import BundleSum, VectorLayout, only_array_record
@@ -38,7 +38,7 @@ class CentralMode(Mode):
 
     def __init__(
         self,
-        plan: PrivacyPlan,
+        plan: Plan,
         noise_multiplier: float,
         layout: VectorLayout,
         origin: NDArray[np.float64],

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from fl_dp.accounting import OwnRatesSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
-from fl_dp.plan import PrivacyPlan
-from fl_dp.plan.noise import ClientNoise
+from fl_dp.plan import LocalPlan, Plan
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, applied_noise
 from fl_dp.protocol.keys import NOISED_KEY
 from fl_dp.updates import Compression, RefusedUpdate, VectorLayout
@@ -39,7 +38,7 @@ class ClientNoiseMode(Mode):
 
     def __init__(
         self,
-        plan: PrivacyPlan,
+        plan: Plan,
         noise_multiplier: float,
         layout: VectorLayout,
         origin: NDArray[np.float64],
@@ -105,7 +104,7 @@ class ClientNoiseMode(Mode):
 
 
 def client_noise_of(
-    plan: PrivacyPlan, noise_multiplier: float, compression: Compression | None, *, group: int
+    plan: Plan, noise_multiplier: float, compression: Compression | None, *, group: int
 ) -> NoiseInstruction:
     """Return the noise that clients have to add in a round of that noise multiplier.
 
@@ -115,20 +114,20 @@ def client_noise_of(
         compression: Of the noised update.
         group: Of the clients; looked at only where groups have budgets of their own.
     """
-    assert isinstance(plan.noise, ClientNoise)  # no other noise is told to clients
+    assert isinstance(plan, LocalPlan)  # no other noise is told to clients
     budget = budget_for_nodes(plan)
     if isinstance(law := plan.sampling, OwnRatesSampling):
         noise_multiplier /= law.scale_of(group)
         if budget is not None:
             budget = replace(budget, epsilon=law.budgets[group])
     return NoiseInstruction(
-        scheme=plan.noise.scheme,
+        scheme=plan.scheme,
         noise_multiplier=noise_multiplier,
         clipping_norm=plan.clipping_norm,
         epsilon=None if budget is None else budget.epsilon,
         delta=None if budget is None else budget.delta,
         neighboring_relation=str(plan.neighboring_relation),
-        levels=_levels(plan.noise.scheme, noise_multiplier, plan.clipping_norm, compression),
+        levels=_levels(plan.scheme, noise_multiplier, plan.clipping_norm, compression),
     )
 
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.accounting.filters import RenyiOdometer
-from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.plan import Plan, SharedNoisePlan
 from fl_dp.protocol.instruction import SumInstruction
 
 _MARGIN = 1.01  # a node takes its own error off first, and its orders are a hair away
 _MOST_TRIES = 100
 
 
-def budget_for_nodes(plan: PrivacyPlan) -> PrivacyBudget | None:
+def budget_for_nodes(plan: Plan) -> PrivacyBudget | None:
     """Return what the plan may spend at a node's ledger; None: the owner has to say.
 
     A node's ledger keeps a share of delta for noise that changes, so it is asked for more of it. If
@@ -26,12 +26,12 @@ def budget_for_nodes(plan: PrivacyPlan) -> PrivacyBudget | None:
     if len(set(plan.noise_multipliers)) > 1:
         return None
     budget = replace(plan.budget, delta=min(0.5, plan.budget.delta / DECLARED_SHARE))
-    if isinstance(plan.noise, DistributedNoise) and len(plan.history) > 1:
+    if isinstance(plan, SharedNoisePlan) and len(plan.history) > 1:
         return _room_for_several(plan, budget)
     return budget
 
 
-def _room_for_several(plan: PrivacyPlan, budget: PrivacyBudget) -> PrivacyBudget | None:
+def _room_for_several(plan: Plan, budget: PrivacyBudget) -> PrivacyBudget | None:
     """Return a budget within which a node's ledger admits the whole plan, in any order.
 
     The room that is needed depends on the room that is asked for, from which orders follow.
@@ -41,7 +41,7 @@ def _room_for_several(plan: PrivacyPlan, budget: PrivacyBudget) -> PrivacyBudget
         odometer = RenyiOdometer(
             foreseen=replace(room, delta=share), neighboring_relation=plan.neighboring_relation
         )
-        needed = _MARGIN * odometer.epsilon(plan.history, share) + 2.0 * plan.noise.slack
+        needed = _MARGIN * odometer.epsilon(plan.history, share) + 2.0 * plan.slack
         if needed <= room.epsilon:
             return room
         if math.isinf(needed):
@@ -50,7 +50,7 @@ def _room_for_several(plan: PrivacyPlan, budget: PrivacyBudget) -> PrivacyBudget
     return None
 
 
-def price_of_a_sum(plan: PrivacyPlan) -> SumInstruction:
+def price_of_a_sum(plan: Plan) -> SumInstruction:
     """Return what nodes are told of the price of a secure sum, besides its terms."""
     budget = budget_for_nodes(plan)
     return SumInstruction(

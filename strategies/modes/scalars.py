@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 
 from .base import Released
 
 
 def released_by(
-    plan: PrivacyPlan,
+    plan: Plan,
     bundle: GaussianBundle,
     mean: NDArray[np.float64],
     scalars: Sequence[float],

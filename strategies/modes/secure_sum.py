@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.plan import SharedNoisePlan
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.secagg import SecureSumFailed
@@ -39,7 +39,7 @@ class SecureSumMode(Mode):
 
     def __init__(
         self,
-        plan: PrivacyPlan,
+        plan: SharedNoisePlan,
         noise_multiplier: float,
         layout: VectorLayout,
         instruction: RoundInstruction,
@@ -51,7 +51,7 @@ class SecureSumMode(Mode):
         """Prepare a round.
 
         Args:
-            plan: The training's, with `DistributedNoise`.
+            plan: The training's.
             noise_multiplier: What the round is charged as.
             layout: Of the model that is sent.
             instruction: What every client is asked.
@@ -60,7 +60,6 @@ class SecureSumMode(Mode):
             reservation: What the ledger has on disk for the round.
         """
         noise = plan.noise
-        assert isinstance(noise, DistributedNoise)  # no other noise comes in shares
         self._plan = plan
         self._shared = plan.shared_bundle(
             noise_multiplier, size=layout.size, clipping_norms=clipping_norms

@@ -12,7 +12,7 @@ from flwr.app import Message, MessageType, RecordDict
 
 from fl_dp.accounting import SharedNoise
 from fl_dp.accounting.shared_noise import usual_colluding
-from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.plan import Plan, SharedNoisePlan
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
@@ -349,14 +349,13 @@ class SecureSums:
                 return
 
 
-def secure_sums_of(plan: PrivacyPlan, roster: Roster | None) -> SecureSums | None:
+def secure_sums_of(plan: Plan, roster: Roster | None) -> SecureSums | None:
     """Return who keeps the keys of secure sums, None where the plan has none.
 
     Raises:
         ValueError: If a roster is given and the plan supposes none, or the other way round.
     """
-    noise = plan.noise
-    supposed = isinstance(noise, DistributedNoise) and noise.secure_sum.roster
+    supposed = isinstance(plan, SharedNoisePlan) and plan.secure_sum.roster
     if supposed != (roster is not None):
         has = "supposes" if supposed else "does not suppose"
         raise ValueError(
@@ -364,10 +363,10 @@ def secure_sums_of(plan: PrivacyPlan, roster: Roster | None) -> SecureSums | Non
             f"(SecureSum(roster=...)), and secure_roster is "
             f"{'left out' if roster is None else 'given'}: change one of them"
         )
-    if not isinstance(noise, DistributedNoise):
+    if not isinstance(plan, SharedNoisePlan):
         return None
     if roster is not None:
-        _warn_of_more_colluding(noise.shares, len(roster.members))
+        _warn_of_more_colluding(plan.noise.shares, len(roster.members))
     return SecureSums(roster)
 
 

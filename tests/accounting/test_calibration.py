@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from flat_plans import calibrated_plan, noised_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +32,7 @@ from fl_dp.accounting.events import TruncatedPoissonGaussianEvent
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon, gaussian_noise_multiplier
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 from fl_dp.statement import privacy_statement
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
@@ -206,7 +207,7 @@ def test_a_vast_budget_is_calibrated_without_distributions(
 def test_a_ledger_of_a_vast_budget_neither_hangs_nor_overspends(
     no_distributions: None, tmp_path: Path
 ) -> None:
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         PrivacyBudget(epsilon=1e4, delta=1e-5),
         rounds=30,
         sampling_rate=0.5,
@@ -253,8 +254,8 @@ def test_a_sample_is_charged_as_everybody_where_no_renyi_bound_is_known(
 @pytest.mark.parametrize("clients", [1, 3, 8, 9, 200, 4096])
 @pytest.mark.parametrize("norm", [1.0, 0.3, 7.0])
 def test_the_noise_that_a_refusal_asks_for_is_accepted(clients: int, norm: float) -> None:
-    def plan(noise: float) -> PrivacyPlan:
-        return PrivacyPlan.from_noise_multiplier(
+    def plan(noise: float) -> Plan:
+        return noised_plan(
             noise,
             delta=1e-5,
             rounds=1,

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from fl_dp.strategies.selection import selection_of
+from flat_plans import flat_plan
 
-from fl_dp import PrivacyPlan
+from fl_dp import Plan
 from fl_dp.accounting import (
     CyclicSampling,
     FixedSizeSampling,
@@ -27,6 +28,7 @@ from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaus
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.plan import plan_from_dict
 
 ADD_OR_REMOVE, ZERO_OUT, REPLACE_ONE = NeighboringRelation
 N = 40
@@ -71,7 +73,7 @@ each_law = pytest.mark.parametrize(
 )
 
 
-def plan_of(law: Sampling, **changes: Any) -> PrivacyPlan:
+def plan_of(law: Sampling, **changes: Any) -> Plan:
     fields: dict[str, Any] = dict(
         budget=PrivacyBudget(epsilon=1e6, delta=1e-5),
         rounds=3,
@@ -80,7 +82,7 @@ def plan_of(law: Sampling, **changes: Any) -> PrivacyPlan:
         clipping=FixedClipping(norm=1.0),
         num_clients=N,
     )
-    return PrivacyPlan.of(**(fields | changes))
+    return flat_plan(**(fields | changes))
 
 
 @each_law
@@ -118,7 +120,7 @@ def test_a_law_comes_back_from_json_as_it_was(
     assert again == law
     assert type(again) is type(law)
     plan = plan_of(law)
-    assert PrivacyPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert plan_from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
 def test_a_law_of_another_version_is_refused() -> None:

@@ -46,7 +46,7 @@ def test_correlated_noise_leaves_room_for_those_who_are_asked() -> None:
     # Of 40 clients 8 are asked; the others make 8 releases of 4.
     assert make_selection(settings).sampling == BufferedSampling(cohort=4, separation=8)
     plan = make_plan(settings)
-    assert plan.charged_rounds == 3 and plan.noise.coefficients is not None
+    assert plan.charged_rounds == 3 and plan.coefficients is not None
     given = compose_settings([*BUFFERED, "noise=spaced", "noise.separation=5"])
     assert make_selection(given).sampling == BufferedSampling(cohort=4, separation=5)
 

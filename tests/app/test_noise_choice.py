@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from fl_dp.plan.noise import CentralNoise
 
 from fl_dp.accounting import (
     CyclicSampling,
@@ -19,8 +20,7 @@ from fl_dp.app.exclusions import fitting_selections
 from fl_dp.app.planning import make_plan, make_selection
 from fl_dp.app.settings.noises import NoiseSettings
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
-from fl_dp.plan import PrivacyPlan
-from fl_dp.plan.noise import CentralNoise
+from fl_dp.plan import Plan
 from fl_dp.statement.of_clients import promise_in_words
 from fl_dp.strategies import CyclicSelection, SpacedSelection
 
@@ -30,11 +30,11 @@ SPACED = ["selection=public", "noise=spaced"]
 CYCLIC = ["noise=cyclic", "noise.groups=4"]
 
 
-def plan_of(*overrides: str) -> PrivacyPlan:
+def plan_of(*overrides: str) -> Plan:
     return make_plan(compose_settings([*SMALL, *overrides]))
 
 
-def bands_of(plan: PrivacyPlan) -> int | None:
+def bands_of(plan: Plan) -> int | None:
     assert isinstance(plan.noise, CentralNoise)
     return None if plan.noise.correlation is None else plan.noise.correlation.bands
 
@@ -97,7 +97,7 @@ def test_the_statement_says_what_is_correlated_and_what_memory_holds() -> None:
     assert (
         "the noise of the 3 rounds before stays in its memory" in promise_in_words(plan)["trusted"]
     )
-    assert "opens as many sums" in plan.noise.not_covered[0]
+    assert "opens as many sums" in plan.not_covered[0]
 
 
 @pytest.mark.parametrize("privacy", ["distributed", "distributed_records", "local"])
@@ -129,7 +129,7 @@ def error_of(*overrides: str) -> float:
     asked = ["rounds=100", "task.num_clients=1000", "selection.sampling_rate=0.1"]
     budget = ["privacy.epsilon=8", "privacy.delta=1e-5", "server_optimizer=fedavg"]
     plan = make_plan(compose_settings([*asked, *budget, *overrides]))
-    coefficients = plan.noise.coefficients or (COEFFICIENT_ONE,)
+    coefficients = plan.coefficients or (COEFFICIENT_ONE,)
     left = model_error(coefficients, plan.rounds) * squared_norm(coefficients)
     return plan.noise_multiplier / plan.denominator * math.sqrt(left)
 

@@ -22,6 +22,7 @@ import dp_accounting
 import pytest
 from command_line import ENGINES, call, json_of, said_on_stderr, train_here, use
 from dp_accounting.pld import PLDAccountant
+from flat_plans import noised_plan
 from omegaconf import OmegaConf
 from rich.console import Console
 
@@ -36,7 +37,6 @@ from fl_dp.commands.terminal.numbers import epsilon_text
 from fl_dp.commands.terminal.progress import TimeLeft, describe_round, progress_line
 from fl_dp.commands.terminal.summary import RunSummary, epsilon_jump, summary_table
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.plan import PrivacyPlan
 from fl_dp.statement.words import rounded_up
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
@@ -896,7 +896,7 @@ DELTA = 1e-4
 @pytest.fixture
 def ledger_path(tmp_path: Path) -> Path:
     """A ledger of six planned rounds: two released, one repeated, one of unknown fate."""
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.2, delta=DELTA, rounds=6, sampling_rate=0.2, clipping_norm=1.0, num_clients=100
     )
     path = tmp_path / "ledger.db"
@@ -1054,7 +1054,7 @@ def test_the_ledger_says_what_to_quote_while_rounds_are_missing(ledger_path: Pat
 
 
 def test_names_with_markup_and_formulas_are_shown_as_they_are(tmp_path: Path) -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         2.0, delta=1e-3, rounds=2, sampling_rate=1.0, clipping_norm=1.0, num_clients=20
     )
     folder = tmp_path / "[x]"

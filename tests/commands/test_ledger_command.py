@@ -27,7 +27,7 @@ from fl_dp.commands.app import app
 from fl_dp.commands.console import out
 from fl_dp.files import private_folder, write_text, written_whole
 from fl_dp.ledger import LedgerAnchor, PrivacyLedger
-from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.plan import Plan, RecordPlan
 from fl_dp.statement import NoPromise
 from fl_dp.strategies import Checkpoint
 
@@ -51,7 +51,7 @@ def found_wrong(*arguments: str | Path) -> str:
     return " ".join(result.stderr.split())
 
 
-def spend(run: RunFolder, *rounds: int, plan: PrivacyPlan = PLAN) -> None:
+def spend(run: RunFolder, *rounds: int, plan: Plan = PLAN) -> None:
     with PrivacyLedger.open(run.ledger, plan) as ledger:
         for number in rounds:
             ledger.commit(ledger.reserve(round=number))

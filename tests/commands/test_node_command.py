@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from flat_plans import noised_plan
 from typer.testing import CliRunner
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.commands.app import app
 from fl_dp.ledger import NodeLedger
@@ -306,7 +307,7 @@ def test_a_revoked_ledger_says_so_wherever_it_is_shown(ledger: Path) -> None:
 
 
 def test_a_trainings_ledger_is_not_revoked(tmp_path: Path) -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0, delta=1e-3, rounds=2, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
     )
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as opened:

@@ -9,8 +9,9 @@ from typing import Any
 
 import backup
 import pytest
+from flat_plans import noised_plan
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.commands.shown_ledger import show_ledger
 from fl_dp.ledger import LedgerCorrupted, NodeLedger, witness_at
 from fl_dp.ledger.node import Account
@@ -85,7 +86,7 @@ def test_a_copy_that_is_put_back_late_is_refused_and_the_newest_is_not(
 
 
 def test_a_training_s_ledger_is_copied_too(tmp_path: Path) -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0, delta=1e-3, rounds=9, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
     )
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as kept:

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 from deployment import Deployment
 from fault_app import SECRET, FaultApp
+from flat_plans import calibrated_plan
 from loopback_proxy import LoopbackProxy
 from soundness import require_sound, require_sound_buffers
 from stages import STAGES
 from waiting import until
 
-from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp import PrivacyBudget
 from fl_dp.accounting.sampling import BufferedSampling
 
 NODES = ("steady", "faulty")
@@ -217,7 +218,7 @@ def test_buffers_outlast_a_slow_node_one_that_is_killed_and_their_server(
     running: Deployment, tmp_path: Path
 ) -> None:
     rounds = 7
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         PrivacyBudget(epsilon=20.0, delta=1e-5),
         rounds=rounds + 3,
         num_clients=3,

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import yaml
+from flat_plans import noised_plan
 from hostile import VALUES, cases, changed, damaged, damaged_bytes, text_of
 from ledger_files import fresh_path
 from written_runs import write_run
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyLedger
 from fl_dp.app.checkpoints import checkpoint_anchor
 from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.keys import all_keys
@@ -103,7 +104,7 @@ class Stated:
 
 @pytest.fixture(scope="module")
 def stated() -> Iterator[Stated]:
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         2.0, delta=1e-3, rounds=3, sampling_rate=1.0, clipping_norm=1.0, num_clients=20
     )
     with fresh_path() as path:

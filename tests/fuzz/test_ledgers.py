@@ -17,10 +17,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from flat_plans import noised_plan
 from hostile import cases, changed, damaged, damaged_bytes
 from ledger_files import fresh_path
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.commands.terminal.ledger_view import ledger_table
 from fl_dp.ledger import LedgerAnchor, LedgerCorrupted, NodeLedger, SpentLedger
@@ -28,9 +29,10 @@ from fl_dp.ledger.entries import LedgerEntry, LedgerUnavailable, next_entry
 from fl_dp.ledger.node import Account
 from fl_dp.ledger.witness import FileWitness
 from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
+from fl_dp.plan import plan_from_dict
 
 BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-3)
-PLAN = PrivacyPlan.from_noise_multiplier(
+PLAN = noised_plan(
     2.0,
     delta=1e-3,
     rounds=5,
@@ -139,7 +141,7 @@ def test_a_count_that_no_accountant_can_compute_with_is_refused(
 
 def test_a_plan_of_more_rounds_than_memory_holds_is_refused() -> None:
     with pytest.raises(ValueError, match="rounds must be at most 10,000,000, got 1,000,000,000"):
-        PrivacyPlan.from_dict(PLAN.to_dict() | {"rounds": 10**9})
+        plan_from_dict(PLAN.to_dict() | {"rounds": 10**9})
 
 
 def test_an_entry_that_lacks_what_is_shown_of_it_is_not_read(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from trainings import plan_of
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.commands.terminal.ledger_view import ledger_table
 from fl_dp.ledger import LedgerCorrupted
@@ -21,9 +21,7 @@ from fl_dp.plan import Banded
 NAMES = [f"ward-{number}" for number in range(6)]
 
 
-def plan(
-    *, size: int = 2, separation: int = 3, cap: int | None = 4, rounds: int = 9
-) -> PrivacyPlan:
+def plan(*, size: int = 2, separation: int = 3, cap: int | None = 4, rounds: int = 9) -> Plan:
     bands = (4096, 2000, 1000)[:separation]
     return plan_of(
         6,

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flat_plans import calibrated_plan
 from typer.testing import CliRunner
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import (
     FixedSizeSampling,
     NeighboringRelation,
@@ -29,31 +30,29 @@ from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-3)
 SIZES: dict[str, Any] = {"num_clients": 200, "clipping_norm": 1.0}
 MEANS = LaplaceEvent(noise_multiplier=20.0)
-PLANS: dict[str, PrivacyPlan] = {
-    "declared": PrivacyPlan.calibrate(
+PLANS: dict[str, Plan] = {
+    "declared": calibrated_plan(
         BUDGET, rounds=4, sampling_rate=0.25, other_releases={MEANS: 1}, **SIZES
     ),
-    "scheduled": PrivacyPlan.calibrate(
+    "scheduled": calibrated_plan(
         BUDGET, rounds=4, sampling_rate=0.25, schedule=NoiseSchedule(name="cosine"), **SIZES
     ),
-    "fixed size": PrivacyPlan.calibrate(
-        BUDGET, rounds=4, sampling=FixedSizeSampling(cohort=50), **SIZES
-    ),
-    "capped": PrivacyPlan.calibrate(
+    "fixed size": calibrated_plan(BUDGET, rounds=4, sampling=FixedSizeSampling(cohort=50), **SIZES),
+    "capped": calibrated_plan(
         BUDGET,
         rounds=4,
         sampling=VisibleSampling(cohort=2),
         participation_cap=2,
         **SIZES,
     ),
-    "at the clients": PrivacyPlan.calibrate(
+    "at the clients": calibrated_plan(
         BUDGET, rounds=4, sampling_rate=1.0, client_scheme="laplace", **SIZES
     ),
 }
 Change = Callable[[list[dict[str, Any]]], None]
 
 
-def written(path: Path, plan: PrivacyPlan, *, insecure: bool = False) -> None:
+def written(path: Path, plan: Plan, *, insecure: bool = False) -> None:
     """Write what a training writes that goes by its plan, with an attempt that failed."""
     rng = SecureRandom(insecure_seed=1) if insecure else None
     for _ in range(2):

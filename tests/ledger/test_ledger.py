@@ -15,24 +15,25 @@ from typing import Any
 import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
+from fl_dp.plan.noise import CentralNoise
+from flat_plans import noised_plan
 from ledger_files import kill_when_reserved, race
 from postgres_server import PostgresServer
 from postgres_server import postgres_server as postgres_server
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyLedger
 from fl_dp.accounting import PoissonSampling, PrivacyBudgetExhausted
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, Reservation
 from fl_dp.ledger.training import PlanMismatch
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan.hosting import Hosting
-from fl_dp.plan.noise import CentralNoise
 from fl_dp.plan.release import Release
 
-PLAN = PrivacyPlan.from_noise_multiplier(
+PLAN = noised_plan(
     1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
 )
-LONG_PLAN = PrivacyPlan.from_noise_multiplier(
+LONG_PLAN = noised_plan(
     4.0, delta=1e-3, rounds=40, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
 )
 ON_POSTGRES = pytest.mark.xdist_group("postgres")

@@ -11,15 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flat_plans import noised_plan
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.ledger import LedgerAnchor, LedgerCorrupted
 from fl_dp.ledger.entries import LedgerEntry, next_entry
 from fl_dp.plan import RecordPlan
 from fl_dp.statement import privacy_statement, read_statement, record_statement
 from fl_dp.statement.check import entries_behind_statement, statement_differences
 
-PLAN = PrivacyPlan.from_noise_multiplier(
+PLAN = noised_plan(
     1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
 )
 
@@ -34,7 +35,7 @@ def place(tmp_path: Path) -> Path:
     return path
 
 
-def spend(path: Path, *rounds: int, plan: PrivacyPlan = PLAN) -> None:
+def spend(path: Path, *rounds: int, plan: Plan = PLAN) -> None:
     with PrivacyLedger.open(path, plan) as ledger:
         for number in rounds:
             ledger.commit(ledger.reserve(round=number))

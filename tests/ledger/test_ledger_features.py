@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flat_plans import calibrated_plan, noised_plan
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyLedger
 from fl_dp.accounting import (
     NeighboringRelation,
     NoiseSchedule,
@@ -33,25 +34,26 @@ from fl_dp.ledger.entries import SCHEMA, LedgerEntry, next_entry
 from fl_dp.ledger.state import ParticipationCapReached
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.plan import plan_from_dict
 from fl_dp.statement import privacy_statement
 
 BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-3)
 SIZES: dict[str, Any] = {"clipping_norm": 1.0, "num_clients": 200}
-PLAN = PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, rounds=5, sampling_rate=0.25, **SIZES)
-SCHEDULED = PrivacyPlan.calibrate(
+PLAN = noised_plan(1.0, delta=1e-3, rounds=5, sampling_rate=0.25, **SIZES)
+SCHEDULED = calibrated_plan(
     BUDGET,
     rounds=8,
     sampling_rate=0.25,
     schedule=NoiseSchedule(name="linear", levels=3),
     **SIZES,
 )
-CAPPED = PrivacyPlan.calibrate(BUDGET, rounds=6, sampling_rate=1.0, participation_cap=2, **SIZES)
+CAPPED = calibrated_plan(BUDGET, rounds=6, sampling_rate=1.0, participation_cap=2, **SIZES)
 DECLARED: dict[PrivacyEvent, int] = {
     LaplaceEvent(noise_multiplier=5.0): 1,
     ExponentialEvent(epsilon=0.2, draws=2): 1,
     GaussianEvent(noise_multiplier=8.0): 2,
 }
-WITH_RELEASES = PrivacyPlan.calibrate(
+WITH_RELEASES = calibrated_plan(
     BUDGET, rounds=4, sampling_rate=0.25, other_releases=DECLARED, **SIZES
 )
 
@@ -152,7 +154,7 @@ def test_under_a_cap_each_unit_is_charged_for_its_own_rounds(path: Path) -> None
 
 
 def test_under_a_cap_what_else_is_released_is_charged_to_everybody(path: Path) -> None:
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         BUDGET,
         rounds=6,
         sampling_rate=1.0,
@@ -221,7 +223,7 @@ def test_a_declared_plan_takes_no_release_that_was_chosen_on_the_way(path: Path)
 
 
 MEANS = GaussianEvent(noise_multiplier=3.0)
-WITH_MEANS = PrivacyPlan.calibrate(
+WITH_MEANS = calibrated_plan(
     BUDGET, rounds=5, sampling_rate=0.25, other_releases={MEANS: 1}, **SIZES
 )
 
@@ -360,7 +362,7 @@ def test_a_run_records_what_its_privacy_rests_on(path: Path) -> None:
     with PrivacyLedger.open(path, PLAN, run_id="tuesday") as ledger:
         ledger.reserve(round=1)
     plan, run, reserve = (entry.fields for entry in PrivacyLedger.read(path).entries)
-    assert PrivacyPlan.from_dict(plan["plan"]) == PLAN
+    assert plan_from_dict(plan["plan"]) == PLAN
     assert run["run"] == reserve["run"] == "tuesday"
     assert (run["unit"], run["sampling"], run["sensitivity"]) == ("client", "poisson", 1.0)
     assert (run["denominator"], run["randomness"]) == (50.0, SecureRandom.SECURE_KIND)
@@ -418,7 +420,7 @@ def test_a_ledger_that_starts_otherwise_is_refused(
 
 
 def test_a_neighbouring_relation_is_part_of_the_plan_and_its_price(path: Path) -> None:
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         BUDGET,
         rounds=3,
         sampling_rate=1.0,
@@ -438,9 +440,7 @@ def test_a_neighbouring_relation_is_part_of_the_plan_and_its_price(path: Path) -
 def test_no_distribution_is_computed_at_round_ten_thousand(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
-        1.0, delta=1e-3, rounds=20_000, sampling_rate=0.01, **SIZES
-    )
+    plan = noised_plan(1.0, delta=1e-3, rounds=20_000, sampling_rate=0.01, **SIZES)
     with PrivacyLedger.open(path, plan) as ledger:
         ledger.commit(ledger.reserve(round=1))
         first, commit = (entry.fields for entry in ledger.entries[-2:])

@@ -11,15 +11,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from flat_plans import noised_plan
 from ledger_files import start_python
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyLedger
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms.events import GaussianEvent
 
-PLAN = PrivacyPlan.from_noise_multiplier(
+PLAN = noised_plan(
     4.0, delta=1e-3, rounds=400, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
 )
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from flat_plans import calibrated_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_files import fresh_path
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyLedger
 from fl_dp.accounting import (
     NoiseSchedule,
     PrivacyBudget,
@@ -34,7 +35,7 @@ RELEASES = (
 )
 SIZES: dict[str, Any] = {"clipping_norm": 1.0, "num_clients": 200}
 PLAN = replace(
-    PrivacyPlan.calibrate(
+    calibrated_plan(
         BUDGET,
         rounds=5,
         sampling_rate=0.25,

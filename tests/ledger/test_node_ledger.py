@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flat_plans import noised_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ledger_files import fresh_path, kill_when_reserved, race, start_python
 from scipy.stats import norm
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import (
     NeighboringRelation,
     PoissonGaussianEvent,
@@ -521,7 +522,7 @@ def test_an_older_table_of_charges_is_refused_with_what_to_do(path: Path) -> Non
 
 
 def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
     )
     PrivacyLedger.open(path, plan).close()

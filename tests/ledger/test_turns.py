@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flat_plans import noised_plan
 from trainings import plan_of
 from typer.testing import CliRunner
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import (
     CyclicSampling,
     PoissonSampling,
@@ -187,7 +188,7 @@ def test_a_cap_holds_beside_a_separation(place: Path) -> None:
 
 @pytest.mark.parametrize("plan", [CYCLIC, SPACED], ids=["cyclic", "spaced"])
 def test_each_turn_is_charged_once_and_the_last_entry_equals_the_plan(
-    place: Path, plan: PrivacyPlan
+    place: Path, plan: Plan
 ) -> None:
     apart = plan.sampling.least_separation
     with PrivacyLedger.open(place, plan) as ledger:
@@ -204,7 +205,7 @@ def test_each_turn_is_charged_once_and_the_last_entry_equals_the_plan(
 
 def test_indices_beyond_the_plan_are_refused_where_they_would_charge_more(place: Path) -> None:
     # Burnt indices take the places that are left in the last turn, and then the budget is spent.
-    tight = PrivacyPlan.from_noise_multiplier(
+    tight = noised_plan(
         2.0,
         delta=1e-6,
         rounds=ROUNDS,

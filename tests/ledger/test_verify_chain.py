@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flat_plans import noised_plan
 from typer.testing import CliRunner
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import VisibleSampling
 from fl_dp.commands.app import app
 from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger, verify_chain
@@ -26,14 +27,12 @@ from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.statement import privacy_statement
 
 SIZES: dict[str, Any] = {"delta": 1e-3, "rounds": 5, "clipping_norm": 1.0, "num_clients": 200}
-PLAIN = PrivacyPlan.from_noise_multiplier(1.0, sampling_rate=0.25, **SIZES)
-CAPPED = PrivacyPlan.from_noise_multiplier(
-    1.0, sampling=VisibleSampling(cohort=2), participation_cap=2, **SIZES
-)
+PLAIN = noised_plan(1.0, sampling_rate=0.25, **SIZES)
+CAPPED = noised_plan(1.0, sampling=VisibleSampling(cohort=2), participation_cap=2, **SIZES)
 OF_A_NODE = "node"
 
 
-def train(path: Path, *sessions: tuple[int, ...], plan: PrivacyPlan = PLAIN) -> None:
+def train(path: Path, *sessions: tuple[int, ...], plan: Plan = PLAIN) -> None:
     for number, rounds in enumerate(sessions):
         with PrivacyLedger.open(path, plan, witness=witness_of(path)) as ledger:
             for round in rounds:

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flat_plans import noised_plan
 from flwr.app import Context, RecordDict
 from postgres_server import PostgresServer
 from postgres_server import postgres_server as postgres_server
 from typer.testing import CliRunner
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.clients.node_privacy import NodePrivacy, simulated_nodes
 from fl_dp.commands.app import app
 from fl_dp.ledger import (
@@ -37,7 +38,7 @@ from fl_dp.ledger.store import LedgerStore
 from fl_dp.ledger.witness import FileWitness, TableWitness
 from fl_dp.mechanisms.events import GaussianEvent
 
-PLAN = PrivacyPlan.from_noise_multiplier(
+PLAN = noised_plan(
     1.0, delta=1e-3, rounds=9, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
 )
 WARD = Account(unit="record", source="ward")

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from flat_plans import noised_plan
 
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.plan import SecureSum
 from fl_dp.secagg.opening import centred_words
 
 NODES, SIZE, ROUNDS, DRAWS = 10, 200_000, 200, 10**9
@@ -17,7 +18,7 @@ NODES, SIZE, ROUNDS, DRAWS = 10, 200_000, 200, 10**9
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_no_sum_of_a_thousand_million_draws_wraps_around() -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.5,
         delta=1e-5,
         rounds=ROUNDS,

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flat_plans import calibrated_plan, noised_plan
 
-from fl_dp import PrivacyPlan
+from fl_dp import Plan
 from fl_dp.accounting import (
     CyclicSampling,
     NeighboringRelation,
@@ -36,7 +37,7 @@ from fl_dp.mechanisms import (
 )
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, require_compatible
-from fl_dp.plan import Banded, DistributedNoise, SecureSum
+from fl_dp.plan import Banded, DistributedNoise, SecureSum, plan_from_dict
 from fl_dp.plan.exclusions import EXCLUSIONS
 from fl_dp.plan.shared_bundle import WordSize
 from fl_dp.secagg.masks import packed_bytes
@@ -47,17 +48,17 @@ ROSTER = SecureSum(roster=True, max_parameters=10**6)
 COINS = {"units_per_node": 10, "coins_at_nodes": True, "sampling_rate": 0.1}
 
 
-def planned(secure_sum: SecureSum = ROSTER, **changes: Any) -> PrivacyPlan:
+def planned(secure_sum: SecureSum = ROSTER, **changes: Any) -> Plan:
     given: dict[str, Any] = dict(
         rounds=10, num_clients=100, sampling_rate=1.0, clipping_norm=2.0, secure_sum=secure_sum
     )
     given |= changes
     if "sampling" in changes:
         del given["sampling_rate"]
-    return PrivacyPlan.from_noise_multiplier(1.5, delta=1e-5, **given)
+    return noised_plan(1.5, delta=1e-5, **given)
 
 
-def noise_of(plan: PrivacyPlan) -> DistributedNoise:
+def noise_of(plan: Plan) -> DistributedNoise:
     assert isinstance(plan.noise, DistributedNoise)
     return plan.noise
 
@@ -259,7 +260,7 @@ def test_without_a_roster_only_a_server_that_follows_the_protocol_is_covered() -
 
 
 def test_the_budget_pays_for_the_slack_too() -> None:
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         BUDGET, rounds=10, num_clients=100, sampling_rate=1.0, clipping_norm=1.0, secure_sum=ROSTER
     )
     slack = noise_of(plan).slack
@@ -270,14 +271,14 @@ def test_the_budget_pays_for_the_slack_too() -> None:
     bare = epsilon(plan.history, plan.event_budget.delta)
     assert plan.epsilon().best == bare.best + 2.0 * slack <= 8.0
     assert plan.epsilon(()).best == 0.0
-    central = PrivacyPlan.calibrate(
+    central = calibrated_plan(
         BUDGET, rounds=10, num_clients=100, sampling_rate=1.0, clipping_norm=1.0
     )
     assert central.noise_multiplier < plan.noise_multiplier < 1.001 * central.noise_multiplier
 
 
 def test_more_sums_than_were_accounted_are_refused_whatever_the_budget() -> None:
-    gate = PrivacyPlan.from_noise_multiplier(
+    gate = noised_plan(
         1.5,
         delta=1e-5,
         max_epsilon=500.0,
@@ -296,7 +297,7 @@ def test_more_sums_than_were_accounted_are_refused_whatever_the_budget() -> None
 
 def test_a_plan_survives_its_own_json() -> None:
     plan = planned(SecureSum(least=80, bits=20, roster=True, max_parameters=1000))
-    assert PrivacyPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert plan_from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
 def test_a_schedule_moves_the_grid_with_the_noise() -> None:
@@ -389,7 +390,7 @@ def test_noise_is_in_one_place() -> None:
 def test_bits_are_checked_for_the_noise_that_was_found() -> None:
     # 11 bits are too few for 100 nodes at the multiplier 1 that a search begins with.
     options = SecureSum(bits=11, element_cap=1.0, max_parameters=10**6)
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         PrivacyBudget(epsilon=1.0, delta=1e-5),
         rounds=10,
         num_clients=100,
@@ -403,7 +404,7 @@ def test_bits_are_checked_for_the_noise_that_was_found() -> None:
 
 
 def test_other_noise_has_no_shares() -> None:
-    central = PrivacyPlan.from_noise_multiplier(
+    central = noised_plan(
         1.5, delta=1e-5, rounds=1, num_clients=100, sampling_rate=1.0, clipping_norm=1.0
     )
     with pytest.raises(TypeError, match=r"give the plan secure_sum=SecureSum\(\)"):
@@ -466,8 +467,8 @@ def test_a_cohort_that_those_who_collude_could_fill_is_refused() -> None:
 def test_add_or_remove_one_beside_a_cap_is_refused(hosting: dict[str, Any]) -> None:
     """A node takes its first units: leaving one out moves the next one in, two norms for one."""
 
-    def plan_with(relation: NeighboringRelation) -> PrivacyPlan:
-        return PrivacyPlan.from_noise_multiplier(
+    def plan_with(relation: NeighboringRelation) -> Plan:
+        return noised_plan(
             2.0,
             delta=1e-5,
             rounds=10,

@@ -8,8 +8,19 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from fl_dp.plan.arguments import (
+    NOISE_KINDS,
+    PlanArguments,
+    hosting_of,
+    noise_of,
+    release_of,
+    sampling_of,
+)
+from fl_dp.plan.calibrated import calibrated_noise
+from fl_dp.plan.noise import CentralNoise, ClientNoise, Noise
+from flat_plans import calibrated_plan, flat_plan
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import (
     NeighboringRelation,
     PoissonSampling,
@@ -22,18 +33,9 @@ from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
 from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 from fl_dp.option_errors import Exclusion, IncompatibleOptions, require_compatible
-from fl_dp.plan.arguments import (
-    NOISE_KINDS,
-    PlanArguments,
-    hosting_of,
-    noise_of,
-    release_of,
-    sampling_of,
-)
-from fl_dp.plan.calibrated import calibrated_noise
+from fl_dp.plan import plan_from_dict
 from fl_dp.plan.exclusions import EXCLUSIONS
 from fl_dp.plan.hosting import Hosting
-from fl_dp.plan.noise import CentralNoise, ClientNoise, Noise
 from fl_dp.plan.release import Release
 from fl_dp.statement import privacy_statement
 
@@ -42,7 +44,7 @@ EVERYBODY = PoissonSampling(sampling_rate=1.0)
 LOSS = ScalarMetric(name="loss", low=0.0, high=5.0)
 
 
-def plan_with(of: Noise, **changes: Any) -> PrivacyPlan:
+def plan_with(of: Noise, **changes: Any) -> Plan:
     fields: dict[str, Any] = dict(
         budget=BUDGET,
         rounds=4,
@@ -50,7 +52,7 @@ def plan_with(of: Noise, **changes: Any) -> PrivacyPlan:
         sampling=EVERYBODY,
         release=Release(clipping=FixedClipping(norm=0.5)),
     )
-    return PrivacyPlan(**(fields | changes), noise=of)
+    return Plan(**(fields | changes), noise=of)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ def test_a_new_kind_of_noise_goes_through_the_ledger_into_the_statement(
 def test_a_kind_that_this_version_does_not_know_is_refused() -> None:
     fields = plan_with(NoiseInShares(multiplier=2.0, least=16)).to_dict()
     with pytest.raises(ValueError, match=r"kind 'shares' is unknown.*central, client"):
-        PrivacyPlan.from_dict(fields)
+        plan_from_dict(fields)
 
 
 # What a kind can't have, it has no field for ------------------------------------------------------
@@ -217,32 +219,32 @@ def test_what_is_left_out_is_what_the_objects_leave_out() -> None:
 
 
 def test_an_argument_that_is_missing_is_named() -> None:
-    with pytest.raises(TypeError, match=r"PrivacyPlan needs num_clients: write num_clients=\.\.\."):
-        PrivacyPlan.calibrate(BUDGET, rounds=4, sampling_rate=1.0)  # type: ignore[call-arg]  # that is it
+    with pytest.raises(TypeError, match=r"Plan needs num_clients: write num_clients=\.\.\."):
+        calibrated_plan(BUDGET, rounds=4, sampling_rate=1.0)  # type: ignore[call-arg]  # that is it
 
 
 def test_no_two_objects_have_a_field_of_one_name() -> None:
     """A flat keyword would stand for two things."""
-    owners = (PrivacyPlan, Release, Hosting, CentralNoise)
+    owners = (Plan, Release, Hosting, CentralNoise)
     names = [name for owner in owners for name in owner.__dataclass_fields__]
     assert len(set(names)) == len(names)
 
 
 def test_a_draft_is_checked_at_once_and_finished_as_a_plan() -> None:
     given: Any = dict(rounds=4, num_clients=100, sampling_rate=0.5, clipping_norm=1.0)
-    draft = PrivacyPlan.draft(BUDGET, **given)
-    plan = PrivacyPlan.calibrate(BUDGET, **given)
+    draft = flat_plan(BUDGET, **given)
+    plan = calibrated_plan(BUDGET, **given)
     assert replace(draft, noise=plan.noise) == plan
     with pytest.raises(IncompatibleOptions, match="nothing is amplified"):
-        PrivacyPlan.draft(BUDGET, **given | {"client_scheme": "gaussian"})
+        flat_plan(BUDGET, **given | {"client_scheme": "gaussian"})
 
 
 def test_many_clients_are_refused_by_the_noise_that_is_found_not_by_a_draft_s() -> None:
     """At multiplier 1 a sum of 20 million clients is not exact; at 4 or more it is."""
     few = PrivacyBudget(epsilon=0.1, delta=1e-9)
     given: Any = dict(rounds=10, num_clients=20_000_000, sampling_rate=0.1, clipping_norm=1.0)
-    plan = PrivacyPlan.calibrate(few, **given)
+    plan = calibrated_plan(few, **given)
     assert plan.noise_multiplier > 4.0
     assert plan.bundle(plan.noise_multiplier).max_units >= 20_000_000
     with pytest.raises(ValueError, match="too small to sum 20000000 clients exactly"):
-        PrivacyPlan.calibrate(PrivacyBudget(epsilon=8.0, delta=1e-9), **given)
+        calibrated_plan(PrivacyBudget(epsilon=8.0, delta=1e-9), **given)

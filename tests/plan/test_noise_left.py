@@ -14,7 +14,7 @@ from secure_nodes import SecureNodes
 from secure_trainings import plan_of as plan_of_shares
 from trainings import FixedClient, budgeted, client_fn, plan_of, record, train
 
-from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget
 from fl_dp.accounting import CyclicSampling, NoiseSchedule, PoissonSampling
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping
@@ -26,7 +26,7 @@ CLIENTS, SIZE = 6, 20_000
 WITHIN = 0.05
 
 
-def central(**given: Any) -> PrivacyPlan:
+def central(**given: Any) -> Plan:
     return plan_of(CLIENTS, rounds=4, clipping=FixedClipping(norm=0.5), **given)
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from flat_plans import calibrated_plan, flat_plan, noised_plan
 
 from fl_dp.accounting import (
     CyclicSampling,
@@ -28,7 +29,7 @@ from fl_dp.accounting.filters import DeclaredFilter
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan, plan_from_dict
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +42,7 @@ STATISTICS: dict[PrivacyEvent, int] = {
 }
 
 
-def plan(**changes: Any) -> PrivacyPlan:
+def plan(**changes: Any) -> Plan:
     fields: dict[str, Any] = dict(
         budget=BUDGET,
         rounds=20,
@@ -53,12 +54,12 @@ def plan(**changes: Any) -> PrivacyPlan:
     fields |= changes
     fields.setdefault("sampling", PoissonSampling(sampling_rate=fields.pop("sampling_rate")))
     fields.setdefault("clipping", FixedClipping(norm=fields.pop("clipping_norm")))
-    return PrivacyPlan.of(**fields)
+    return flat_plan(**fields)
 
 
-def calibrated(budget: PrivacyBudget = BUDGET, **changes: Any) -> PrivacyPlan:
+def calibrated(budget: PrivacyBudget = BUDGET, **changes: Any) -> Plan:
     fields: dict[str, Any] = dict(rounds=20, sampling_rate=0.25, clipping_norm=1.0, num_clients=200)
-    return PrivacyPlan.calibrate(budget, **(fields | changes))
+    return calibrated_plan(budget, **(fields | changes))
 
 
 def test_a_plan_hands_out_the_mechanism_and_the_event_from_the_same_numbers() -> None:
@@ -74,7 +75,7 @@ def test_a_plan_hands_out_the_mechanism_and_the_event_from_the_same_numbers() ->
 
 
 def test_the_plan_of_its_own_docstring() -> None:
-    made = PrivacyPlan.calibrate(
+    made = calibrated_plan(
         PrivacyBudget(epsilon=2.0, delta=DELTA),
         rounds=60,
         sampling_rate=0.25,
@@ -187,28 +188,26 @@ SETTING: dict[str, Any] = dict(delta=DELTA, sampling_rate=0.25, clipping_norm=1.
 
 
 def test_a_plan_from_a_noise_multiplier_budgets_what_it_spends() -> None:
-    made = PrivacyPlan.from_noise_multiplier(1.3, rounds=10, **SETTING)
+    made = noised_plan(1.3, rounds=10, **SETTING)
     assert made.budget.epsilon == pytest.approx(made.epsilon().best, rel=1e-6)
     gate = made.filter()
     for _ in range(10):
         assert not gate.would_exceed(made.event_of(1))
         gate.spend(made.event_of(1))
     assert gate.would_exceed(made.event_of(1))
-    roomy = PrivacyPlan.from_noise_multiplier(1.3, rounds=10, max_epsilon=9.0, **SETTING)
+    roomy = noised_plan(1.3, rounds=10, max_epsilon=9.0, **SETTING)
     assert roomy.budget.epsilon == 9.0
 
 
 def test_a_plan_from_a_noise_multiplier_that_overspends_says_how_many_rounds_fit() -> None:
     with pytest.raises(ValueError, match=r"plan at most (\d+) rounds") as refused:
-        PrivacyPlan.from_noise_multiplier(1.0, rounds=60, max_epsilon=2.0, **SETTING)
+        noised_plan(1.0, rounds=60, max_epsilon=2.0, **SETTING)
     fits = int(str(refused.value).split("at most ")[1].split()[0])
-    PrivacyPlan.from_noise_multiplier(1.0, rounds=fits, max_epsilon=2.0, **SETTING)
+    noised_plan(1.0, rounds=fits, max_epsilon=2.0, **SETTING)
     with pytest.raises(ValueError, match="plan at most"):
-        PrivacyPlan.from_noise_multiplier(1.0, rounds=fits + 1, max_epsilon=2.0, **SETTING)
+        noised_plan(1.0, rounds=fits + 1, max_epsilon=2.0, **SETTING)
     with pytest.raises(ValueError, match="leave noise_multiplier out"):
-        PrivacyPlan.from_noise_multiplier(
-            1.0, rounds=60, max_epsilon=2.0, schedule=NoiseSchedule(name="step"), **SETTING
-        )
+        noised_plan(1.0, rounds=60, max_epsilon=2.0, schedule=NoiseSchedule(name="step"), **SETTING)
 
 
 # JSON, warnings and what is refused ----------------------------------------------------------
@@ -239,8 +238,8 @@ def test_every_plan_survives_json(changes: dict[str, Any]) -> None:
     assert from_json(made) == made
 
 
-def from_json(made: PrivacyPlan) -> PrivacyPlan:
-    return PrivacyPlan.from_dict(json.loads(json.dumps(made.to_dict())))
+def from_json(made: Plan) -> Plan:
+    return plan_from_dict(json.loads(json.dumps(made.to_dict())))
 
 
 def test_a_delta_that_allows_publishing_a_client_is_warned_about() -> None:
@@ -315,7 +314,7 @@ def test_the_noise_of_scalars_has_to_do_for_every_round_before_any_is_charged() 
 
 def test_a_plan_of_statistics_alone_costs_what_they_cost() -> None:
     asked = freeze([(GaussianEvent(noise_multiplier=6.0), 1)])
-    alone = PrivacyPlan.from_noise_multiplier(
+    alone = noised_plan(
         1.0,
         delta=DELTA,
         rounds=0,
@@ -328,7 +327,7 @@ def test_a_plan_of_statistics_alone_costs_what_they_cost() -> None:
     assert alone.noise_multipliers == ()
     assert alone.epsilon().best == epsilon(asked, DELTA).best
     assert alone.budget.epsilon == pytest.approx(alone.epsilon().best, rel=1e-8)
-    assert PrivacyPlan.from_dict(json.loads(json.dumps(alone.to_dict()))) == alone
+    assert plan_from_dict(json.loads(json.dumps(alone.to_dict()))) == alone
 
 
 def test_a_plan_of_nothing_is_refused() -> None:

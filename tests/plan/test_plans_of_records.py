@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from flat_plans import calibrated_plan, noised_plan
 from scipy import stats
 
-from fl_dp import PrivacyPlan
+from fl_dp import Plan
 from fl_dp.accounting import (
     NeighboringRelation,
     PoissonGaussianEvent,
@@ -17,7 +18,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.mechanisms import AdaptiveClipping, ScalarMetric
 from fl_dp.mechanisms.noise_share import MOST_UNITS
-from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.plan import DistributedNoise, SecureSum, plan_from_dict
 from fl_dp.plan.hosting import Hosting
 
 pytestmark = pytest.mark.slow
@@ -41,13 +42,13 @@ def given(**changes: Any) -> dict[str, Any]:
     return options | changes
 
 
-def planned(**changes: Any) -> PrivacyPlan:
-    return PrivacyPlan.from_noise_multiplier(1.0, delta=1e-5, **given(**changes))
+def planned(**changes: Any) -> Plan:
+    return noised_plan(1.0, delta=1e-5, **given(**changes))
 
 
 def test_the_noise_is_that_of_central_dp_sgd_on_the_union() -> None:
     """But for what the plan keeps back for the sums' own distance from Gaussians."""
-    across = PrivacyPlan.calibrate(BUDGET, **given())
+    across = calibrated_plan(BUDGET, **given())
     central = calibrate_noise_multiplier(
         BUDGET.epsilon, BUDGET.delta, sampling_rate=RATE, rounds=100
     )
@@ -89,7 +90,7 @@ def test_more_records_than_the_grid_is_for_are_as_rare_as_said(rate: float, host
 
 def test_a_plan_of_records_survives_being_written_down() -> None:
     plan = planned()
-    assert PrivacyPlan.from_dict(plan.to_dict()) == plan
+    assert plan_from_dict(plan.to_dict()) == plan
 
 
 @pytest.mark.parametrize(
@@ -121,7 +122,7 @@ def test_what_gradients_of_records_do_not_have_is_refused(
         planned(**changes)
 
 
-def of_many(multiplier: float, hosted: int, **changes: Any) -> PrivacyPlan:
+def of_many(multiplier: float, hosted: int, **changes: Any) -> Plan:
     """Plan for ten nodes that may have many more records than all of them have together."""
     options = given(
         num_clients=1000,
@@ -129,7 +130,7 @@ def of_many(multiplier: float, hosted: int, **changes: Any) -> PrivacyPlan:
         units_per_node=hosted,
         secure_sum=SecureSum(reply_after=10.0, max_parameters=10**6, bits=32),
     )
-    return PrivacyPlan.from_noise_multiplier(multiplier, delta=1e-5, **options | changes)
+    return noised_plan(multiplier, delta=1e-5, **options | changes)
 
 
 def test_no_node_may_have_more_records_than_it_sums_as_exactly_as_they_are_charged() -> None:

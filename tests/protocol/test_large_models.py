@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from local_grid import Answer, LocalGrid, answer_with_app, introducing
@@ -20,7 +21,7 @@ from trainings import FixedClient, client_fn, plan_of, train
 
 from fl_dp import PrivacyLedger
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.plan import SecureSum
 from fl_dp.strategies import DPFedAvg
 from fl_dp.updates import Compression
 
@@ -106,7 +107,7 @@ def test_what_a_node_sums_of_its_units_travels_in_pieces(tmp_path: Path) -> None
 
 def test_a_masked_sum_travels_in_pieces(tmp_path: Path) -> None:
     nodes = SecureNodes(tmp_path, [[[np.full(SIZE, 1e-3, np.float32)]] for _ in range(NODES)])
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         0.05,
         delta=1e-3,
         rounds=1,

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from local_grid import LocalGrid, answer_with_update
 from trainings import plan_of, record
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.virtual_time import VirtualTime
 from fl_dp.protocol.own_grid import OwnGrid
@@ -80,7 +80,7 @@ class After(LocalGrid):
 
 
 BUFFER = BufferedSelection(N, concurrency=N)
-PLANS: dict[type[DPFedAvg], PrivacyPlan] = {
+PLANS: dict[type[DPFedAvg], Plan] = {
     DPFedAvg: plan_of(N),
     DPFedBuff: plan_of(N, sampling=BUFFER.sampling, participation_cap=1),
 }

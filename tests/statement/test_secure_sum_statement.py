@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flat_plans import calibrated_plan, noised_plan
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.plan import DistributedNoise, SecureSum
 from fl_dp.statement import privacy_statement
 from fl_dp.statement.check import statement_differences, statement_page
 
 
-def plan_of(**options: Any) -> PrivacyPlan:
-    return PrivacyPlan.calibrate(
+def plan_of(**options: Any) -> Plan:
+    return calibrated_plan(
         PrivacyBudget(epsilon=4.0, delta=1e-4),
         rounds=5,
         num_clients=100,
@@ -26,7 +27,7 @@ def plan_of(**options: Any) -> PrivacyPlan:
     )
 
 
-def statement_of(folder: Path, plan: PrivacyPlan) -> dict[str, Any]:
+def statement_of(folder: Path, plan: Plan) -> dict[str, Any]:
     with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
         for number in range(1, 4):
             ledger.commit(ledger.reserve(round=number))
@@ -42,7 +43,7 @@ def test_both_promises_stand_there_with_what_each_needs(tmp_path: Path) -> None:
     # The same noise, and seven more shares of it that nobody knows.
     quoted = statement["epsilon"][statement["quoted"]]
     assert 0.9 * quoted < sums["epsilon_of_models"] < quoted <= 4.0
-    assert 0.0 < sums["slack"] == plan.noise.slack < 1e-4
+    assert 0.0 < sums["slack"] == plan.slack < 1e-4
     page = statement_page(statement)
     assert "at least 88 if it lies, as nodes know each other by a roster" in page
     assert "83 of nodes that do not collude are counted; 5 may collude" in page
@@ -69,7 +70,7 @@ def test_it_says_what_no_secure_sum_promises(tmp_path: Path) -> None:
 
 
 def test_sums_of_records_suppose_that_an_item_is_made_of_one(tmp_path: Path) -> None:
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         PrivacyBudget(epsilon=4.0, delta=1e-6),
         rounds=5,
         unit="record",
@@ -97,7 +98,7 @@ def test_it_comes_back_from_json_and_is_recomputed_from_the_ledger(tmp_path: Pat
 
 
 def _central(folder: Path) -> PrivacyLedger:
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0, delta=1e-4, rounds=1, num_clients=100, sampling_rate=1.0, clipping_norm=1.0
     )
     with PrivacyLedger.open(folder / "central.db", plan) as ledger:

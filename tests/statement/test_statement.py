@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fl_dp.plan.noise import CentralNoise, ClientNoise
+from flat_plans import flat_plan, noised_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import (
     EpsilonBounds,
     FixedSizeSampling,
@@ -33,7 +35,6 @@ from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure
 from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.plan import SecureSum
-from fl_dp.plan.noise import CentralNoise, ClientNoise
 from fl_dp.statement import PrivacyStatement, of_clients, privacy_statement, statement_markdown
 from fl_dp.statement.check import statement_differences, statement_page
 from fl_dp.statement.words import describe_event, second_figure_in_words, warnings_of
@@ -43,9 +44,9 @@ GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(enco
 """Every epsilon again, from the file and dp-accounting alone."""
 
 SIZES: dict[str, Any] = {"clipping_norm": 1.0, "num_clients": 200}
-PLAN = PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, rounds=5, sampling_rate=0.25, **SIZES)
-WIDE = PrivacyPlan.of(
-    budget=PrivacyBudget(epsilon=50.0, delta=1e-3),
+PLAN = noised_plan(1.0, delta=1e-3, rounds=5, sampling_rate=0.25, **SIZES)
+WIDE = flat_plan(
+    PrivacyBudget(epsilon=50.0, delta=1e-3),
     rounds=12,
     sampling=PoissonSampling(sampling_rate=0.25),
     noise_multiplier=1.0,
@@ -69,7 +70,7 @@ CAPPED = replace(EVERYBODY, participation_cap=3)
 LOCAL = replace(
     EVERYBODY, noise=ClientNoise(multiplier=4.0, scheme="gaussian"), participation_cap=12
 )
-IN_SHARES = PrivacyPlan.from_noise_multiplier(
+IN_SHARES = noised_plan(
     4.0, delta=1e-3, rounds=12, sampling_rate=1.0, secure_sum=SecureSum(), **SIZES
 )
 SCHEDULED = replace(
@@ -178,9 +179,7 @@ def test_the_page_says_all_that_the_statement_says(statement: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("plan", [PLAN, CAPPED, LOCAL, IN_SHARES, SCHEDULED])
-def test_a_statement_comes_back_from_its_json_with_its_page(
-    tmp_path: Path, plan: PrivacyPlan
-) -> None:
+def test_a_statement_comes_back_from_its_json_with_its_page(tmp_path: Path, plan: Plan) -> None:
     named: dict[str, Any] = {"participants": ["a"]} if plan.sampling.visible else {}
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.commit(ledger.reserve(round=1, **named))
@@ -347,7 +346,7 @@ def test_an_insecure_run_says_so_first_and_loudly(tmp_path: Path) -> None:
     ],
 )
 def test_it_says_whether_sampling_is_a_secret(
-    tmp_path: Path, plan: PrivacyPlan, names: dict[str, Any], sampling: str, adversary: str
+    tmp_path: Path, plan: Plan, names: dict[str, Any], sampling: str, adversary: str
 ) -> None:
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.reserve(round=1, **names)
@@ -413,7 +412,7 @@ def test_every_event_is_described_with_its_numbers(event: PrivacyEvent) -> None:
 def test_epsilon_is_recomputed_from_the_file_in_twenty_lines_without_fl_dp(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    plan: PrivacyPlan,
+    plan: Plan,
     others: tuple[PrivacyEvent, ...],
     rounds: int,
 ) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flat_plans import calibrated_plan
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.statement import privacy_statement
@@ -20,8 +21,8 @@ MEAN = choose_noise(Mean(lows=(0.0,), highs=(10.0,)), epsilon=1.0, delta=1e-4)
 MEDIAN = choose_noise(Quantiles(probabilities=(0.25, 0.5), grid=(0.0, 5.0, 10.0)), 1.0, 0.0)
 
 
-def plan(*choices: NoiseChoice) -> PrivacyPlan:
-    return PrivacyPlan.calibrate(
+def plan(*choices: NoiseChoice) -> Plan:
+    return calibrated_plan(
         BUDGET,
         rounds=3,
         sampling_rate=1.0,

@@ -12,16 +12,16 @@ from flwr.app import ArrayRecord
 from flwr.serverapp.strategy import Result
 from local_grid import LocalGrid
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.strategies import DPFedAvg
 
 
 @pytest.fixture
-def open_ledger(tmp_path: Path) -> Iterator[Callable[[PrivacyPlan], PrivacyLedger]]:
+def open_ledger(tmp_path: Path) -> Iterator[Callable[[Plan], PrivacyLedger]]:
     """Open a ledger of its own for each plan, and close them all in the end."""
     opened: list[PrivacyLedger] = []
 
-    def make(plan: PrivacyPlan) -> PrivacyLedger:
+    def make(plan: Plan) -> PrivacyLedger:
         opened.append(PrivacyLedger.open(tmp_path / f"ledger{len(opened)}.db", plan))
         return opened[-1]
 
@@ -40,14 +40,14 @@ class Started:
 
 
 @pytest.fixture
-def start(open_ledger: Callable[[PrivacyPlan], PrivacyLedger]) -> Callable[..., Started]:
+def start(open_ledger: Callable[[Plan], PrivacyLedger]) -> Callable[..., Started]:
     """Train the plan's rounds, or as many as are given, under a ledger of its own, or a given one.
 
     What else is given goes to the strategy, and what Flower's `start` takes to that.
     """
 
     def run(
-        plan: PrivacyPlan,
+        plan: Plan,
         grid: LocalGrid,
         arrays: ArrayRecord,
         inner: Any = None,

@@ -14,7 +14,7 @@ from local_grid import answer_with_update
 from scipy import stats
 from trainings import SIX_SIGMA, plan_of, record, train
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.app.played_rounds import HandOver, PaperLedger, play, reply_from
 from fl_dp.mechanisms import AdaptiveClipping, PerLayerClipping
@@ -31,13 +31,13 @@ def lognormal_updates(sigma: float) -> list[dict[str, Any]]:
     return [{"w": np.array([norm, 0.0])} for norm in norms]
 
 
-def adaptive_plan(rounds: int, **changes: Any) -> PrivacyPlan:
+def adaptive_plan(rounds: int, **changes: Any) -> Plan:
     clipping = AdaptiveClipping(**changes.pop("clipping", {}))
     settings: dict[str, Any] = dict(clipping=clipping, rounds=rounds, scalar_noise_std=0.5)
     return plan_of(N, **(settings | changes))
 
 
-def norm_after(plan: PrivacyPlan, sigma: float, rounds: int) -> float:
+def norm_after(plan: Plan, sigma: float, rounds: int) -> float:
     """Let the plan's nodes answer with lognormal(0, sigma) norms, whose median is 1."""
     replies = {n: reply_from(n, update) for n, update in enumerate(lognormal_updates(sigma))}
     strategy = DPFedAvg(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]  # plays one

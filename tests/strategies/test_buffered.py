@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flat_plans import calibrated_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from killed_servers import Deadly, Killed, Watched, unmixed
 from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, introducing, reply
@@ -19,7 +20,7 @@ from noise_covariance import covariance, covariance_p
 from owned_clock import OwnedClock
 from trainings import FixedClient, client_fn, plan_of
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PoissonSampling, VisibleSampling
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.app.virtual_time import VirtualTime, drawn_delays
@@ -48,7 +49,7 @@ QUIET = 1e-5  # a noise multiplier whose noise is below what is looked at
 Delays = Callable[[int], float]
 
 
-def plan(size: int = 2, separation: int = 1, **changes: Any) -> PrivacyPlan:
+def plan(size: int = 2, separation: int = 1, **changes: Any) -> Plan:
     fields: dict[str, Any] = dict(
         rounds=6,
         sampling=BufferedSampling(cohort=size, separation=separation),
@@ -94,7 +95,7 @@ class Buffered:
 
 def train(
     folder: Path,
-    promised: PrivacyPlan,
+    promised: Plan,
     answer: Answer,
     first: ArrayRecord | None = None,
     *,
@@ -156,7 +157,7 @@ def test_released_noise_has_the_law_that_the_plan_charges_for(
 
 def test_a_plan_is_charged_as_so_many_gaussians_in_full() -> None:
     budget = PrivacyBudget(epsilon=1.0, delta=1e-5)
-    promised = PrivacyPlan.calibrate(
+    promised = calibrated_plan(
         budget,
         rounds=50,
         num_clients=100,

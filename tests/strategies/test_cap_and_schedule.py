@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 from dp_accounting.pld import PLDAccountant
+from flat_plans import calibrated_plan
 from local_grid import answer_with_update
 from trainings import record, train
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NoiseSchedule, VisibleSampling
 from fl_dp.ledger.state import ParticipationCapReached
 from fl_dp.mechanisms.events import GaussianEvent
@@ -24,7 +25,7 @@ from fl_dp.statement.of_clients import privacy_statement
 ROUNDS, CAP, DELTA, EPSILON = 8, 2, 1e-3, 4.0
 
 
-def planned(name: str = "seed_rule", **other: Any) -> PrivacyPlan:
+def planned(name: str = "seed_rule", **other: Any) -> Plan:
     given: dict[str, Any] = {
         "rounds": ROUNDS,
         "num_clients": 6,
@@ -33,14 +34,14 @@ def planned(name: str = "seed_rule", **other: Any) -> PrivacyPlan:
         "clipping_norm": 1.0,
         "schedule": NoiseSchedule(name=name, floor=0.25),
     }
-    return PrivacyPlan.calibrate(PrivacyBudget(epsilon=EPSILON, delta=DELTA), **given | other)
+    return calibrated_plan(PrivacyBudget(epsilon=EPSILON, delta=DELTA), **given | other)
 
 
 PLAN = planned()
 SHARES = [PLAN.cap_share(multiplier) for multiplier in PLAN.noise_multipliers]
 
 
-def truly_spent(rounds: tuple[int, ...], of: PrivacyPlan = PLAN) -> float:
+def truly_spent(rounds: tuple[int, ...], of: Plan = PLAN) -> float:
     """What a client that takes part in these rounds spends, by dp-accounting itself."""
     accountant = PLDAccountant()
     for round in rounds:

@@ -23,6 +23,7 @@ from fl_dp.strategies.contributions import (
     _log_likelihood,
 )
 from fl_dp.strategies.modes import CentralMode
+from flat_plans import calibrated_plan
 from flwr.app import Error, Message, RecordDict
 from flwr.client import NumPyClient
 from laws import ALARM
@@ -30,11 +31,12 @@ from local_grid import answer_with_app, answer_with_update
 from scipy import integrate, stats
 from trainings import able, plan_of, record, train
 
-from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, ScalarMetric, SecureRandom
+from fl_dp.plan import plan_from_dict
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.strategies import FixedSelection, NobodyContributes, Unit
@@ -112,14 +114,14 @@ def test_a_warning_comes_before_the_end_and_in_trainings_too_short_to_be_sure(
 
 def test_a_plan_counts_unless_told_otherwise_and_its_events_do_not_change() -> None:
     budget = PrivacyBudget(epsilon=2.0, delta=200**-1.1)
-    with_count = PrivacyPlan.calibrate(budget, **README)
-    without = PrivacyPlan.calibrate(budget, **README, contribution_check=False)
+    with_count = calibrated_plan(budget, **README)
+    without = calibrated_plan(budget, **README, contribution_check=False)
     assert with_count.bundle(1.0).count_noise_std is not None
     assert without.bundle(1.0).count_noise_std is None
     assert with_count.noise_multiplier == without.noise_multiplier
     assert with_count.history == without.history
     for plan in (with_count, without):
-        assert PrivacyPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+        assert plan_from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_a_cohort_s_law_is_what_is_public_of_it() -> None:
 # --- In a training --------------------------------------------------------------------------------
 
 
-def counting(count: int, **changes: Any) -> PrivacyPlan:
+def counting(count: int, **changes: Any) -> Plan:
     fields = dict(rounds=60, noise_multiplier=0.5, contribution_check=True)
     return plan_of(count, **(fields | changes))
 
@@ -317,7 +319,7 @@ def test_a_training_to_which_nobody_contributes_ends_before_much_is_spent(
 
 
 @pytest.mark.parametrize("plan", [None, plan_of(40, rounds=60, noise_multiplier=0.5)])
-def test_where_units_contributed_once_another_cause_comes_first(plan: PrivacyPlan | None) -> None:
+def test_where_units_contributed_once_another_cause_comes_first(plan: Plan | None) -> None:
     check = ContributionCheck(plan)
     noise_std = 0.0 if plan is None else 3.0
     cohort = CohortLaw.of(plan, 40).mean

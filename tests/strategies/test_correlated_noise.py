@@ -17,7 +17,7 @@ from local_grid import Answer, answer_with_app, introducing, reply
 from noise_covariance import covariance, covariance_p
 from trainings import FixedClient, client_fn, plan_of, train
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import CyclicSampling, PoissonSampling, TruncatedPoissonSampling
 from fl_dp.accounting import VisibleSampling as Visible
 from fl_dp.clients import NodeUnits, numpy_client_app
@@ -39,16 +39,16 @@ NORM = np.sqrt(4096**2 + 2000**2 + 1000**2) / 4096  # of a column, worked out he
 CLIP = 0.5
 
 
-def cyclic(rate: float = 0.5, groups: int = 3, **changes: Any) -> PrivacyPlan:
+def cyclic(rate: float = 0.5, groups: int = 3, **changes: Any) -> Plan:
     sampling = CyclicSampling(groups=groups, inside=PoissonSampling(sampling_rate=rate))
     return correlated(sampling, **changes)
 
 
-def spaced(cohort: int = 2, separation: int = 3, **changes: Any) -> PrivacyPlan:
+def spaced(cohort: int = 2, separation: int = 3, **changes: Any) -> Plan:
     return correlated(Visible(cohort=cohort, separation=separation), **changes)
 
 
-def correlated(sampling: Any, **changes: Any) -> PrivacyPlan:
+def correlated(sampling: Any, **changes: Any) -> Plan:
     fields: dict[str, Any] = dict(
         rounds=6, sampling=sampling, correlation=Banded(coefficients=BANDS), clipping=None
     )

@@ -13,6 +13,7 @@ import pytest
 import torch
 from draws import a_draw
 from fl_dp.strategies.modes import CentralMode
+from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from laws import ALARM, normal_p
@@ -20,7 +21,7 @@ from local_grid import LocalGrid, answer_with_update, arrays_of, reply
 from scipy import stats
 from trainings import plan_of, record, train
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyLedger
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import (
     DPFedAvg,
@@ -246,7 +247,7 @@ def test_no_cohort_size_and_no_client_metric_leaves_the_strategy(
 
 
 def test_the_budget_ends_training_normally_with_the_last_private_model(tmp_path: Path) -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0, delta=1e-3, rounds=4, sampling_rate=1.0, clipping_norm=1.0, num_clients=N
     )
     path = tmp_path / "ledger.db"

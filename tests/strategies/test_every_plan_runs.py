@@ -25,6 +25,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from fl_dp.strategies.modes import CentralMode, ClientNoiseMode, Mode, SecureSumMode
 from fl_dp.strategies.selection import selection_of
+from flat_plans import flat_plan
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
 from local_grid import Answer, LocalGrid, answer_with_app, introducing
 from scipy.optimize import brentq
@@ -32,7 +33,7 @@ from scipy.stats import binom, norm
 from secure_nodes import SecureNodes
 from trainings import FixedClient
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import (
     CyclicSampling,
     FixedSizeSampling,
@@ -49,7 +50,7 @@ from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
 from fl_dp.mechanisms.banded_stream import BandedGaussianMechanism
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.plan import Banded, DistributedNoise, RecordPlan, SecureSum
+from fl_dp.plan import Banded, RecordPlan, SecureSum, SharedNoisePlan
 from fl_dp.strategies import (
     DPFedAvg,
     DPFedBuff,
@@ -160,7 +161,7 @@ class Ran:
         errors: Replies to a request to train that were errors.
     """
 
-    plan: PrivacyPlan
+    plan: Plan
     modes: list[Mode] = field(default_factory=list)
     asked: Counter[int] = field(default_factory=Counter)
     errors: list[str] = field(default_factory=list)
@@ -177,9 +178,9 @@ class Ran:
         return introducing(watch)
 
 
-def nodes_of(plan: PrivacyPlan, folder: Path) -> Answer:
+def nodes_of(plan: Plan, folder: Path) -> Answer:
     nodes, units = plan.hosting.nodes_of(N), plan.hosting.units_per_node
-    if isinstance(plan.noise, DistributedNoise):
+    if isinstance(plan, SharedNoisePlan):
         update = [np.full(3, 0.1), np.full((2, 2), 0.1)]
         return SecureNodes(folder, [[update] * units] * nodes)
 
@@ -190,7 +191,7 @@ def nodes_of(plan: PrivacyPlan, folder: Path) -> Answer:
     return answer_with_app(app, nodes)
 
 
-def begun(law: Sampling | Callable[[], Selection], given: Options) -> tuple[PrivacyPlan, Options]:
+def begun(law: Sampling | Callable[[], Selection], given: Options) -> tuple[Plan, Options]:
     """Return a plan and the strategy's options.
 
     Raises:
@@ -206,8 +207,8 @@ def begun(law: Sampling | Callable[[], Selection], given: Options) -> tuple[Priv
         others = options.get("other_releases", {})
         options["other_releases"] = freeze([*freeze(others), *freeze(selection.releases(ROUNDS))])
     options.setdefault("clipping", FixedClipping(norm=0.3))
-    plan = PrivacyPlan.of(
-        budget=PrivacyBudget(epsilon=90.0, delta=DELTA),
+    plan = flat_plan(
+        PrivacyBudget(epsilon=90.0, delta=DELTA),
         noise_multiplier=MULTIPLIER,
         rounds=ROUNDS,
         num_clients=N,
@@ -216,7 +217,7 @@ def begun(law: Sampling | Callable[[], Selection], given: Options) -> tuple[Priv
     return plan, of_strategy
 
 
-def run(plan: PrivacyPlan, of_strategy: Options, folder: Path) -> tuple[Ran, PrivacyLedger] | None:
+def run(plan: Plan, of_strategy: Options, folder: Path) -> tuple[Ran, PrivacyLedger] | None:
     """Train; None if the strategy is refused."""
     ran = Ran(plan)
 
@@ -259,7 +260,7 @@ def distance_of(mode: Mode) -> float:
         return float(1.0 / noise.noise_multiplier)
     if isinstance(mode, SecureSumMode):
         shared, plan = mode._shared, mode._plan
-        assert isinstance(plan.noise, DistributedNoise)
+        assert isinstance(plan, SharedNoisePlan)
         moved: float = sum((each.scale * each.clipping_norm) ** 2 for each in shared.segments)
         return float(math.sqrt(moved / plan.noise.honest_shares) / shared.noise_scale)
     assert isinstance(mode, CentralMode)
@@ -275,7 +276,7 @@ def distance_of(mode: Mode) -> float:
     return float(math.hypot(moved / updates.noise_std, *of_scalars))
 
 
-def participations(plan: PrivacyPlan) -> int:
+def participations(plan: Plan) -> int:
     """In how many rounds one unit may be."""
     apart = getattr(plan.sampling, "groups", getattr(plan.sampling, "separation", 1))
     return min(-(-ROUNDS // apart), plan.participation_cap or ROUNDS)
@@ -353,10 +354,7 @@ def check(name: str, ran: Ran, ledger: PrivacyLedger) -> None:
     assert charged.total() == min(participations(plan), rounds), name
     if plan.hosting.told_apart == 1:
         assert max(ran.asked.values(), default=0) <= charged.total(), name
-    if (
-        isinstance(ran.modes[0], ClientNoiseMode | CentralMode)
-        and plan.noise.schedule.name == "constant"
-    ):
+    if isinstance(ran.modes[0], ClientNoiseMode | CentralMode) and plan.schedule.name == "constant":
         assert all(getattr(each, "noise_multiplier", MULTIPLIER) == MULTIPLIER for each in charged)
 
 

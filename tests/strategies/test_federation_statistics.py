@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import trainings
+from flat_plans import calibrated_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PrivacyBudgetExhausted, freeze
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
@@ -41,13 +42,13 @@ def sure(query: Query) -> NoiseChoice:
     return choose_noise(query, epsilon=SURE, delta=1e-6)
 
 
-def plan_of(*choices: NoiseChoice) -> PrivacyPlan:
+def plan_of(*choices: NoiseChoice) -> Plan:
     releases = freeze([(event, 1) for choice in choices for event in choice.events])
     return trainings.plan_of(N, noise_multiplier=1.0, other_releases=releases)
 
 
 @pytest.fixture
-def open_ledger(open_ledger: Callable[[PrivacyPlan], PrivacyLedger]) -> Any:
+def open_ledger(open_ledger: Callable[[Plan], PrivacyLedger]) -> Any:
     """Open a ledger that has put aside what these choices cost."""
     return lambda *choices: open_ledger(plan_of(*choices))
 
@@ -228,7 +229,7 @@ def test_the_charge_is_on_disk_before_any_message_leaves(open_ledger: Any) -> No
 
 def test_what_does_not_fit_asks_nobody(tmp_path: Path) -> None:
     choice = choose_noise(SUM.query, epsilon=1.0, delta=1e-6)
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         PrivacyBudget(epsilon=4.0, delta=1e-4),
         rounds=1,
         sampling_rate=1.0,

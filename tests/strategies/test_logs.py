@@ -10,12 +10,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from fl_dp.strategies.compatibility import float64_error_of
+from flat_plans import noised_plan
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 from local_grid import LocalGrid, answer_with_update
 from trainings import budgeted, record
 
-from fl_dp import PrivacyPlan
 from fl_dp.mechanisms import ScalarMetric
 from fl_dp.plan import SecureSum
 from fl_dp.statement.words import rounded_up
@@ -152,14 +152,14 @@ def test_float64_is_named_from_where_it_shows_in_the_last_digit(
     size: int, rounds: int, said: str | None
 ) -> None:
     options: dict[str, Any] = {"rounds": rounds, "num_clients": 10, "clipping_norm": 1.0}
-    plan = PrivacyPlan.from_noise_multiplier(100.0, delta=1e-5, sampling_rate=1.0, **options)
+    plan = noised_plan(100.0, delta=1e-5, sampling_rate=1.0, **options)
     layout = cast(VectorLayout, SimpleNamespace(size=size))
     told = float64_error_of(plan, layout)
     assert told is None if said is None else told is not None and f"may add {said}" in told
     # What stays unsaid is below the last digit of an epsilon as statements print it.
     error = 2.0 * size * rounds * 2.0**-48
     assert (float(rounded_up(error)) > 1e-4) is (said is not None)
-    shared = PrivacyPlan.from_noise_multiplier(
+    shared = noised_plan(
         100.0,
         delta=1e-5,
         sampling_rate=1.0,

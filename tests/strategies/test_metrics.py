@@ -14,7 +14,7 @@ from local_grid import Answer, answer_with_app, arrays_of, reply
 from scipy import stats
 from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
 
-from fl_dp import PrivacyPlan
+from fl_dp import Plan
 from fl_dp.app.played_rounds import HandOver, PaperLedger, play, reply_from
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, ScalarMetric
@@ -39,7 +39,7 @@ def reporting(values: list[Any], name: str = "loss") -> Answer:
     return answer_with_app(numpy_client_app(client_fn(client_of)), len(values))
 
 
-def releasing(*metrics: ScalarMetric, **changes: Any) -> PrivacyPlan:
+def releasing(*metrics: ScalarMetric, **changes: Any) -> Plan:
     fields: dict[str, Any] = dict(metrics=metrics, noise_multiplier=0.01, scalar_noise_std=0.02)
     return plan_of(N, **(fields | changes))
 
@@ -52,7 +52,7 @@ def numbers_in(metrics: MetricRecord | None) -> dict[str, float]:
 NOISE = 4 * SIX_SIGMA * 0.02 / N  # of a released loss, six deviations
 
 
-def released(folder: Path, plan: PrivacyPlan, answer: Answer) -> dict[str, float]:
+def released(folder: Path, plan: Plan, answer: Answer) -> dict[str, float]:
     trained = train(folder, plan, answer, MODEL)
     assert set(trained.result.train_metrics_clientapp) == {1}
     return numbers_in(trained.result.train_metrics_clientapp[1])
@@ -171,7 +171,7 @@ def test_one_client_moves_a_metric_by_at_most_half_its_range_over_the_cohort(
 
 
 def released_over_rounds(
-    plan: PrivacyPlan, reports: list[dict[str, float]], rounds: int, size: int
+    plan: Plan, reports: list[dict[str, float]], rounds: int, size: int
 ) -> tuple[Any, Any]:
     """Released metrics of units that report these, by round, and the noise of the updates."""
     seen = []

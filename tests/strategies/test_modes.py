@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flat_plans import calibrated_plan
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from local_grid import (
@@ -32,7 +33,7 @@ from trainings import (
     train,
 )
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import OwnRatesSampling, PoissonSampling, VisibleSampling
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.clients import compression_mod, noised_client_app, numpy_client_app
@@ -258,7 +259,7 @@ def test_a_reply_of_an_earlier_round_is_not_used_again(tmp_path: Path) -> None:
 
 def test_a_client_of_one_group_can_t_send_the_noise_of_another(tmp_path: Path) -> None:
     law = OwnRatesSampling.at(1.0, budgets=(1.0, 8.0), shares=(0.5, 0.5))
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         PrivacyBudget(epsilon=8.0, delta=1e-3),
         rounds=1,
         num_clients=N,

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flat_plans import calibrated_plan, noised_plan
 from flwr.app import Array, ArrayRecord
 from local_grid import LocalGrid, answer_with_update
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NoiseSchedule
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.statement import privacy_statement
@@ -33,7 +34,7 @@ def model() -> ArrayRecord:
 
 
 def test_every_round_has_the_noise_that_its_record_says(start: Any) -> None:
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         PrivacyBudget(epsilon=8.0, delta=1e-3),
         rounds=4,
         schedule=NoiseSchedule(name="linear", floor=0.25, levels=None),
@@ -53,7 +54,7 @@ def test_every_round_has_the_noise_that_its_record_says(start: Any) -> None:
 
 
 def test_a_participation_cap_ends_the_training_of_everybody(start: Any) -> None:
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         PrivacyBudget(epsilon=4.0, delta=1e-3), rounds=5, participation_cap=3, **FIELDS
     )
     done = start(plan, nobody_moves(), model())
@@ -61,7 +62,7 @@ def test_a_participation_cap_ends_the_training_of_everybody(start: Any) -> None:
     assert set(done.ledger.participations.values()) == {3}
 
 
-PLAN = PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, rounds=2, **FIELDS)
+PLAN = noised_plan(1.0, delta=1e-3, rounds=2, **FIELDS)
 
 
 def insecure_run(folder: Path) -> np.ndarray:

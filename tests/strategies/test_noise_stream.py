@@ -15,7 +15,7 @@ from local_grid import LocalGrid, answer_with_update
 from noise_covariance import covariance, covariance_p
 from trainings import plan_of, record
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.app.checkpoints import save_checkpoint
 from fl_dp.mechanisms import (
     BandedStream,
@@ -62,7 +62,7 @@ def model(size: int = SIZE) -> ArrayRecord:
     return ArrayRecord({"w": Array(np.zeros(size))})
 
 
-def noise_of(models: list[np.ndarray], plan: PrivacyPlan = PLAN) -> np.ndarray:
+def noise_of(models: list[np.ndarray], plan: Plan = PLAN) -> np.ndarray:
     """The rounds' noise where nobody moves, in standard deviations of the fresh one."""
     std = plan.bundle(plan.noise_multiplier).updates.noise_std
     return np.diff(models, axis=0) * plan.denominator / std

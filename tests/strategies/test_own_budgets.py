@@ -19,12 +19,13 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 from draws import a_draw
 from fl_dp.strategies.modes import client_noise_of
+from flat_plans import calibrated_plan, noised_plan
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from laws import ALARM, counts_p, normal_p
 from local_grid import FIRST_NODE, LocalGrid, introducing
 from trainings import FixedClient, able, noised
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import (
     NoiseSchedule,
     OwnRatesSampling,
@@ -38,7 +39,7 @@ from fl_dp.clients import numpy_client_app
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
-from fl_dp.plan import SecureSum
+from fl_dp.plan import SecureSum, plan_from_dict
 from fl_dp.plan.noise_left import noise_of_mean
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
@@ -51,7 +52,7 @@ from fl_dp.strategies import DPFedAvg, OwnRatesSelection, PrivateLoop, Unprotect
 BUDGETS, SHARES, RATE, ROUNDS, DELTA = (1.0, 3.0, 8.0), (0.5, 0.3, 0.2), 0.2, 30, 1e-3
 
 
-def planned(num_clients: int = 10, **other: Any) -> PrivacyPlan:
+def planned(num_clients: int = 10, **other: Any) -> Plan:
     law = OwnRatesSampling.at(RATE, budgets=BUDGETS, shares=SHARES)
     given: dict[str, Any] = {
         "rounds": ROUNDS,
@@ -59,7 +60,7 @@ def planned(num_clients: int = 10, **other: Any) -> PrivacyPlan:
         "sampling": law,
         "clipping_norm": 1.0,
     }
-    return PrivacyPlan.calibrate(PrivacyBudget(epsilon=8.0, delta=DELTA), **given | other)
+    return calibrated_plan(PrivacyBudget(epsilon=8.0, delta=DELTA), **given | other)
 
 
 PLAN = planned()
@@ -94,7 +95,7 @@ def test_the_cohort_is_as_large_on_average_as_it_was_wanted() -> None:
 
 def test_the_noise_lies_between_that_of_the_strictest_and_of_the_most_generous() -> None:
     alone = [
-        PrivacyPlan.calibrate(
+        calibrated_plan(
             PrivacyBudget(epsilon=epsilon, delta=DELTA),
             rounds=ROUNDS, num_clients=10, sampling_rate=RATE, clipping_norm=1.0,
         ).noise_multiplier
@@ -182,7 +183,7 @@ def test_units_are_dealt_by_the_shares_once_and_for_good(tmp_path: Path) -> None
 
 
 def trained(
-    place: Path, plan: PrivacyPlan, *, owners: Mapping[str, float] | None = None, nodes: int = 10
+    place: Path, plan: Plan, *, owners: Mapping[str, float] | None = None, nodes: int = 10
 ) -> tuple[DPFedAvg, PrivacyLedger, LocalGrid]:
     app = numpy_client_app(lambda context: FixedClient([np.full(4, 0.1)]))
 
@@ -297,9 +298,7 @@ def test_options_that_do_not_go_with_own_budgets_are_refused() -> None:
     with pytest.raises(IncompatibleOptions, match="charged for every round"):
         planned(sampling=everybody, participation_cap=3, client_scheme="gaussian")
     with pytest.raises(OptionError, match="must be the largest of the budgets: write epsilon=8"):
-        PrivacyPlan.from_noise_multiplier(
-            1.0, delta=DELTA, rounds=5, num_clients=10, clipping_norm=1.0, sampling=LAW
-        )
+        noised_plan(1.0, delta=DELTA, rounds=5, num_clients=10, clipping_norm=1.0, sampling=LAW)
     sampled = PoissonGaussianEvent(noise_multiplier=9.0, sampling_rate=LAW.rates[-1])
     with pytest.raises(OptionError, match="at the rate of the last group"):
         replace(PLAN, other_releases=((sampled, 1),))
@@ -308,7 +307,7 @@ def test_options_that_do_not_go_with_own_budgets_are_refused() -> None:
 def test_a_group_that_can_t_spend_its_budget_is_told() -> None:
     law = OwnRatesSampling.at(0.9, budgets=(1.0, 100.0), shares=(0.5, 0.5))
     with pytest.raises(OptionError, match="would take part in every round"):
-        PrivacyPlan.calibrate(
+        calibrated_plan(
             PrivacyBudget(epsilon=100.0, delta=DELTA),
             rounds=2, num_clients=10, sampling=law, clipping_norm=1.0,
         )  # fmt: skip
@@ -325,7 +324,7 @@ def test_a_name_with_an_epsilon_that_no_group_has_is_refused(tmp_path: Path) -> 
 def test_a_plan_is_read_as_it_was_written() -> None:
     document = json.loads(json.dumps(PLAN.to_dict()))
     assert sampling_from_dict(document["sampling"]) == LAW
-    assert PrivacyPlan.from_dict(document) == PLAN
+    assert plan_from_dict(document) == PLAN
 
 
 # --- Noise of their own, at the clients -----------------------------------------------------------
@@ -334,7 +333,7 @@ def test_a_plan_is_read_as_it_was_written() -> None:
 SCHEMES = pytest.mark.parametrize("scheme", ["gaussian", "laplace", "exponential"])
 
 
-def locally(scheme: str = "gaussian", **others: Any) -> PrivacyPlan:
+def locally(scheme: str = "gaussian", **others: Any) -> Plan:
     law = OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES)
     return planned(sampling=law, client_scheme=scheme, rounds=5, **others)
 

@@ -35,7 +35,7 @@ from owned_clock import OwnedClock
 from scipy.stats import norm
 from trainings import plan_of, record
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import VisibleSampling
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle
@@ -79,7 +79,7 @@ Simulated.__name__ = "InMemoryGrid"
 def start(open_ledger: Any) -> Callable[..., DPFedAvg]:
     """Train on a grid and return the strategy; its ledger stays open."""
 
-    def run(grid: LocalGrid, plan: PrivacyPlan | None = None, **options: Any) -> DPFedAvg:
+    def run(grid: LocalGrid, plan: Plan | None = None, **options: Any) -> DPFedAvg:
         plan = plan_of(N, noise_multiplier=0.1) if plan is None else plan
         ledger = options.pop("ledger", None) or open_ledger(plan)
         strategy = DPFedAvg(plan=plan, ledger=ledger, **{"roster_timeout": 20.0} | options)
@@ -100,7 +100,7 @@ def assert_untouched(grid: LocalGrid) -> None:
     assert not grid.sent
 
 
-def capped(**changes: Any) -> PrivacyPlan:
+def capped(**changes: Any) -> Plan:
     return plan_of(N, sampling=VisibleSampling(cohort=N), participation_cap=2, **changes)
 
 
@@ -117,7 +117,7 @@ def capped(**changes: Any) -> PrivacyPlan:
     ],
 )
 def test_real_nodes_are_all_asked_once_and_of_a_simulation_a_few_where_they_will_do(
-    start: Any, kind: type[LocalGrid], plan: PrivacyPlan | None, asked: int
+    start: Any, kind: type[LocalGrid], plan: Plan | None, asked: int
 ) -> None:
     grid = grid_of(app_of(), kind)
     start(grid, plan)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, Message
 from local_grid import LocalGrid, answer_with_update, arrays_of, reply
 from torch import nn
@@ -15,7 +16,7 @@ from trainings import budgeted
 
 from fl_dp.accounting import VisibleSampling
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.plan import SecureSum
 from fl_dp.strategies import (
     BufferedSelection,
     DPFedAvg,
@@ -51,9 +52,7 @@ def values_of(model: nn.Module) -> ArrayRecord:
 def start(folder: Path, mode: str, model: ArrayRecord) -> None:
     """Start a training of one round, and hold that it asks and charges nobody."""
     grid = LocalGrid(answer_with_update([{}] * N), N)
-    plan = PrivacyPlan.from_noise_multiplier(
-        1.0, delta=1e-3, rounds=1, num_clients=N, clipping_norm=1.0, **MODES[mode]
-    )
+    plan = noised_plan(1.0, delta=1e-3, rounds=1, num_clients=N, clipping_norm=1.0, **MODES[mode])
     made = DPFedBuff if mode == "buffered" else DPFedAvg
     with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
         try:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fl_dp.strategies.rehearsal import RehearsalFailed
+from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvgM, Strategy
@@ -27,7 +28,7 @@ from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.clients import NodeRecords, numpy_client_app, record_sums
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
-from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.plan import Plan, SecureSum
 from fl_dp.statement import privacy_statement, statement_markdown
 from fl_dp.strategies import DPFedAvg
 
@@ -71,7 +72,7 @@ class Silos(SecureNodes):
         )
 
 
-def plan_of(silos: Sequence[Data], *, rounds: int = 1, **given: Any) -> PrivacyPlan:
+def plan_of(silos: Sequence[Data], *, rounds: int = 1, **given: Any) -> Plan:
     options: dict[str, Any] = {
         "rounds": rounds,
         "num_clients": sum(len(labels) for _, labels in silos),
@@ -85,13 +86,13 @@ def plan_of(silos: Sequence[Data], *, rounds: int = 1, **given: Any) -> PrivacyP
         "contribution_check": False,
     }
     multiplier = given.pop("noise_multiplier", 2.0)
-    return PrivacyPlan.from_noise_multiplier(multiplier, delta=1e-3, **options | given)
+    return noised_plan(multiplier, delta=1e-3, **options | given)
 
 
 def trained(
     folder: Path,
     silos: Sequence[Data],
-    plan: PrivacyPlan,
+    plan: Plan,
     *,
     rounds: int = 1,
     strategy: Strategy | None = None,

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, cast
 import pytest
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from fl_dp.strategies.secure import OneSum, SecureSums, Summed, secure_sums_of
+from flat_plans import noised_plan
 from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from secure_sums import segments
 
-from fl_dp import PrivacyPlan
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.plan import DistributedNoise, SecureSum
 from fl_dp.protocol.secure_sum import terms_in, text_of, text_to_content
@@ -219,7 +219,7 @@ def test_a_liar_under_another_id_ends_a_sum_that_needs_everybody_with_its_name()
 
 def sum_over(nodes: int, sums: SecureSums, **options: Any) -> OneSum:
     """The first sum of a training."""
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0,
         delta=1e-5,
         rounds=3,
@@ -262,7 +262,7 @@ def test_a_plan_for_fewer_who_collude_than_nodes_of_the_roster_suppose_is_said(
     clients: int, colluding: int | None, said: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else nodes would charge themselves more, and send noise alone before the training ends."""
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0,
         delta=1e-5,
         rounds=3,

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fl_dp.strategies.rehearsal import RehearsalFailed
+from flat_plans import calibrated_plan, noised_plan
 from flwr.app import Array, ArrayRecord, Context
 from local_grid import FIRST_NODE, LocalGrid
 from secure_nodes import SecureNodes, refusals
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
@@ -73,8 +74,8 @@ def options_of(
     } | given
 
 
-def plan_of(choice: NoiseChoice, **given: Any) -> PrivacyPlan:
-    return PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, **options_of(choice, **given))
+def plan_of(choice: NoiseChoice, **given: Any) -> Plan:
+    return noised_plan(1.0, delta=1e-3, **options_of(choice, **given))
 
 
 def federation(
@@ -102,7 +103,7 @@ def asked(
     folder: Path,
     nodes: SecureNodes,
     choice: NoiseChoice,
-    plan: PrivacyPlan | None = None,
+    plan: Plan | None = None,
     **options: Any,
 ) -> Answer:
     with PrivacyLedger.open(folder / "server.db", plan or plan_of(choice)) as ledger:
@@ -261,7 +262,7 @@ def test_nodes_have_room_for_a_training_and_its_statistics(tmp_path: Path, first
     """A node's ledger asks for more room where noise is of two kinds; none falls silent."""
     choice, rounds = chosen(Count(), 8.0), 6
     budget = PrivacyBudget(epsilon=4.0, delta=1e-4)
-    plan = PrivacyPlan.calibrate(budget, **options_of(choice, rounds=rounds))
+    plan = calibrated_plan(budget, **options_of(choice, rounds=rounds))
     update = [np.full(3, 0.1)]
     nodes = SecureNodes(tmp_path, [[update]] * NODES, statistics_fn=lambda *_: [1.0])
     with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:

@@ -15,6 +15,7 @@ from fl_dp.strategies.exchange import asking
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from fl_dp.strategies.secure import SecureSums
 from fl_dp.strategies.secure.one_sum import OneSum, Summed
+from flat_plans import noised_plan
 from flwr.app import Context
 from local_grid import LocalGrid
 from owned_clock import answer_at_once
@@ -27,7 +28,7 @@ from fl_dp.accounting import SharedNoise, VisibleSampling
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE, at_work
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, SecureRandom
-from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.plan import SecureSum
 from fl_dp.plan.shared_bundle import WordSize
 from fl_dp.secagg import Identity, Roster, SQLiteStore
 from fl_dp.secagg.opening import SecureSumFailed
@@ -289,7 +290,7 @@ def test_the_released_noise_is_that_of_all_shares(tmp_path: Path) -> None:
     size, nodes_there = 4_000, 5
     flat = [[[np.zeros(size)]] for _ in range(nodes_there)]
     nodes = SecureNodes(tmp_path, flat)
-    plan = PrivacyPlan.from_noise_multiplier(
+    plan = noised_plan(
         1.0,
         delta=1e-3,
         rounds=1,

@@ -21,7 +21,7 @@ from local_grid import FIRST_NODE, LocalGrid, answer_with_update
 from scipy import stats
 from trainings import able, plan_of
 
-from fl_dp import PrivacyPlan
+from fl_dp import Plan
 from fl_dp.accounting import (
     FixedSizeSampling,
     NeighboringRelation,
@@ -227,7 +227,7 @@ def test_a_public_cohort_is_everybody_if_they_are_fewer() -> None:
 # --- With a plan ----------------------------------------------------------------------------------
 
 
-def plan_for(sampling: Sampling, **changes: Any) -> PrivacyPlan:
+def plan_for(sampling: Sampling, **changes: Any) -> Plan:
     fields: dict[str, Any] = dict(rounds=8, sampling=sampling, noise_multiplier=1.0)
     return plan_of(N, **(fields | changes))
 

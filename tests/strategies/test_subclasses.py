@@ -17,7 +17,7 @@ from flwr.serverapp.strategy import FedAvg, Strategy
 from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_update, arrays_of, reply
 from trainings import numbers, plan_of, record
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.mechanisms import ScalarMetric
 from fl_dp.strategies import (
     BufferedSelection,
@@ -32,7 +32,7 @@ N, RAW, NOISE = 8, 1000.0, 1e-3
 MODEL = record(w=np.zeros(N))
 UPDATES = [{"w": RAW * np.eye(N)[node]} for node in range(N)]
 BUFFER = BufferedSelection(N, concurrency=N)
-PLANS: dict[type[DPFedAvg], PrivacyPlan] = {
+PLANS: dict[type[DPFedAvg], Plan] = {
     DPFedAvg: plan_of(N, noise_multiplier=NOISE, rounds=2),
     DPFedBuff: plan_of(
         N, noise_multiplier=NOISE, rounds=2, sampling=BUFFER.sampling, participation_cap=2

@@ -16,12 +16,12 @@ from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, arrays_of
 from scipy import stats
 from trainings import SIX_SIGMA, FixedClient, Training, able, plan_of, record, train
 
-from fl_dp import PrivacyPlan
+from fl_dp import Plan
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, VisibleSampling
 from fl_dp.app.played_rounds import HandOver, PaperLedger
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric, SecureRandom
-from fl_dp.plan.hosting import Hosting
+from fl_dp.plan import CentralPlan
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, SCALARS_METRIC
@@ -61,7 +61,7 @@ def evenly(units: int, per_node: int) -> list[range]:
 
 def hosting(
     folder: Path,
-    plan: PrivacyPlan,
+    plan: Plan,
     units: int,
     per_node: int,
     make: UnitOf = unit_of,
@@ -232,11 +232,10 @@ def test_a_reply_looks_the_same_whether_or_not_a_coin_came_up(tmp_path: Path) ->
     assert all(shape == shapes[0] for shape in shapes)
 
 
-def released_sums(
-    plan: PrivacyPlan, answer: Answer, *, nodes: int, units_per_node: int
-) -> list[float]:
+def released_sums(plan: Plan, answer: Answer, *, nodes: int, units_per_node: int) -> list[float]:
     """Play the plan's rounds with coins at the nodes; return the first entry of each sum."""
-    plan = replace(plan, hosting=Hosting(units_per_node=units_per_node, coins_at_nodes=True))
+    assert isinstance(plan, CentralPlan)
+    plan = replace(plan, units_per_node=units_per_node, coins_at_nodes=True)
     strategy = DPFedAvg(
         HandOver(),
         plan=plan,

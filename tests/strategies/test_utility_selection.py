@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import trainings
 from draws import a_draw
+from flat_plans import calibrated_plan
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from hypothesis import given
@@ -26,7 +27,7 @@ from laws import ALARM, counts_p, normal_p
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app, answer_with_update
 from trainings import able
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import (
     History,
     NeighboringRelation,
@@ -311,7 +312,7 @@ def model() -> ArrayRecord:
     return ArrayRecord({"w": Array(np.zeros(3))})
 
 
-def plan_of(selection: Selection, *, rounds: int = 12, **changes: Any) -> PrivacyPlan:
+def plan_of(selection: Selection, *, rounds: int = 12, **changes: Any) -> Plan:
     fields: dict[str, Any] = dict(
         rounds=rounds,
         sampling=selection.sampling,
@@ -321,9 +322,9 @@ def plan_of(selection: Selection, *, rounds: int = 12, **changes: Any) -> Privac
     return trainings.plan_of(N, **(fields | changes))
 
 
-def calibrated(selection: Selection, rounds: int, **changes: Any) -> PrivacyPlan:
+def calibrated(selection: Selection, rounds: int, **changes: Any) -> Plan:
     """A plan whose budget ends with its rounds."""
-    return PrivacyPlan.calibrate(
+    return calibrated_plan(
         PrivacyBudget(epsilon=8.0, delta=1e-3),
         rounds=rounds,
         num_clients=N,

@@ -12,7 +12,7 @@ from flwr.app import Message
 from local_grid import Answer, answer_with_app, arrays_of, reply
 from trainings import SIX_SIGMA, FixedClient, able, client_fn, plan_of, record, train
 
-from fl_dp import PrivacyPlan
+from fl_dp import Plan
 from fl_dp.app.played_rounds import HandOver, PaperLedger
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping
@@ -25,11 +25,11 @@ SIZES = [0, 1, 5, 10, 15, 20, 21, 100, 10**6, 20]
 SHARES = np.minimum(np.array(SIZES) / CAP, 1.0)
 
 
-def quiet_plan(**changes: Any) -> PrivacyPlan:
+def quiet_plan(**changes: Any) -> Plan:
     return plan_of(N, **(QUIET | changes))
 
 
-def tolerance(plan: PrivacyPlan) -> float:
+def tolerance(plan: Plan) -> float:
     """Six deviations of the noise on a mean with a fixed denominator."""
     return SIX_SIGMA * plan.noise_multiplier * CLIP / plan.denominator
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flat_plans import calibrated_plan, noised_plan
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 from local_grid import LocalGrid, answer_with_update
 from scipy.special import ndtr
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NeighboringRelation, VisibleSampling
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING, clipping_from_dict, clipping_to_dict
@@ -125,7 +126,7 @@ def test_an_argument_that_both_the_plan_and_a_subclass_have_is_an_error(tmp_path
 
 @pytest.mark.parametrize("name", ["schedule", "correlation", "other_releases", "nodes"])
 def test_what_only_a_plan_takes_is_sent_there(name: str, tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match=rf"'{name}': give it to PrivacyPlan\.calibrate.*Tagged\("):
+    with pytest.raises(TypeError, match=rf"'{name}': give it to Plan\.calibrate.*Tagged\("):
         make(tmp_path, Tagged, **{name: None})
     assert not list(tmp_path.iterdir())
 
@@ -144,12 +145,12 @@ def test_the_line_plans_as_a_plan_of_the_same_words(tmp_path: Path) -> None:
     size = {name: each for name, each in ARGUMENTS.items() if name != "epsilon"}
     budget = PrivacyBudget(epsilon=ARGUMENTS["epsilon"], delta=1e-3)
     made = make(tmp_path, delta=1e-3, **words)
-    assert made.plan == PrivacyPlan.calibrate(budget, **size, **words)
+    assert made.plan == calibrated_plan(budget, **size, **words)
 
 
 def test_a_plan_names_a_typo_as_well() -> None:
     with pytest.raises(TypeError, match="no argument 'participation_caps': did you mean"):
-        PrivacyPlan.calibrate(
+        calibrated_plan(
             PrivacyBudget(epsilon=1.0, delta=1e-3),
             rounds=1,
             num_clients=10,
@@ -182,10 +183,10 @@ def test_a_clipping_norm_that_is_left_out_is_adapted_and_that_is_said(
         assert ledger.plan == made.plan
 
 
-@pytest.mark.parametrize("make_plan", [PrivacyPlan.calibrate, PrivacyPlan.from_noise_multiplier])
+@pytest.mark.parametrize("make_plan", [calibrated_plan, noised_plan])
 def test_where_no_norm_can_be_found_leaving_it_out_is_an_error(make_plan: Any) -> None:
     budget = PrivacyBudget(epsilon=1.0, delta=1e-3)
-    first, more = (budget, {}) if make_plan == PrivacyPlan.calibrate else (1.0, {"delta": 1e-3})
+    first, more = (budget, {}) if make_plan == calibrated_plan else (1.0, {"delta": 1e-3})
     with pytest.raises(ValueError, match=r"write clipping_norm=.*choosing_a_clipping_norm\.md"):
         make_plan(
             first,

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from flat_plans import calibrated_plan
 from stages import Place
 
-from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget
 
 SECRET = "Jane Doe, born 1970-01-01"
 """A record that a client's exception has in its text."""
@@ -86,9 +87,7 @@ class FaultApp:
         place: Of the training.
     """
 
-    def __init__(
-        self, folder: Path, *, nodes: int, rounds: int, plan: PrivacyPlan | None = None
-    ) -> None:
+    def __init__(self, folder: Path, *, nodes: int, rounds: int, plan: Plan | None = None) -> None:
         """Write them.
 
         Args:
@@ -101,7 +100,7 @@ class FaultApp:
         self.place.path.mkdir(parents=True)
         self.place.put_plan(
             plan
-            or PrivacyPlan.calibrate(
+            or calibrated_plan(
                 PrivacyBudget(epsilon=20.0, delta=1e-5),
                 rounds=rounds + 1,
                 num_clients=nodes,

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord
 from local_grid import LocalGrid
 from numpy.typing import NDArray
 from secure_nodes import SecureNodes
 
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.plan import Plan, SecureSum
 from fl_dp.strategies import DPFedAvg
 
 NODES = 5
@@ -35,7 +36,7 @@ def model() -> ArrayRecord:
     return ArrayRecord({f"layer{i}": Array(np.zeros(s)) for i, s in enumerate(SHAPES)})
 
 
-def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> PrivacyPlan:
+def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> Plan:
     """A plan with so little noise that the sum can be read off."""
     options: dict[str, Any] = {
         "rounds": rounds,
@@ -45,13 +46,13 @@ def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> PrivacyPlan
         "secure_sum": SecureSum(),
         "contribution_check": False,
     }
-    return PrivacyPlan.from_noise_multiplier(0.05, delta=1e-3, **options | given)
+    return noised_plan(0.05, delta=1e-3, **options | given)
 
 
 def trained(
     folder: Path,
     nodes: SecureNodes,
-    plan: PrivacyPlan,
+    plan: Plan,
     *,
     rounds: int = 1,
     timeout: float = 10.0,
@@ -66,6 +67,6 @@ def trained(
         return np.concatenate([each.ravel() for each in arrays]), strategy
 
 
-def tolerance(plan: PrivacyPlan, nodes: int) -> float:
+def tolerance(plan: Plan, nodes: int) -> float:
     """Six standard deviations of the noise on one coordinate of the mean, over all shares."""
     return 6.0 * 2.0 * plan.noise_multiplier * plan.clipping_norm / nodes

@@ -6,23 +6,24 @@ import os
 from collections.abc import Callable
 
 import numpy as np
+from flat_plans import calibrated_plan
 from flwr.app import Message
 from local_grid import Answer, LocalGrid, answer_with_app, answer_with_update, introducing
 from trainings import FixedClient, client_fn
 
-from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp import PrivacyBudget
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.clients import numpy_client_app
 
 CLIENTS, ROUNDS = 4, 3
-PLAN = PrivacyPlan.calibrate(
+PLAN = calibrated_plan(
     PrivacyBudget(epsilon=8.0, delta=1e-5),
     rounds=ROUNDS,
     num_clients=CLIENTS,
     sampling_rate=1.0,
     clipping_norm=1.0,
 )
-BUFFERED = PrivacyPlan.calibrate(
+BUFFERED = calibrated_plan(
     PrivacyBudget(epsilon=8.0, delta=1e-5),
     rounds=ROUNDS,
     num_clients=CLIENTS,

@@ -17,8 +17,9 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp import Grid
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyLedger
 from fl_dp.app.checkpoints import load_checkpoint, save_checkpoint
+from fl_dp.plan import plan_from_dict
 from fl_dp.strategies import BufferedLoop, Checkpoint, DPFedAvg, DPFedBuff, PrivateLoop
 
 STAGES = (
@@ -46,11 +47,11 @@ class Place:
         self._shown = path / "shown.jsonl"
         self._stage = path / "die-at.json"
 
-    def plan(self) -> PrivacyPlan:
+    def plan(self) -> Plan:
         """Return the plan that was put here."""
-        return PrivacyPlan.from_dict(json.loads(self._plan.read_text()))
+        return plan_from_dict(json.loads(self._plan.read_text()))
 
-    def put_plan(self, plan: PrivacyPlan) -> None:
+    def put_plan(self, plan: Plan) -> None:
         """Write the plan down."""
         self._plan.write_text(json.dumps(plan.to_dict()))
 

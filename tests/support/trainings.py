@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flat_plans import flat_plan
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Result
 from local_grid import INTRODUCTION, Answer, LocalGrid, introducing, reply
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import FixedClipping, SecureRandom
-from fl_dp.plan.hosting import Hosting
+from fl_dp.plan import CentralPlan, CorrelatedPlan
 from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.instruction import RoundInstruction, applied_noise
 from fl_dp.protocol.keys import NOISED_KEY
@@ -25,7 +26,7 @@ from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg
 SIX_SIGMA = 6.0  # two in a billion draws lie further out
 
 
-def plan_of(num_clients: int, *, sampling_rate: float = 1.0, **changes: Any) -> PrivacyPlan:
+def plan_of(num_clients: int, *, sampling_rate: float = 1.0, **changes: Any) -> Plan:
     """A plan whose budget is no matter; any field can be changed."""
     fields: dict[str, Any] = dict(
         budget=PrivacyBudget(epsilon=1e15, delta=1e-6),
@@ -36,7 +37,7 @@ def plan_of(num_clients: int, *, sampling_rate: float = 1.0, **changes: Any) -> 
         num_clients=num_clients,
         contribution_check=False,  # has tests of its own; here updates may be zero
     )
-    return PrivacyPlan.of(**(fields | changes))
+    return flat_plan(**(fields | changes))
 
 
 def budgeted(
@@ -118,7 +119,7 @@ class Training:
 
 def train(
     folder: Path | None,
-    plan: PrivacyPlan | None,
+    plan: Plan | None,
     answer: Answer,
     model: ArrayRecord,
     *,
@@ -147,9 +148,12 @@ def train(
         coins_at_nodes: Of the plan.
         **options: Of the strategy.
     """
-    if plan is not None:
-        hosting = Hosting(units_per_node=units_per_node, coins_at_nodes=coins_at_nodes)
-        plan = replace(plan, hosting=hosting)
+    if plan is not None and (units_per_node > 1 or coins_at_nodes):
+        assert isinstance(plan, CentralPlan | CorrelatedPlan)
+        hosting: dict[str, Any] = {"units_per_node": units_per_node}
+        if coins_at_nodes:
+            hosting["coins_at_nodes"] = True
+        plan = replace(plan, **hosting)
     if nodes is None:
         assert plan is not None
         nodes = plan.num_clients

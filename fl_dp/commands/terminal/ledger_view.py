@@ -241,13 +241,11 @@ def _describe(fields: dict[str, Any]) -> str:
     match fields["kind"]:
         case "plan":
             plan = fields["plan"]
-            noise = plan["noise"]
             if not plan["rounds"]:
                 return f"statistics alone, budget epsilon {plan['budget']['epsilon']:g}"
             return (
-                f"{plan['rounds']} rounds, {plan['sampling']['kind']} cohorts, "
-                f"{noise['schedule']['name']} noise from "
-                f"{noise['multiplier']:.5g}, budget epsilon {plan['budget']['epsilon']:g}"
+                f"{plan['rounds']} rounds of a {plan['kind']} plan, noise multiplier from "
+                f"{plan['noise_multiplier']:.5g}, budget epsilon {plan['budget']['epsilon']:g}"
             )
         case "run":
             return f"opened by run {fields['run']}, randomness {fields['randomness']}"

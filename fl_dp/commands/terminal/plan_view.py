@@ -14,8 +14,7 @@ from fl_dp.accounting import EpsilonBounds, OwnRatesSampling
 from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
-from fl_dp.plan import DistributedNoise, PrivacyPlan
-from fl_dp.plan.noise_left import noise_of_mean
+from fl_dp.plan import Plan, SharedNoisePlan
 from fl_dp.statement.of_clients import promise_in_words
 
 from .numbers import bound_rows, numbers_table, span
@@ -37,17 +36,17 @@ class PlanView:
         naive_epsilon: What those rounds would really spend; None when there is no such split.
     """
 
-    plan: PrivacyPlan
+    plan: Plan
     bounds: EpsilonBounds
     curve: tuple[tuple[int, float], ...]
     naive_multipliers: tuple[float, ...]
     naive_epsilon: float | None
 
     @classmethod
-    def of(cls, plan: PrivacyPlan) -> PlanView:
+    def of(cls, plan: Plan) -> PlanView:
         """Compute what is shown of `plan`."""
-        split = plan.noise.of_sums
-        naive = naive_split(plan.budget, plan.noise.schedule, plan.rounds) if split else ()
+        split = plan.of_sums
+        naive = naive_split(plan.budget, plan.schedule, plan.rounds) if split else ()
         return cls(
             plan=plan,
             bounds=plan.epsilon(),
@@ -99,7 +98,7 @@ class PlanView:
             "num_clients": plan.num_clients,
             "expected_cohort": plan.expected_cohort,
             "neighboring_relation": str(plan.neighboring_relation),
-            "schedule": plan.noise.schedule.to_dict(),
+            "schedule": plan.schedule.to_dict(),
             "rule": plan.filter().rule,
             "promise": self.promise,
             "shares": dict(_share_rows(plan)) or None,
@@ -118,11 +117,11 @@ class PlanView:
         """Return the numbers as a table for the terminal."""
         plan = self.plan
         rate = f"{plan.sampling.kind} cohorts of {plan.expected_cohort:g} expected"
-        mean_noise = [noise_of_mean(plan, z) for z in plan.noise_multipliers]
+        mean_noise = [plan.noise_of_mean(z) for z in plan.noise_multipliers]
         rows = [
             (
                 "noise multiplier (noise std on the sum / clipping norm)"
-                if plan.noise.of_sums
+                if plan.of_sums
                 else "noise multiplier of each client's own noise",
                 span(plan.noise_multipliers, ".5f"),
             ),
@@ -205,12 +204,11 @@ def _shown_rounds(rounds: int) -> list[int]:
     return sorted({1, *(max(1, rounds * quarter // 4) for quarter in range(1, 5))})
 
 
-def _share_rows(plan: PrivacyPlan) -> list[tuple[str, str]]:
+def _share_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return what noise in shares rests on; nothing for other noise."""
-    noise = plan.noise
-    if not isinstance(noise, DistributedNoise):
+    if not isinstance(plan, SharedNoisePlan):
         return []
-    one = plan.shared_bundle(noise.multiplier, size=1)
+    noise, one = plan.noise, plan.shared_bundle(plan.noise_multiplier, size=1)
     opened = f"{noise.shares.least} of {noise.shares.cohort}"
     if noise.secure_sum.roster:
         opened += f"; {noise.shares.guaranteed} if the server lies"
@@ -223,7 +221,7 @@ def _share_rows(plan: PrivacyPlan) -> list[tuple[str, str]]:
     ]
 
 
-def _curve(plan: PrivacyPlan) -> list[tuple[int, float]]:
+def _curve(plan: Plan) -> list[tuple[int, float]]:
     """Return epsilon after some of the rounds, the last among them."""
     step = max(1, plan.rounds // _POINTS)
     stops = sorted({*range(step, plan.rounds, step), *_shown_rounds(plan.rounds)})
@@ -231,7 +229,7 @@ def _curve(plan: PrivacyPlan) -> list[tuple[int, float]]:
     return [point for point in points if math.isfinite(point[1])]
 
 
-def _spent(plan: PrivacyPlan, multipliers: tuple[float, ...]) -> float:
+def _spent(plan: Plan, multipliers: tuple[float, ...]) -> float:
     charged = multipliers[: plan.charged_rounds]
     rounds = [
         (plan.charged_event(plan.event_at(z)), count) for z, count in Counter(charged).items()

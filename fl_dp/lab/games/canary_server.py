@@ -69,7 +69,7 @@ def seen_by(loop: WatchedLoop, moved: NDArray[np.float64]) -> SeenRun:
         moved=moved,
         indices=loop.indices,
         turn=loop.whose_turn(),
-        coefficients=loop.plan.noise.coefficients or (COEFFICIENT_ONE,),
+        coefficients=loop.plan.coefficients or (COEFFICIENT_ONE,),
         drawn=np.array(loop.asked, dtype=np.bool_),
         cohorts=np.array(loop.cohorts, dtype=np.int64),
         own=loop.groups() if isinstance(loop.plan.sampling, OwnRatesSampling) else None,

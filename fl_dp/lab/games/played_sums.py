@@ -21,7 +21,7 @@ from fl_dp.lab.audit.verdict import AuditReport
 from fl_dp.lab.audit.whole_run import SeenRound
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan, SharedNoisePlan
 from fl_dp.plan.distributed_noise import DistributedNoise
 from fl_dp.plan.shared_bundle import SharedBundle
 from fl_dp.secagg.opening import centred_words
@@ -33,7 +33,7 @@ _LONGEST = 5.0  # of an entry of many canaries' sum, in its deviations
 
 
 def report_of_sums(
-    plan: PrivacyPlan,
+    plan: Plan,
     subject: str,
     *,
     size: int,
@@ -54,8 +54,10 @@ def report_of_sums(
     Raises:
         ValueError: If there are more canaries than the model or a node's values hold.
     """
+    if not isinstance(plan, SharedNoisePlan):
+        raise TypeError(f"noise {plan.place} has no shares")
     shares = [plan.shared_bundle(each, size=size) for each in plan.noise_multipliers]
-    honest, first = shares_of(plan).honest_shares, shares[0].segments[0]
+    honest, first = plan.noise.honest_shares, shares[0].segments[0]
     if count is None:
         cap = first.cap / first.scale / first.clipping_norm
         fitting = size * (cap / _LONGEST) ** 2  # on each node
@@ -88,18 +90,18 @@ def report_of_sums(
     )
 
 
-def shares_of(plan: PrivacyPlan) -> DistributedNoise:
+def shares_of(plan: Plan) -> DistributedNoise:
     """Return a plan's noise, which is in shares.
 
     Raises:
         TypeError: If it is not.
     """
-    if not isinstance(plan.noise, DistributedNoise):
-        raise TypeError(f"noise {plan.noise.place} has no shares")
+    if not isinstance(plan, SharedNoisePlan):
+        raise TypeError(f"noise {plan.place} has no shares")
     return plan.noise
 
 
-def turns_of(plan: PrivacyPlan, count: int) -> NDArray[np.bool_]:
+def turns_of(plan: Plan, count: int) -> NDArray[np.bool_]:
     """Return who is in which sum, shape `(rounds, count)`: as often as a unit is charged for.
 
     By fresh coins where nobody sees who takes part, else in the sums of its turn.
@@ -117,7 +119,7 @@ def turns_of(plan: PrivacyPlan, count: int) -> NDArray[np.bool_]:
 
 
 def play_sums(
-    plan: PrivacyPlan,
+    plan: Plan,
     shares: Sequence[SharedBundle],
     canaries: Canaries,
     asked: NDArray[np.bool_],

@@ -24,7 +24,7 @@ from fl_dp.lab.audit.correlated_run import WhoseTurn, seen_with_memory, without_
 from fl_dp.lab.audit.noise_findings import findings_on_noise
 from fl_dp.lab.audit.verdict import AuditReport, Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run, one_shot_epsilon
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 
 from .canary_run import CanaryRun
 
@@ -296,7 +296,7 @@ def report_of_run(
     )
 
 
-def claims_of(plan: PrivacyPlan, history: FrozenHistory, quoted: float) -> list[Claim]:
+def claims_of(plan: Plan, history: FrozenHistory, quoted: float) -> list[Claim]:
     """Return what is claimed: for all units, or for each group with a budget of its own.
 
     Args:

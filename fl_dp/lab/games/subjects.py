@@ -28,7 +28,7 @@ from fl_dp.accounting import PoissonSampling, PrivacyBudget
 from fl_dp.app.in_process import flower_in_silence
 from fl_dp.app.played_rounds import HandOver, PaperLedger, as_arrays, play, reply_from
 from fl_dp.mechanisms import AdaptiveClipping, Clipping, FixedClipping, PerLayerClipping
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import CentralPlan, Plan
 from fl_dp.strategies import DPFedAvg, PrivateLoop, Selection
 
 SIZE = 64
@@ -114,14 +114,14 @@ class FlDp(Subject):
     arrays: int = 1
     selection: Any = field(default=None)
 
-    def plan(self, nodes: int, rate: float = 1.0) -> PrivacyPlan:
+    def plan(self, nodes: int, rate: float = 1.0) -> Plan:
         """Return the plan that the strategy goes by."""
         clipping: Clipping = FixedClipping(norm=self.clipping_norm)
         if self.adaptive:
             clipping = AdaptiveClipping(initial_norm=self.clipping_norm)
         elif self.arrays > 1:
             clipping = PerLayerClipping.evenly(self.clipping_norm, self.arrays)
-        return PrivacyPlan.of(
+        return CentralPlan(
             budget=PrivacyBudget(epsilon=_NO_BUDGET, delta=1e-5),
             rounds=1,
             sampling=PoissonSampling(sampling_rate=rate),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -17,7 +16,7 @@ from fl_dp.app.workload import check_data
 from fl_dp.lab.settings import tune_of
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 from fl_dp.statement import privacy_statement
 from fl_dp.strategies import ask_federation
 
@@ -154,6 +153,6 @@ def _write_down(
     return name
 
 
-def plan_with(plan: PrivacyPlan, chosen: Settings) -> PrivacyPlan:
+def plan_with(plan: Plan, chosen: Settings) -> Plan:
     """Return a plan whose rounds release what the chosen settings say, at the same charge."""
-    return replace(plan, release=replace(plan.release, clipping=make_clipping(chosen)))
+    return plan.with_clipping(make_clipping(chosen))

@@ -30,7 +30,7 @@ from fl_dp.files import write_text
 from fl_dp.lab.settings import TuneSettings, tune_of, with_tune
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import Plan
 from fl_dp.statement import privacy_statement
 
 from .candidates import as_chosen, require_choosable, with_candidate
@@ -168,7 +168,7 @@ class Stopped:
         return with_candidate(plain, candidate)
 
 
-def stopping_plans(settings: Settings) -> tuple[PrivacyPlan, PrivacyPlan]:
+def stopping_plans(settings: Settings) -> tuple[Plan, Plan]:
     """Return the plan of each training, and that of the choice, whose one event covers all.
 
     Privacy: the best training's rounds, against adversaries that see no other training, within

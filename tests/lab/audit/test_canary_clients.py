@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from audited_trainings import DELTA, OVERRIDES, Trained, Z, judged, trained
+from fl_dp.plan.noise import CentralNoise
 from flwr.app import Array, ArrayRecord
 from wrong_systems import ShuffledDeck, one_draw_for_both_halves, stream_by
 
@@ -33,7 +34,6 @@ from fl_dp.lab.games.canary_server import WatchedLoop
 from fl_dp.lab.games.seen_run import SeenRun, read_seen, write_seen
 from fl_dp.mechanisms import BandedStream
 from fl_dp.plan import Banded
-from fl_dp.plan.noise import CentralNoise
 from fl_dp.strategies import Released, Selection
 from fl_dp.updates import VectorLayout
 

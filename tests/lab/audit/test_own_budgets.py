@@ -12,8 +12,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from audited_trainings import DELTA, judged, trained
+from flat_plans import calibrated_plan
 
-from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget
 from fl_dp.accounting import OwnRatesSampling
 from fl_dp.app.compose import compose_settings
 from fl_dp.lab.audit.canaries import Canaries
@@ -104,7 +105,7 @@ def by_the_law(
     return [of.bound(each, alpha=1e-6).stands for each in of.claims]
 
 
-def beside_claims(plan: PrivacyPlan, seen: SeenRun, canaries: Canaries) -> Audited:
+def beside_claims(plan: Plan, seen: SeenRun, canaries: Canaries) -> Audited:
     return Audited(
         seen=seen,
         canaries=canaries,
@@ -116,10 +117,10 @@ def beside_claims(plan: PrivacyPlan, seen: SeenRun, canaries: Canaries) -> Audit
 
 def played(
     rate: float, strict: float, *, longer: float = 1.0, oftener: float = 1.0
-) -> tuple[PrivacyPlan, SeenRun, Canaries]:
+) -> tuple[Plan, SeenRun, Canaries]:
     """Return what `by_the_law` judges."""
     budgets = (strict, 8.0)
-    plan = PrivacyPlan.calibrate(
+    plan = calibrated_plan(
         PrivacyBudget(epsilon=budgets[-1], delta=DELTA),
         rounds=8,
         num_clients=500,

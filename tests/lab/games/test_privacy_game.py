@@ -19,7 +19,7 @@ import pytest
 from draws import a_draw
 from scipy import stats
 
-from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp import Plan, PrivacyBudget
 from fl_dp.accounting import PoissonSampling, Sampling
 from fl_dp.lab.audit.cohorts import COHORTS
 from fl_dp.lab.audit.noise_findings import NEW_NOISE, SIZE_OF_NOISE
@@ -240,7 +240,7 @@ def test_what_is_released_is_the_sum_plus_gaussian_noise_of_the_charged_size() -
 # --- cohorts ------------------------------------------------------------------------------------
 
 
-def delta_stands(selection: Selection, plan: PrivacyPlan, *, below: float, claim: float) -> bool:
+def delta_stands(selection: Selection, plan: Plan, *, below: float, claim: float) -> bool:
     """Play "the others send 1, one of ten sends -1, or zero" on the real coins and real noise.
 
     With k of N, whoever is drawn takes the place of a 1: the sum moves by two.

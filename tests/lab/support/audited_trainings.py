@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flat_plans import calibrated_plan, flat_plan
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from local_grid import FIRST_NODE, LocalGrid
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import OwnRatesSampling
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import SETTINGS_KEY
@@ -69,10 +70,10 @@ def trained(
     )
     if isinstance(law := of_plan["sampling"], OwnRatesSampling):
         budget = PrivacyBudget(epsilon=law.budgets[-1], delta=DELTA)
-        plan = PrivacyPlan.calibrate(budget, **given)
+        plan = calibrated_plan(budget, **given)
     else:
         budget = PrivacyBudget(epsilon=1e6, delta=DELTA)
-        plan = PrivacyPlan.of(budget=budget, noise_multiplier=Z, **given)
+        plan = flat_plan(budget, noise_multiplier=Z, **given)
 
     class Watched(WatchedFedAvg):
         loop_class = kind

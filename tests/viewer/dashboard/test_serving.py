@@ -27,9 +27,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from dashboards import TOKEN, dashboard_of, reader
+from flat_plans import noised_plan
 from written_runs import write_run
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
@@ -222,7 +223,7 @@ def test_the_command_serves_until_it_is_stopped_and_logs_no_token(tmp_path: Path
 # Budgets.
 
 
-PLAN = PrivacyPlan.from_noise_multiplier(
+PLAN = noised_plan(
     1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
 )
 

@@ -1,0 +1,123 @@
+"""DP-FedAvg as McMahan et al. 2018 have it: fresh noise at the server in every round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fl_dp.accounting import (
+    FixedSizeSampling,
+    NeighboringRelation,
+    NoiseSchedule,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+    UtilityPoissonSampling,
+    VisibleSampling,
+)
+from fl_dp.option_errors import IncompatibleOptions
+
+from .hosting import Hosting
+from .plan import require_capped, require_distant_records, require_public_roster
+from .release import Release
+from .server_noise import ServerNoisePlan
+
+_ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
+_CONSTANT = NoiseSchedule()
+
+CentralLaw = (
+    PoissonSampling
+    | TruncatedPoissonSampling
+    | FixedSizeSampling
+    | VisibleSampling
+    | UtilityPoissonSampling
+)
+"""Laws of cohorts under fresh noise at the server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralPlan(ServerNoisePlan):
+    """Rounds of a cohort, a clipped sum, and fresh noise that the server adds.
+
+    Privacy: for one client's whole contribution over all rounds (the unit, unless `unit` says
+    otherwise), neighbours as `neighboring_relation` says, against an adversary who sees every
+    released model but, where the cohort is sampled, not who took part. The server is trusted with
+    the updates and with the noise.
+
+    Attributes:
+        sampling: How each cohort is sampled.
+        schedule: How the noise changes over the rounds, declared beforehand.
+        participation_cap: Largest number of rounds of a client, which the ledger enforces; a round
+            with more noise than the least counts as the part of one that it costs. None charges
+            each round to all clients.
+        total_weight: Public sum of all clients' weights; see `Release`.
+        unit: `client`, or `record`. One record of a client moves its update by up to twice the
+            clipping norm, hence under replace-one neighbours.
+        units_per_node: Units that a node hosts at most; see `Hosting`.
+        coins_at_nodes: Each node flips the coins of its own units; see `Hosting`.
+        Others: See `ServerNoisePlan`.
+    """
+
+    kind: ClassVar[str] = "central"
+
+    sampling: CentralLaw
+    schedule: NoiseSchedule = _CONSTANT
+    participation_cap: int | None = None
+    total_weight: float | None = None
+    unit: str = "client"
+    units_per_node: int = 1
+    coins_at_nodes: bool = False
+
+    @property
+    def release(self) -> Release:
+        """What a round publishes."""
+        return replace(super().release, total_weight=self.total_weight)
+
+    @property
+    def hosting(self) -> Hosting:
+        """How units lie on nodes."""
+        return Hosting(units_per_node=self.units_per_node, coins_at_nodes=self.coins_at_nodes)
+
+    def check(self) -> None:
+        """Refuse a law that is not charged for these neighbours, or not drawn by these nodes."""
+        require_distant_records(self)
+        require_capped(self, self.participation_cap)
+        law = self.sampling
+        if isinstance(law, UtilityPoissonSampling | VisibleSampling):
+            require_public_roster(self, "a cohort that is chosen or seen")
+        if isinstance(law, TruncatedPoissonSampling):
+            require_public_roster(self, "a cut, which shows how many others there are,")
+        if self.hosting.sums_at_nodes:
+            self._check_nodes()
+
+    def _check_nodes(self) -> None:
+        """Refuse what a node that sums its units can't keep to."""
+        law = self.sampling
+        if self.neighboring_relation is _ADD_OR_REMOVE:
+            raise IncompatibleOptions(
+                f"a node sums its first {{units_per_node={self.units_per_node}}} units at most: "
+                "leaving one out moves the next one in, which is twice what add-or-remove-one is "
+                "charged for: write {neighboring_relation=zero-out}",
+                options=("neighboring_relation", "units_per_node", "coins_at_nodes"),
+            )
+        counted = isinstance(law, FixedSizeSampling | TruncatedPoissonSampling)
+        if counted and self.num_clients % self.units_per_node > 0:
+            raise IncompatibleOptions(
+                "cohorts of a counted size are drawn from the declared units, and the server "
+                f"can't tell which node hosts fewer: {{units_per_node={self.units_per_node}}} has "
+                f"to divide {{num_clients={self.num_clients}}}",
+                options=("units_per_node", "sampling"),
+            )
+        if not self.coins_at_nodes:
+            return
+        if not isinstance(law, PoissonSampling):
+            raise IncompatibleOptions(
+                "nodes that flip the coins themselves draw Poisson samples: use "
+                f"{{sampling=PoissonSampling}}, not {{sampling={law}}}",
+                options=("coins_at_nodes", "sampling"),
+            )
+        if self.participation_cap is not None:
+            raise IncompatibleOptions(
+                "a participation cap leaves units out, which nodes that flip the coins themselves "
+                "do not know of: leave {participation_cap} or {coins_at_nodes=True} out",
+                options=("participation_cap", "coins_at_nodes"),
+            )

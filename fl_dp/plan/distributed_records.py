@@ -1,0 +1,80 @@
+"""Noise in shares under a secure sum, with records as units: DP-SGD on all nodes' records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from fl_dp.accounting import PoissonSampling, Sampling
+from fl_dp.mechanisms import Clipping, FixedClipping
+from fl_dp.option_errors import IncompatibleOptions, OptionError
+
+from .hosting import Hosting
+from .release import Release
+from .shared_noise import SharedNoisePlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedRecordsPlan(SharedNoisePlan):
+    """Each node sums its records' clipped gradients, adds a share of noise, and masks the sum.
+
+    Privacy: for one record, against the server and the nodes that collude with it. Sum over sum it
+    is DP-SGD on the union of all records, of which no node says how many it has.
+
+    Attributes:
+        num_clients: About as many records as all nodes have: it divides, and the contribution
+            check compares it with a noisy count.
+        nodes: Nodes on which the records lie.
+        max_records: Records that one node has at most; public.
+        sampling_rate: Probability of each record in each round, by coins of its node; 1: all.
+        clipping_norm: L2 bound on the gradient of one record.
+        Others: See `SharedNoisePlan`.
+    """
+
+    kind: ClassVar[str] = "distributed_records"
+
+    nodes: int
+    max_records: int
+    sampling_rate: float = 1.0
+    clipping_norm: float
+
+    @classmethod
+    def law(cls, sampling: Sampling) -> dict[str, Any]:
+        """Return the rate of the nodes' coins. See `Plan.law`."""
+        if not isinstance(sampling, PoissonSampling):
+            raise IncompatibleOptions(
+                "nodes do not say how many records they have, so they flip their own coins: use "
+                f"{{sampling=PoissonSampling}}, not {{sampling={sampling}}}",
+                options=("sampling", "nodes"),
+            )
+        return {"sampling_rate": sampling.sampling_rate}
+
+    @property
+    def unit(self) -> str:
+        """One record."""
+        return "record"
+
+    @property
+    def sampling(self) -> PoissonSampling:
+        """Coins that the nodes flip themselves."""
+        return PoissonSampling(sampling_rate=self.sampling_rate)
+
+    @property
+    def release(self) -> Release:
+        """A bounded sum, and nothing beside it but a count."""
+        clipping = FixedClipping(norm=self.clipping_norm)
+        return Release(clipping=clipping, contribution_check=self.contribution_check)
+
+    def with_clipping(self, clipping: Clipping) -> Self:
+        """Return the plan with another norm. See `Plan.with_clipping`."""
+        if not isinstance(clipping, FixedClipping):
+            raise OptionError(
+                f"a {self.kind} plan clips to one fixed norm: write {{clipping_norm=...}}, got "
+                f"{clipping}"
+            )
+        return replace(self, clipping_norm=clipping.norm)
+
+    @property
+    def hosting(self) -> Hosting:
+        """How records lie on nodes."""
+        return Hosting(units_per_node=self.max_records, coins_at_nodes=True, nodes=self.nodes)

@@ -1,0 +1,71 @@
+"""Public groups of clients with budgets of their own, each at the rate that spends its own.
+
+Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for DP-SGD".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
+
+from fl_dp.accounting import EpsilonBounds, History, OwnRatesSampling
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.filters import PrivacyFilter
+from fl_dp.accounting.own_rates import calibrate_own_rates
+from fl_dp.option_errors import OptionError
+
+from .own_budgets import own_epsilons, own_filter, require_largest_budget
+from .server_noise import ServerNoisePlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedPlan(ServerNoisePlan):
+    """Fresh noise at the server, which all share; who allows less takes part less often.
+
+    Privacy: as of `CentralPlan`, for one client, by the budget of its group. Groups are public.
+
+    Attributes:
+        sampling: Budgets, shares and rates of the groups; `calibrated` finds the rates, and keeps
+            their mean. `budget` has the largest epsilon of them.
+        Others: See `ServerNoisePlan`.
+    """
+
+    kind: ClassVar[str] = "grouped"
+
+    sampling: OwnRatesSampling
+
+    def check(self) -> None:
+        """Refuse rates that are no coins, and a budget that is none of the groups'."""
+        if self.sampling.visible:
+            raise OptionError(
+                "groups with budgets of their own take part at different rates, below 1: write a "
+                f"{{sampling_rate}} in (0, 1), got {{sampling={self.sampling}}}, or a LocalPlan"
+            )
+        require_largest_budget(self, self.sampling)
+
+    def calibrated(self) -> Self:
+        """Return the plan with noise, and rates at which each group spends its own budget."""
+        law = self.sampling
+
+        def rounds(noise_multiplier: float, rate: float) -> FrozenHistory:
+            everybody = replace(law, rates=(rate,) * law.num_groups)
+            return replace(self, sampling=everybody).rounds_at(noise_multiplier)
+
+        noise_multiplier, rates = calibrate_own_rates(
+            rounds,
+            budgets=law.budgets,
+            shares=law.shares,
+            sampling_rate=self.sampling_rate,
+            delta=self.budget.delta,
+            others=self.other_releases,
+            neighboring_relation=self.neighboring_relation,
+        )
+        return replace(self, noise_multiplier=noise_multiplier, sampling=replace(law, rates=rates))
+
+    def filter(self, *, room: float = 1.0) -> PrivacyFilter:
+        """Return the gate of all groups; see `Plan.filter`."""
+        return own_filter(self, self.sampling, room=room)
+
+    def own_epsilons(self, history: History | None = None) -> tuple[EpsilonBounds, ...]:
+        """Return `epsilon` for each group."""
+        return own_epsilons(self, self.sampling, history)

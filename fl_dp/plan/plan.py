@@ -1,0 +1,614 @@
+"""The questions that every kind of plan answers, and what all kinds have in common.
+
+A kind is one frozen dataclass in one file, with the fields that mean something for it and no
+other. It hands out both the mechanism that makes a round's noise and the event that charges for it,
+from the same object, so that the accounting can't drift from what runs.
+
+    >>> plan = CentralPlan(
+    ...     budget=PrivacyBudget(epsilon=2.0, delta=200**-1.1),
+    ...     rounds=60, num_clients=200,
+    ...     sampling=PoissonSampling(sampling_rate=0.25), clipping=FixedClipping(norm=1.0),
+    ... ).calibrated()
+    >>> plan.noise_multiplier
+    2.66...
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_type_hints
+
+from fl_dp.accounting import (
+    EpsilonBounds,
+    History,
+    NeighboringRelation,
+    NoiseSchedule,
+    PrivacyBudget,
+    PrivacyEvent,
+    Sampling,
+    epsilon,
+    freeze,
+)
+from fl_dp.accounting.bounds import tight_epsilon
+from fl_dp.accounting.calibration import affordable_rounds, calibrate_noise
+from fl_dp.accounting.events import FrozenHistory, history_to_list
+from fl_dp.accounting.filters import DeclaredFilter, PrivacyFilter
+from fl_dp.mechanisms import Clipping, GaussianBundle
+from fl_dp.mechanisms.clipping_rules import clipping_to_dict
+from fl_dp.mechanisms.grid import least_noise_multiplier
+from fl_dp.option_errors import IncompatibleOptions, OptionError
+
+from .argument_checks import fits, require_types
+from .hosting import Hosting
+from .release import Release
+
+_MOST_ROUNDS = 10_000_000  # a plan that somebody else wrote must not fill the reader's memory
+_CONSTANT = NoiseSchedule()
+_MARGIN = 1e-9  # above rounding: the same plan must fit on another machine, too
+_LEAST_BUDGET = 1e-9
+_OF_RELEASES = {
+    "clipping",
+    "clipping_norm",
+    "metrics",
+    "scalar_noise_std",
+    "total_weight",
+    "contribution_check",
+}
+_WRITE: dict[str, Callable[[Any], Any]] = {
+    "budget": asdict,
+    "neighboring_relation": str,
+    "other_releases": history_to_list,
+    "sampling": lambda law: law.to_dict(),
+    "groups": lambda law: law and law.to_dict(),
+    "clipping": clipping_to_dict,
+    "schedule": lambda schedule: schedule.to_dict(),
+    "metrics": lambda metrics: [asdict(metric) for metric in metrics],
+    "correlation": asdict,
+    "secure_sum": asdict,
+}
+
+ANOTHER_APP = (
+    "a server that sends another app than the one agreed on: a node runs it, unless its SuperNode "
+    "verifies apps (`--trusted-entities`)"
+)
+"""Left out of every promise against the server, as Flower's nodes get their code from it."""
+ITEMS_OF_SEVERAL_RECORDS = (
+    "an app whose data set makes an item of several records (mix-up, overlapping windows, "
+    "statistics of the whole set), or that carries something from one record to the next outside "
+    "of its model"
+)
+"""Left out of every promise to single records: no check sees what an item is made of."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(ABC):
+    """What a training will release, how often, and at what price.
+
+    A plan without its noise multiplier is a draft: what is refused shows at once, and `calibrated`
+    finds the noise. Nothing can be released by a draft.
+
+    Attributes:
+        budget: Never exceeded, whatever happens to the rounds.
+        rounds: Models that are planned to be released; 0 for a plan of `other_releases` alone.
+        num_clients: Units of the declared roster; public.
+        neighboring_relation: Which populations are neighbours.
+        other_releases: What else is released under this budget, such as private statistics.
+        contribution_check: Whether each round also releases a noisy number of the units that
+            contribute; see `Release`.
+        noise_multiplier: Noise standard deviation over the clipping norm, in the rounds with the
+            least noise. NaN: still to be calibrated.
+    """
+
+    kind: ClassVar[str]
+    """The name that it is written with."""
+    place: ClassVar[str]
+    """The place where noise is added, in one phrase."""
+    of_sums: ClassVar[bool] = True
+    """Whether noise is that of a cohort's sums, or one message has noise of its own."""
+    trusts_server: ClassVar[bool] = True
+    """Whether the server is trusted with what clients send in the clear."""
+    masked: ClassVar[bool] = False
+    """Whether updates travel under masks, as integers that have to add up."""
+
+    budget: PrivacyBudget
+    rounds: int
+    num_clients: int
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+    other_releases: FrozenHistory = ()
+    contribution_check: bool = True
+    noise_multiplier: float = math.nan
+
+    if TYPE_CHECKING:  # a field of some kinds; those without have a property
+
+        @property
+        def sampling(self) -> Sampling:
+            """How each cohort is sampled."""
+
+        @property
+        def clipping_norm(self) -> float:
+            """L2 bound on one unit's whole update, in the first round."""
+
+    # What a kind may have, and what it is where a kind has none.
+
+    @property
+    def unit(self) -> str:
+        """Whose the promise is: `client` or `record`."""
+        return "client"
+
+    @property
+    def schedule(self) -> NoiseSchedule:
+        """How the noise changes over the rounds, declared beforehand."""
+        return _CONSTANT
+
+    @property
+    def participation_cap(self) -> int | None:
+        """Most rounds of one client, which the ledger enforces; None: all."""
+        return None
+
+    @property
+    def coefficients(self) -> tuple[int, ...] | None:
+        """Those of noise that is correlated over rounds; None: each round's is independent."""
+        return None
+
+    @property
+    def roster_can_grow(self) -> bool:
+        """Whether more clients may take part than are declared."""
+        return True
+
+    @property
+    def slack(self) -> float:
+        """Lambda: a bound on how far log-ratios of all releases lie from those of their events.
+
+        A promise is larger than its events' by `2 lambda` in epsilon and `e^lambda` in delta.
+        """
+        return 0.0
+
+    @property
+    def event_budget(self) -> PrivacyBudget:
+        """The part of the budget that events may spend."""
+        return self.budget
+
+    # The questions that each kind answers itself.
+
+    @property
+    @abstractmethod
+    def release(self) -> Release:
+        """What a round publishes."""
+
+    @property
+    @abstractmethod
+    def hosting(self) -> Hosting:
+        """How units lie on nodes."""
+
+    @property
+    @abstractmethod
+    def adversary(self) -> str:
+        """Against whom the promise holds, in words."""
+
+    @property
+    @abstractmethod
+    def trusted(self) -> str:
+        """Who is trusted, and with what, in words."""
+
+    @property
+    @abstractmethod
+    def mechanism(self) -> str:
+        """What makes a round private, in words."""
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Sentences on what the promise leaves out because of its kind."""
+        return ()
+
+    @abstractmethod
+    def check(self) -> None:
+        """Refuse fields that do not fit each other; each part has checked itself.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+
+    @abstractmethod
+    def with_clipping(self, clipping: Clipping) -> Self:
+        """Return the plan with another bound on updates, which no charge depends on.
+
+        Raises:
+            ValueError: If this kind has no such rule.
+        """
+
+    @classmethod
+    def law(cls, sampling: Sampling) -> dict[str, Any]:
+        """Return the fields that say how cohorts are sampled.
+
+        Raises:
+            ValueError: If this kind has no such law.
+        """
+        return {"sampling": sampling}
+
+    # What follows from the answers.
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            TypeError: If a field has a value of the wrong type.
+            ValueError: If a field is out of range, or does not fit another.
+        """
+        self._check_types()
+        if self.rounds < (0 if self.other_releases else 1):
+            raise OptionError(
+                f"{{rounds}} must be at least 1, or 0 where other_releases are planned, got "
+                f"{self.rounds}"
+            )
+        if self.rounds > _MOST_ROUNDS:
+            raise OptionError(f"{{rounds}} must be at most {_MOST_ROUNDS:,}, got {self.rounds:,}")
+        if self.num_clients < 1:
+            raise OptionError(f"{{num_clients}} must be at least 1, got {self.num_clients}")
+        self.sampling.check(self.num_clients)
+        self.release.check(self.num_clients)
+        self.hosting.check(self.num_clients)
+        self.check()
+        if not self.is_draft:
+            self.check_noise()
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether the noise is still to be calibrated."""
+        return math.isnan(self.noise_multiplier)
+
+    def calibrated(self) -> Self:
+        """Return the plan with the least noise at which everything planned fits the budget.
+
+        Beyond epsilon 100 it goes by bounds in closed form, at once, and asks for a little more
+        noise than necessary.
+
+        Raises:
+            ValueError: If the budget can't be reached, or another field needs more noise.
+        """
+        return replace(self, noise_multiplier=self.multiplier_for(self.event_budget.epsilon))
+
+    def multiplier_for(self, target_epsilon: float) -> float:
+        """Return the least noise multiplier whose events, all that are planned, spend an epsilon.
+
+        Raises:
+            ValueError: If no noise does.
+        """
+        return calibrate_noise(
+            self.rounds_at,
+            target_epsilon,
+            self.event_budget.delta,
+            already_spent=self.other_releases,
+            neighboring_relation=self.neighboring_relation,
+            what=f"in {self.charged_rounds} rounds",
+        )
+
+    def with_spent_budget(self) -> Self:
+        """Return the plan with the budget that its own noise spends."""
+        spends = max(self.tight_epsilon(self.history) * (1.0 + _MARGIN), _LEAST_BUDGET)
+        return replace(self, budget=replace(self.budget, epsilon=spends))
+
+    def require_fits(self) -> Self:
+        """Return the plan itself, if all that is planned fits its budget.
+
+        Raises:
+            ValueError: If it does not, with the rounds that would.
+        """
+        spends, most = self.tight_epsilon(self.history), self.budget.epsilon
+        if spends <= most:
+            return self
+        fits = self._fitting_rounds()
+        fewer = "" if fits is None else f"plan at most {fits} rounds, or "
+        raise OptionError(
+            f"{self.rounds} {{rounds}} at {{noise_multiplier={self.noise_multiplier:.4g}}} "
+            f"spend epsilon {spends:.4g}, more than the budget of {most:.4g}: {fewer}"
+            "leave {noise_multiplier} out and it is calibrated"
+        )
+
+    @property
+    def sampling_rate(self) -> float:
+        """The expected share of the roster in a round."""
+        return self.expected_cohort / self.num_clients
+
+    @property
+    def expected_cohort(self) -> float:
+        """The public constant that stands for the size of a cohort."""
+        return self.sampling.expected_cohort(self.num_clients)
+
+    @property
+    def expected_weight(self) -> float:
+        """What such a cohort adds to a count; see `Sampling.expected_weight`."""
+        return self.sampling.expected_weight(self.num_clients)
+
+    @property
+    def denominator(self) -> float:
+        """The public constant that a round's sum is divided by; see `Release.denominator`."""
+        return self.release.denominator(self.expected_weight, self.num_clients)
+
+    def noise_of_mean(self, noise_multiplier: float) -> float:
+        """Return the standard deviation of the noise on each coordinate of a round's mean.
+
+        Noise of everybody is counted, also what is not charged for. Correlated noise is that of one
+        participation (`noise_left` knows its sum).
+        """
+        return noise_multiplier * self.clipping_norm / self.denominator
+
+    @cached_property
+    def noise_multipliers(self) -> tuple[float, ...]:
+        """Planned noise multiplier of each round."""
+        return self.schedule.multipliers(self.noise_multiplier, self.rounds) if self.rounds else ()
+
+    @property
+    def charged_rounds(self) -> int:
+        """The number of rounds that one client is charged for at most."""
+        return self.charged_of(self.rounds)
+
+    def charged_of(self, reserved: int) -> int:
+        """Return the most rounds, of `reserved` ones, that one client is charged for.
+
+        Under a participation cap the cap's worth of them; where clients take turns, as many as one
+        client can have.
+        """
+        turns = self.sampling.turns(reserved)
+        return min(turns, self.participation_cap or turns)
+
+    def charged_event(self, event: PrivacyEvent) -> PrivacyEvent:
+        """Return what a round adds to what one client is charged for at most.
+
+        Under a participation cap a round of the least noise, whatever its own: of which rounds a
+        client's cap consists, nobody knows beforehand.
+        """
+        if self.participation_cap is None:
+            return event
+        return self.event_at(self.noise_multiplier)
+
+    def cap_share(self, noise_multiplier: float) -> float:
+        """Return what a round takes of a client's participation cap, in rounds of the least noise.
+
+        Gaussians without sampling add up by their squared inverse multipliers, in any order and
+        however they are chosen, as each is a composition of smaller ones that are all alike.
+        """
+        if len(set(self.noise_multipliers)) <= 1:
+            return 1.0
+        return (self.noise_multiplier / noise_multiplier) ** 2
+
+    def event_of(self, round: int) -> PrivacyEvent:
+        """Return what a round is charged as.
+
+        Args:
+            round: Its number, from 1.
+
+        Raises:
+            ValueError: If there is no such round.
+        """
+        if not 1 <= round <= self.rounds:
+            raise ValueError(f"round {round} is not in the plan, which has {self.rounds}")
+        return self.event_at(self.noise_multipliers[round - 1])
+
+    def event_at(self, noise_multiplier: float) -> PrivacyEvent:
+        """Return what a round of that noise multiplier is charged as."""
+        return self.sampling.event(noise_multiplier, self.num_clients)
+
+    def rounds_at(self, noise_multiplier: float) -> FrozenHistory:
+        """Return what the charged rounds are when the least noise is `noise_multiplier`."""
+        if not self.charged_rounds:
+            return ()
+        multipliers = self.schedule.multipliers(noise_multiplier, self.charged_rounds)
+        if self.participation_cap is not None:
+            multipliers = (noise_multiplier,) * self.charged_rounds  # see `charged_event`
+        return freeze(
+            [(self.event_at(each), count) for each, count in Counter(multipliers).items()]
+        )
+
+    @cached_property
+    def history(self) -> FrozenHistory:
+        """Every planned release that one client is charged for."""
+        events = [
+            (self.charged_event(self.event_of(round)), 1)
+            for round in range(1, self.charged_rounds + 1)
+        ]
+        return freeze([*events, *self.other_releases])
+
+    def bundle(
+        self,
+        noise_multiplier: float,
+        *,
+        clipping_norms: tuple[float, ...] | None = None,
+        size: int = 1,
+    ) -> GaussianBundle:
+        """Return what makes a round of that noise multiplier private, as sums.
+
+        Args:
+            noise_multiplier: Of the round as a whole.
+            clipping_norms: Those of this round, where they change; the first round's by default.
+            size: Coordinates of the model, which widen correlated noise by a hair.
+        """
+        return self.release.bundle(
+            noise_multiplier,
+            expected_cohort=self.expected_weight,
+            rounds=self.rounds,
+            counted=self.of_sums,  # else the server sees each message, and counts them
+            clipping_norms=clipping_norms,
+            coefficients=self.coefficients,
+            size=size,
+        )
+
+    def filter(self, *, room: float = 1.0) -> PrivacyFilter:
+        """Return the gate that every release of the plan has to pass, with nothing spent.
+
+        Args:
+            room: What epsilon of the budget is multiplied by.
+        """
+        budget = replace(self.budget, epsilon=room * self.budget.epsilon)
+        return self.gate(budget, self.history)
+
+    def gate(self, budget: PrivacyBudget, history: FrozenHistory) -> PrivacyFilter:
+        """Return the gate of one budget, for all releases that are planned under it."""
+        return DeclaredFilter(budget, history, neighboring_relation=self.neighboring_relation)
+
+    def epsilon(self, history: History | None = None) -> EpsilonBounds:
+        """Return what the releases of `history` spend together, by default all that are planned."""
+        releases = self.history if history is None else freeze(history)
+        if not releases:
+            return epsilon((), self.budget.delta)
+        relation = self.neighboring_relation
+        bounds = epsilon(releases, self.event_budget.delta, neighboring_relation=relation)
+        return bounds.plus(2.0 * self.slack)
+
+    def own_epsilons(self, history: History | None = None) -> tuple[EpsilonBounds, ...]:
+        """Return `epsilon` for each group with a budget of its own; none where nobody has one."""
+        return ()
+
+    def tight_epsilon(self, history: History, *, interval: float | None = None) -> float:
+        """Return the smallest of the bounds of `epsilon` that every kind of event has.
+
+        Args:
+            history: Releases.
+            interval: Discretisation of the privacy loss, that of reports by default.
+        """
+        releases = freeze(history)
+        bound = tight_epsilon(
+            releases,
+            self.event_budget.delta,
+            neighboring_relation=self.neighboring_relation,
+            interval=interval,
+        )
+        return bound + 2.0 * self.slack if releases else 0.0
+
+    def charges_like(self, other: Plan) -> bool:
+        """Tell whether another plan differs in nothing but what a round releases."""
+        if type(self) is not type(other):
+            return False
+        charged = [field.name for field in fields(self) if field.name not in _OF_RELEASES]
+        return all(getattr(self, name) == getattr(other, name) for name in charged)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        written = {name: _WRITE.get(name, _as_it_is)(value) for name, value in values.items()}
+        return {"kind": self.kind, **written}
+
+    def _fitting_rounds(self) -> int | None:
+        """Return how many rounds fit the budget; None where noise changes over the rounds."""
+        rounds = self.rounds_at(self.noise_multiplier)
+        if len(rounds) != 1:
+            return None  # fewer rounds would be other rounds
+        return affordable_rounds(
+            self.other_releases,
+            rounds[0][0],
+            self.budget.epsilon - 2.0 * self.slack,
+            self.event_budget.delta,
+            at_most=self.charged_rounds,
+            neighboring_relation=self.neighboring_relation,
+        )
+
+    def _check_types(self) -> None:
+        given, hints = dict(vars(self)), get_type_hints(type(self))
+        given.pop("clipping", None)  # `Release` says where rules are described
+        law = given.pop("sampling", None)
+        if law is not None and not fits(law, hints["sampling"]):
+            laws = " or ".join(each.__name__ for each in get_args(hints["sampling"]))
+            raise IncompatibleOptions(
+                f"a {self.kind} plan has cohorts by {laws or hints['sampling'].__name__}, got "
+                f"{{sampling={law}}}",
+                options=("sampling",),
+            )
+        require_types(given, hints)
+
+    def check_noise(self) -> None:
+        """Refuse a noise multiplier that does not fit the other fields.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        # Made for their own checks: charged and gated, before anything of the plan is released.
+        _ = self.rounds_at(self.noise_multiplier), self.filter()
+        # Scalars fit every round, or no round starts.
+        _ = self.bundle(max(self.noise_multipliers, default=self.noise_multiplier))
+        self._check_exactness()
+        if self.budget.delta >= 1.0 / self.num_clients:
+            warnings.warn(
+                f"delta {self.budget.delta:.3g} is not below 1/num_clients = "
+                f"{1.0 / self.num_clients:.3g}: a mechanism that publishes one client in full "
+                f"would pass; use {self.num_clients**-1.1:.3g} or less",
+                stacklevel=4,
+            )
+
+    def _check_exactness(self) -> None:
+        """Refuse more units than sums hold without a rounding, all of them or those of one node."""
+        # The finer the noise, the finer the grid, and the fewer units it sums without a rounding.
+        units, whose, lower = self.num_clients, "clients", ""
+        if (hosted := self.hosting.units_per_node) > units:
+            units, whose = hosted, "units of one node"
+            lower = f", or write less than {{units_per_node={hosted}}}"
+        if self.bundle(self.noise_multiplier).max_units < units:
+            raise OptionError(
+                f"{{noise_multiplier}} {self.noise_multiplier:.4g} is too small to sum "
+                f"{units} {whose} exactly: use at least "
+                f"{least_noise_multiplier(units, self.clipping_norm)}, or a smaller {{epsilon}}"
+                f"{lower}"
+            )
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def require_public_roster(plan: Plan, law: str) -> None:
+    """Refuse add-or-remove-one neighbours for a law that is charged on a public roster alone.
+
+    Args:
+        plan: With that law.
+        law: What it does, as the subject of a sentence.
+
+    Raises:
+        IncompatibleOptions: With what to write instead.
+    """
+    if plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        raise IncompatibleOptions(
+            f"{law} needs a public roster, and nothing is promised under add-or-remove-one: write "
+            "{neighboring_relation=zero-out}",
+            options=("neighboring_relation", "sampling"),
+        )
+
+
+def require_capped(plan: Plan, cap: int | None) -> None:
+    """Check a participation cap.
+
+    Raises:
+        OptionError: If it is below 1, or nobody sees who takes part.
+    """
+    if cap is None:
+        return
+    if cap < 1:
+        raise OptionError(f"{{participation_cap}} must be at least 1, got {cap}")
+    if not plan.sampling.visible:
+        raise IncompatibleOptions(
+            "a participation cap needs to see who takes part, and sampling is only worth its "
+            "amplification when nobody does: leave {participation_cap} out, or write "
+            "{sampling_rate=1} or {sampling=VisibleSampling(cohort=...)}",
+            options=("participation_cap", "sampling"),
+        )
+
+
+def require_distant_records(plan: Plan) -> None:
+    """Refuse a unit of one record of a client under relations that move it by less than twice.
+
+    Raises:
+        OptionError: If the unit is neither a client nor a record.
+        IncompatibleOptions: If neighbours are not those that replace one.
+    """
+    if plan.unit not in ("client", "record"):
+        raise OptionError(f"{{unit}} must be one of client, record, got '{plan.unit}'")
+    if plan.unit == "record" and plan.neighboring_relation.distance != 2:
+        raise IncompatibleOptions(
+            "one record changes its client's whole update, by up to twice the clipping norm, so "
+            "{unit='record'} needs replace-one neighbours: write "
+            f"{{neighboring_relation=replace-one}}, got {plan.neighboring_relation}",
+            options=("unit", "neighboring_relation"),
+        )

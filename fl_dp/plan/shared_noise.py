@@ -1,0 +1,235 @@
+"""What the kinds have in common in which each node adds a share of the noise, under masks."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar
+
+from fl_dp.accounting import (
+    NeighboringRelation,
+    NoiseSchedule,
+    PoissonSampling,
+    PrivacyBudget,
+    VisibleSampling,
+)
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.filters import DeclaredFilter, PrivacyFilter
+from fl_dp.accounting.shared_noise import usual_colluding
+from fl_dp.mechanisms.noise_share import MOST_UNITS
+from fl_dp.option_errors import IncompatibleOptions, OptionError
+
+from .distributed_noise import DistributedNoise, SecureSum
+from .plan import ANOTHER_APP, Plan
+from .shared_bundle import SharedBundle
+
+_CONSTANT = NoiseSchedule()
+_ONCE_LATE = (
+    "that the work of a node with several clients, or of records, failed or was late, or that work "
+    "ended the process of any node, once a Flower run: it sends nothing from then on, be it for "
+    "one client or record, for a slow machine or for a restart of the node"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedNoisePlan(Plan):
+    """Noise in shares, one a node, on a sum that a committee of nodes opens.
+
+    Attributes:
+        secure_sum: Terms of the secure sums.
+        schedule: How the noise changes over the rounds, declared beforehand.
+        Others: See `Plan`.
+    """
+
+    place: ClassVar[str] = "in shares at the nodes"
+    trusts_server: ClassVar[bool] = False
+    masked: ClassVar[bool] = True
+
+    secure_sum: SecureSum
+    schedule: NoiseSchedule = _CONSTANT
+
+    @property
+    @abstractmethod
+    def sampling(self) -> PoissonSampling | VisibleSampling:
+        """How each cohort is sampled."""
+
+    @cached_property
+    def noise(self) -> DistributedNoise:
+        """The shares of noise in a sum, and how exact they are."""
+        sampling, hosting, units, terms = self.sampling, self.hosting, self.num_clients, self._terms
+        if isinstance(sampling, VisibleSampling):
+            units = sampling.cohort
+        return DistributedNoise(
+            nodes=hosting.nodes_of(units),
+            units_in_sum=hosting.most_drawn(sampling),
+            sums=self.rounds + sum(count for _, count in self.other_releases),
+            secure_sum=terms,
+        )
+
+    @property
+    def _terms(self) -> SecureSum:
+        """The terms, with as many nodes that collude as a cohort may have."""
+        terms, sampling = self.secure_sum, self.sampling
+        if self.is_draft:
+            terms = terms.with_most_bits()  # how many are enough depends on the multiplier
+        if not (isinstance(sampling, VisibleSampling) and terms.roster and terms.colluding is None):
+            return terms
+        # A server that lies chooses the cohort, and all who collude may be in it.
+        usual = usual_colluding(self.hosting.nodes_of(self.num_clients))
+        if sampling.cohort < usual + 2:
+            raise OptionError(
+                f"of {self.num_clients} nodes {usual} may collude, and a server that lies would "
+                "put them all into one cohort: write "
+                f"{{sampling=VisibleSampling(cohort={usual + 2})}} or more, got "
+                f"{sampling.cohort}, or {{secure_sum.colluding=...}}"
+            )
+        return replace(terms, colluding=usual)
+
+    @property
+    def roster_can_grow(self) -> bool:
+        """No: noise in shares is planned for as many nodes as there are."""
+        return False
+
+    @property
+    def slack(self) -> float:
+        """Lambda, of draws in float64; see `Plan.slack`."""
+        return self.noise.slack
+
+    @property
+    def event_budget(self) -> PrivacyBudget:
+        """What is left of the budget for the Gaussians that sums are charged as."""
+        return self.noise.event_budget(self.budget)
+
+    @property
+    def adversary(self) -> str:
+        """The server and colluding nodes."""
+        shares = self.noise.shares
+        server = "the server, which may lie about models, cohorts and drop-outs"
+        if not self.secure_sum.roster:
+            server = "the server, which follows the protocol"
+        return (
+            f"is {server}, with {shares.colluding} of {shares.cohort} nodes: sees every message, "
+            "knows all other data and opens only sums"
+        )
+
+    @property
+    def trusted(self) -> str:
+        """Each node's own software, and enough nodes of a sum."""
+        units = "" if self.hosting.units_per_node == 1 else ", with the updates of its units,"
+        if self.hosting.of_records:
+            units = ", with its records and their coins,"
+        roster = (
+            " and the roster of nodes that their owners agreed on" if self.secure_sum.roster else ""
+        )
+        return (
+            f"each node's own software{units} to clip and to add its share of noise; at least "
+            f"{self.noise.honest_shares} nodes of a sum not to collude{roster}"
+        )
+
+    @property
+    def mechanism(self) -> str:
+        """What each node does."""
+        shares = self.noise.shares
+        least = shares.guaranteed if self.secure_sum.roster else shares.least
+        return (
+            f"discrete Gaussian in shares, one a node, on the masked sum of clipped updates; "
+            f"any opened sum has at least {least} nodes and {self.noise.honest_shares} shares of "
+            "noise that nobody else knows"
+        )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What no secure sum promises."""
+        told: tuple[str, ...] = (
+            "norms and honesty of malicious clients: each can spoil a sum, and none learns more",
+            "a sum that always opens: nodes that stay away, or lie, make it fail, and it stays "
+            "charged",
+            "who takes part, when it answers and how long it trains",
+            _ONCE_LATE,
+            ANOTHER_APP,
+        )
+        if self.secure_sum.roster:
+            return told
+        return (
+            "a server that invents nodes, swaps keys or tells members different repliers: nodes "
+            "have no roster of identities (`roster` of the secure sum)",
+            *told,
+        )
+
+    def gate(self, budget: PrivacyBudget, history: FrozenHistory) -> PrivacyFilter:
+        """Return the gate: of the declared releases, and of no more sums than are accounted."""
+        return DeclaredFilter(
+            self.noise.event_budget(budget),
+            history,
+            neighboring_relation=self.neighboring_relation,
+            most=self.noise.releases,
+        )
+
+    def noise_of_mean(self, noise_multiplier: float) -> float:
+        """Return that of all shares, not only of those that are charged for."""
+        everybody = self.noise.shares.cohort / self.noise.honest_shares
+        return super().noise_of_mean(noise_multiplier) * math.sqrt(everybody)
+
+    def shared_bundle(
+        self,
+        noise_multiplier: float,
+        *,
+        size: int,
+        clipping_norms: tuple[float, ...] | None = None,
+    ) -> SharedBundle:
+        """Return what makes a round private under a secure sum.
+
+        Args:
+            noise_multiplier: Of the round as a whole.
+            size: Coordinates of the model.
+            clipping_norms: Those of this round, where they change; the first round's by default.
+
+        Raises:
+            ValueError: If the model is larger than was accounted.
+        """
+        bundle = self.bundle(noise_multiplier, clipping_norms=clipping_norms)
+        return self.noise.shared_bundle(bundle, size)
+
+    def check(self) -> None:
+        """Refuse what is no secret under a secure sum."""
+        if self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            raise IncompatibleOptions(
+                "a unit that is alone at its node takes its share of the noise with it: with "
+                "{secure_sum} write {neighboring_relation=zero-out}",
+                options=("neighboring_relation", "secure_sum"),
+            )
+        sampled = not self.sampling.visible
+        if sampled and not self.hosting.coins_at_nodes:
+            raise IncompatibleOptions(
+                "a cohort that only the server knows is no secret under {secure_sum}, as its noise "
+                "is one share a member, and many coordinates of it tell how many there were: "
+                "write {coins_at_nodes=True}, {sampling_rate=1} or "
+                f"{{sampling=VisibleSampling(cohort=...)}}, got {{sampling={self.sampling}}}",
+                options=("sampling", "secure_sum"),
+            )
+        if sampled and self.secure_sum.reply_after is None:
+            raise IncompatibleOptions(
+                "a node whose coins drew nobody answers sooner, which shows its coins: with "
+                "{secure_sum} and {coins_at_nodes=True} write {sampling_rate=1}, or "
+                "{secure_sum.reply_after=...}, in seconds",
+                options=("coins_at_nodes", "secure_sum.reply_after"),
+            )
+        if (hosted := self.hosting.units_per_node) > MOST_UNITS:
+            raise OptionError(
+                f"a node of a secure sum adds up at most {MOST_UNITS} units as exactly as they are "
+                f"charged, and may have {{units_per_node={hosted}}}: spread them over more nodes, "
+                f"and write {{units_per_node={MOST_UNITS}}} or less"
+            )
+        _ = self.noise  # checks itself
+
+    def check_noise(self) -> None:
+        """Refuse bits that are too few for the least noise; see `Plan.check_noise`."""
+        super().check_noise()
+        self.noise.check(
+            self.bundle(self.noise_multiplier),
+            units_in_sum=self.hosting.most_drawn(self.sampling),
+            sums=self.rounds + sum(count for _, count in self.other_releases),
+            num_clients=self.num_clients,
+        )

@@ -1,0 +1,287 @@
+"""How rounds of each kind of plan are made: the one table from a kind to its mode.
+
+A way lasts for a training, and makes a mode for each of its rounds. To add a kind of plan, add a
+way, unless one of these does, and a line of the table.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.ledger import Reservation
+from fl_dp.mechanisms import NoiseStream, SecureRandom
+from fl_dp.plan import (
+    BufferedPlan,
+    CentralPlan,
+    CorrelatedPlan,
+    DistributedPlan,
+    DistributedRecordsPlan,
+    GroupedPlan,
+    LocalPlan,
+    Plan,
+    SharedNoisePlan,
+)
+from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.secagg import Roster as SecureRoster
+from fl_dp.secagg import SecureSumFailed
+from fl_dp.updates import Compression, VectorLayout
+
+from ..exchange import Ask
+from ..roster import Unit, nodes_of
+from ..secure import secure_sums_of
+from .base import Mode, RoundFailed
+from .buffered import BufferedMode
+from .central import CentralMode
+from .client_noise import ClientNoiseMode, client_noise_of
+from .node_budget import price_of_a_sum
+from .secure_sum import SecureSumMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A round that is charged, before anybody is asked.
+
+    Attributes:
+        reservation: What the ledger has on disk for it.
+        layout: Of the model that is sent.
+        origin: That model, flattened.
+        instruction: What every client is asked besides training, whatever the mode.
+        clipping_norms: Of this round.
+        stream: Of the noise on sums of updates.
+        rng: Of the noise that is drawn while replies are awaited.
+        untried: Whether the nodes' app could not be rehearsed; see `CentralMode`.
+        group_of: Returns the group of a unit, where there are groups.
+    """
+
+    reservation: Reservation
+    layout: VectorLayout
+    origin: NDArray[np.float64]
+    instruction: RoundInstruction
+    clipping_norms: tuple[float, ...]
+    stream: NoiseStream
+    rng: SecureRandom
+    untried: bool
+    group_of: Callable[[Unit], int | None]
+
+    @property
+    def multiplier(self) -> float:
+        """The noise multiplier: what the ledger has on disk, not what was planned."""
+        multiplier = self.reservation.noise_multiplier
+        assert multiplier is not None  # of every round
+        return multiplier
+
+    @property
+    def index(self) -> int:
+        """Number of the round in its noise stream."""
+        index = self.reservation.index
+        assert index is not None  # of every round
+        return index
+
+
+class Way(ABC):
+    """How rounds of a kind of plan are made, from the first rehearsal to the last sum."""
+
+    def __init__(self, plan: Plan, roster: SecureRoster | None) -> None:
+        """Prepare a training.
+
+        Args:
+            plan: Of the training.
+            roster: The nodes of secure sums and their identities.
+
+        Raises:
+            ValueError: If a roster is given and the plan supposes none, or the other way round.
+        """
+        self._hosting = plan.hosting
+        self.sums = secure_sums_of(plan, roster)
+
+    @abstractmethod
+    def mode(self, opened: Opened) -> Mode:
+        """Return what becomes of a round."""
+
+    def needs(self) -> set[Ability]:
+        """Return what every client's app has to be able to do."""
+        hosting = self._hosting
+        if hosting.of_records:
+            return {Ability.RECORDS}
+        units = {Ability.UNITS} if hosting.units_per_node > 1 else set()
+        return units | ({Ability.SUMS} if hosting.sums_at_nodes else set())
+
+    def told(self, compression: Compression | None) -> RoundInstruction | None:
+        """Return what nodes are to do, told at the rehearsal: an owner may not allow it."""
+        return None
+
+    def rehearse(self, nodes: Sequence[int], ask: Ask, *, timeout: float) -> None:
+        """Prepare the nodes, once they have said who they are.
+
+        Args:
+            nodes: Those that are connected.
+            ask: Exchanges messages with them.
+            timeout: In seconds.
+
+        Raises:
+            SecureSumFailed: If they can't work together; nothing was charged.
+        """
+        return
+
+    def eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
+        """Return the units that may take part in the next round.
+
+        Raises:
+            RoundFailed: If too few are left.
+        """
+        return roster
+
+    def end(self, ask: Ask) -> None:
+        """Let nodes forget the training, which has ended."""
+        return
+
+
+class ServerWay(Way):
+    """The server adds noise to a cohort's sums."""
+
+    mode_class: type[CentralMode] = CentralMode
+
+    def __init__(self, plan: Plan, roster: SecureRoster | None) -> None:
+        """Prepare a training. See `Way`."""
+        super().__init__(plan, roster)
+        self._plan = plan
+
+    def mode(self, opened: Opened) -> CentralMode:
+        """Return the sum of a cohort, or of a buffer. See `Way.mode`."""
+        return self.mode_class(
+            self._plan,
+            opened.multiplier,
+            opened.layout,
+            opened.origin,
+            opened.instruction,
+            clipping_norms=opened.clipping_norms,
+            stream=opened.stream,
+            index=opened.index,
+            rng=opened.rng,
+            untried=opened.untried,
+        )
+
+
+class BufferedWay(ServerWay):
+    """The server adds noise to the sum of the next answers."""
+
+    mode_class = BufferedMode
+
+    def mode(self, opened: Opened) -> CentralMode:
+        """Return the sum of a buffer. See `Way.mode`."""
+        return super().mode(replace(opened, untried=False))  # nobody waits for a first round
+
+
+class LocalWay(Way):
+    """Each client adds noise to its own update."""
+
+    def __init__(self, plan: LocalPlan, roster: SecureRoster | None) -> None:
+        """Prepare a training. See `Way`."""
+        super().__init__(plan, roster)
+        self._plan = plan
+
+    def mode(self, opened: Opened) -> Mode:
+        """Return the sum of what is private already. See `Way.mode`."""
+        return ClientNoiseMode(
+            self._plan,
+            opened.multiplier,
+            opened.layout,
+            opened.origin,
+            opened.instruction,
+            group_of=opened.group_of,
+        )
+
+    def needs(self) -> set[Ability]:
+        """Return that apps add noise. See `Way.needs`."""
+        return super().needs() | {Ability.NOISE}
+
+    def told(self, compression: Compression | None) -> RoundInstruction:
+        """Return the noise that clients are to add. See `Way.told`."""
+        plan = self._plan
+        # Where groups have their own, the least that any is asked for: nobody knows its group yet.
+        noise = client_noise_of(plan, plan.noise_multipliers[0], compression, group=0)
+        if noise.epsilon is not None:
+            noise = replace(noise, epsilon=plan.budget.epsilon)
+        return RoundInstruction(server_round=1, client_noise=noise)
+
+
+class SecureWay(Way):
+    """Each node adds a share of the noise, and a committee opens the masked sum."""
+
+    def __init__(self, plan: SharedNoisePlan, roster: SecureRoster | None) -> None:
+        """Prepare a training. See `Way`."""
+        super().__init__(plan, roster)
+        assert self.sums is not None  # of this kind of plan
+        self._plan, self._sums = plan, self.sums
+
+    def mode(self, opened: Opened) -> Mode:
+        """Return the masked sum. See `Way.mode`."""
+        return SecureSumMode(
+            self._plan,
+            opened.multiplier,
+            opened.layout,
+            opened.instruction,
+            clipping_norms=opened.clipping_norms,
+            sums=self._sums,
+            reservation=opened.reservation,
+        )
+
+    def told(self, compression: Compression | None) -> RoundInstruction:
+        """Return what a sum costs. See `Way.told`."""
+        return RoundInstruction(
+            server_round=1,
+            of_records=self._plan.hosting.of_records,
+            secure_sum=price_of_a_sum(self._plan),
+        )
+
+    def rehearse(self, nodes: Sequence[int], ask: Ask, *, timeout: float) -> None:
+        """Let nodes make their keys. See `Way.rehearse`."""
+        shares = self._plan.noise.shares
+        self._sums.set_up(nodes, ask, timeout=timeout)
+        self._sums.require_enough(nodes, shares.least)
+        self._sums.require_committee(shares)
+
+    def eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
+        """Return the units but for those whose nodes lied. See `Way.eligible`."""
+        nodes, least = nodes_of(roster), self._plan.noise.shares.least
+        try:
+            self._sums.require_left(nodes, least)
+        except SecureSumFailed as failed:
+            raise RoundFailed(str(failed)) from failed
+        allowed = set(self._sums.allowed(nodes, least))
+        return [unit for unit in roster if unit.node in allowed]
+
+    def end(self, ask: Ask) -> None:
+        """Let nodes forget their keys. See `Way.end`."""
+        self._sums.forget(ask)
+
+
+_WAYS: dict[type[Plan], Callable[[Any, SecureRoster | None], Way]] = {
+    CentralPlan: ServerWay,
+    CorrelatedPlan: ServerWay,
+    GroupedPlan: ServerWay,
+    BufferedPlan: BufferedWay,
+    LocalPlan: LocalWay,
+    DistributedPlan: SecureWay,
+    DistributedRecordsPlan: SecureWay,
+}
+
+
+def way_of(plan: Plan, roster: SecureRoster | None) -> Way:
+    """Return how rounds of a plan are made.
+
+    Args:
+        plan: Of the training.
+        roster: The nodes of secure sums and their identities.
+
+    Raises:
+        ValueError: If a roster is given and the plan supposes none, or the other way round.
+    """
+    return _WAYS[type(plan)](plan, roster)

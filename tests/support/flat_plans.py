@@ -1,0 +1,83 @@
+"""Plans of any kind from flat keywords, for tests that go through many kinds."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+from fl_dp.accounting import OwnRatesSampling, PoissonSampling, PrivacyBudget, Sampling, freeze
+from fl_dp.mechanisms import FixedClipping
+from fl_dp.plan import (
+    BufferedPlan,
+    CentralPlan,
+    CorrelatedPlan,
+    DistributedPlan,
+    DistributedRecordsPlan,
+    GroupedPlan,
+    LocalPlan,
+    Plan,
+)
+from fl_dp.plan.fields import plan_of
+
+
+def calibrated_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
+    """Return a plan with the noise that its budget asks for.
+
+    Args:
+        budget: Of the whole training.
+        **flat: Fields of the kind that they come to: `secure_sum` and `nodes` are of noise in
+            shares, `client_scheme` of noise at clients, and so on. `sampling_rate` is short for
+            Poisson sampling, and `clipping_norm` for a fixed norm.
+    """
+    return flat_plan(budget, **flat).calibrated()
+
+
+def noised_plan(
+    noise_multiplier: float, *, delta: float, max_epsilon: float | None = None, **flat: Any
+) -> Plan:
+    """Return a plan with noise of its own, whose budget is what it spends, or `max_epsilon`."""
+    budget = PrivacyBudget(epsilon=max_epsilon or 1.0, delta=delta)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is returned warns
+        plan = flat_plan(budget, noise_multiplier=noise_multiplier, **flat)
+    return plan.with_spent_budget() if max_epsilon is None else plan.require_fits()
+
+
+def flat_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
+    """Return a plan as it is, a draft where `noise_multiplier` is left out."""
+    given = {name: value for name, value in flat.items() if value is not None}
+    sampling = _sampling_of(given)
+    kind = _kind_of(given, sampling)
+    if "client_scheme" in given:
+        given["scheme"] = given.pop("client_scheme")
+    if kind is DistributedRecordsPlan:
+        given["max_records"] = given.pop("units_per_node", 1)
+        for implied in ("unit", "coins_at_nodes"):
+            given.pop(implied, None)
+    if kind not in (LocalPlan, DistributedRecordsPlan) and "clipping_norm" in given:
+        given["clipping"] = FixedClipping(norm=given.pop("clipping_norm"))
+    if kind in (LocalPlan, DistributedRecordsPlan) and "clipping" in given:
+        given["clipping_norm"] = given.pop("clipping").norm
+    given["other_releases"] = freeze(given.get("other_releases", ()))
+    given.setdefault("noise_multiplier", math.nan)
+    return plan_of(kind, {"budget": budget, **kind.law(sampling), **given})
+
+
+def _sampling_of(given: dict[str, Any]) -> Sampling:
+    if "sampling_rate" in given:
+        return PoissonSampling(sampling_rate=given.pop("sampling_rate"))
+    law: Sampling = given.pop("sampling")
+    return law
+
+
+def _kind_of(given: dict[str, Any], sampling: Sampling) -> type[Plan]:
+    if "secure_sum" in given:
+        return DistributedRecordsPlan if "nodes" in given else DistributedPlan
+    if "client_scheme" in given:
+        return LocalPlan
+    if "correlation" in given:
+        return CorrelatedPlan
+    if sampling.buffered:
+        return BufferedPlan
+    return GroupedPlan if isinstance(sampling, OwnRatesSampling) else CentralPlan
