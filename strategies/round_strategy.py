@@ -105,7 +105,7 @@ class RoundStrategy(Strategy):
             PrivacyBudgetExhausted: If not even one round is left and there is no checkpoint to go
                 on from: the model would come back untrained.
             NobodyContributes: If (almost) no client's update was ever added, also when the last
-                round is over; see `PrivacyPlan.contribution_check`. In a simulation also if every
+                round is over; see `Plan.contribution_check`. In a simulation also if every
                 client of a round failed.
             RoundFailed: If three rounds in a row, or all, failed and there is no earlier model.
         """

@@ -114,7 +114,7 @@ def second_figure_of(ledger: SpentLedger) -> SecondFigure:
         plan.event_budget.delta,
         ours=ledger.promise(),
         neighboring_relation=plan.neighboring_relation,
-        slack=plan.noise.slack,
+        slack=plan.slack,
     )
 
 
