@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from fl_dp.accounting import PrivacyBudget
-from fl_dp.plan import Plan
+from fl_dp.accounting import PoissonSampling, PrivacyBudget
+from fl_dp.mechanisms import FixedClipping
+from fl_dp.plan import CentralPlan
 from fl_dp.tasks.datasets import Dataset, load_dataset
 from fl_dp.tasks.datasets.partitions import partition
 
@@ -131,15 +132,15 @@ def noise_for(epsilon: float) -> float:
     """Return the noise multiplier of a budget; 0 for infinity."""
     if epsilon == float("inf"):
         return 0.0
-    plan = calibrated_plan(
-        PrivacyBudget(epsilon=epsilon, delta=DELTA),
+    plan = CentralPlan(
+        budget=PrivacyBudget(epsilon=epsilon, delta=DELTA),
         rounds=ROUNDS,
         num_clients=CLIENTS,
-        sampling_rate=RATE,
-        clipping_norm=1.0,
+        sampling=PoissonSampling(sampling_rate=RATE),
+        clipping=FixedClipping(norm=1.0),
         contribution_check=False,
     )
-    return plan.noise_multiplier
+    return plan.calibrated().noise_multiplier
 
 
 def main() -> None:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.plan import Plan, SecureSum
+from fl_dp.mechanisms import FixedClipping
+from fl_dp.plan import DistributedPlan, SecureSum
 from fl_dp.secagg import SecureSumFailed
 
 Array = NDArray[np.float64]
@@ -73,7 +74,7 @@ def clipped(rows: Array, norm: float = 1.0) -> Array:
 
 
 def trained(
-    federation: Federation, plan: Plan, seed: int, lie: str, fraction: float
+    federation: Federation, plan: DistributedPlan, seed: int, lie: str, fraction: float
 ) -> tuple[float, int, float]:
     """Return accuracy, refused rounds, and the liar's norm in shares of an honest node's most.
 
@@ -135,15 +136,14 @@ def main() -> None:
     parser.add_argument("--fraction", type=float, default=0.9)
     given = parser.parse_args()
     for each in FEDERATIONS:
-        plan = calibrated_plan(
-            PrivacyBudget(epsilon=given.epsilon, delta=_DELTA),
+        plan = DistributedPlan(
+            budget=PrivacyBudget(epsilon=given.epsilon, delta=_DELTA),
             rounds=each.rounds,
             num_clients=each.nodes,
-            sampling_rate=1.0,
-            clipping_norm=1.0,
+            clipping=FixedClipping(norm=1.0),
             secure_sum=SecureSum(),
             contribution_check=False,
-        )
+        ).calibrated()
         print(f"{each.name}: noise multiplier {plan.noise_multiplier:.3f}")
         for lie in ("no", "within", "last", "every"):
             runs = [trained(each, plan, seed, lie, given.fraction) for seed in range(given.seeds)]

@@ -28,11 +28,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.accounting import OwnRatesSampling, PrivacyBudget
+from fl_dp.accounting import OwnRatesSampling, PoissonSampling, PrivacyBudget
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.workload import dataset_of
+from fl_dp.mechanisms import FixedClipping
 from fl_dp.option_errors import OptionError
-from fl_dp.plan import Plan
+from fl_dp.plan import CentralPlan, GroupedPlan
 
 Floats = NDArray[np.float32]
 Rows = NDArray[np.int64]
@@ -164,16 +165,24 @@ def dealt(data: Data, size: int, *, skewed: bool, seed: int) -> tuple[Rows, Rows
 
 
 @cache
-def plan_of(arm: Arm, rounds: int, rate: float) -> Plan:
+def plan_of(arm: Arm, rounds: int, rate: float) -> CentralPlan | GroupedPlan:
     """Return the plan of a row, at clipping norm 1."""
     clients = sum(round(SHARES[group] * CLIENTS) for group in arm.groups)
-    common: dict[str, Any] = {"rounds": rounds, "num_clients": clients, "clipping_norm": 1.0}
     if arm.epsilon is not None:
-        budget = PrivacyBudget(epsilon=arm.epsilon, delta=DELTA)
-        return calibrated_plan(budget, sampling_rate=rate, **common)
-    law = OwnRatesSampling.at(rate, budgets=BUDGETS, shares=SHARES)
-    budget = PrivacyBudget(epsilon=BUDGETS[-1], delta=DELTA)
-    return calibrated_plan(budget, sampling=law, **common)
+        return CentralPlan(
+            budget=PrivacyBudget(epsilon=arm.epsilon, delta=DELTA),
+            rounds=rounds,
+            num_clients=clients,
+            sampling=PoissonSampling(sampling_rate=rate),
+            clipping=FixedClipping(norm=1.0),
+        ).calibrated()
+    return GroupedPlan(
+        budget=PrivacyBudget(epsilon=BUDGETS[-1], delta=DELTA),
+        rounds=rounds,
+        num_clients=clients,
+        sampling=OwnRatesSampling.at(rate, budgets=BUDGETS, shares=SHARES),
+        clipping=FixedClipping(norm=1.0),
+    ).calibrated()
 
 
 def trained(

@@ -195,11 +195,14 @@ def train_with_ours(images: Images, task: dict[str, Any], pace: Pace) -> float:
     from flwr.client import NumPyClient
     from flwr.serverapp import Grid, ServerApp
 
-    from fl_dp import PrivacyLedger, Plan
+    from fl_dp import PrivacyBudget, PrivacyLedger
+    from fl_dp.accounting import PoissonSampling
     from fl_dp.app import simulate
     from fl_dp.clients import NodeUnits, numpy_client_app
     from fl_dp.clients.node_config import PARTITION_ID_KEY
+    from fl_dp.mechanisms import FixedClipping
     from fl_dp.model_arrays import get_arrays, set_arrays
+    from fl_dp.plan import CentralPlan
     from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
     from fl_dp.tasks.device import training_device
 
@@ -242,16 +245,16 @@ def train_with_ours(images: Images, task: dict[str, Any], pace: Pace) -> float:
     def main(grid: Grid, context: Context) -> None:
         nonlocal reached
         if task["private"]:
-            plan = noised_plan(
-                task["noise_multiplier"],
-                delta=DELTA,
+            plan = CentralPlan(
+                budget=PrivacyBudget(epsilon=1.0, delta=DELTA),
                 rounds=task["rounds"],
                 num_clients=clients,
-                sampling_rate=rate,
-                clipping_norm=CLIPPING_NORM,
+                sampling=PoissonSampling(sampling_rate=rate),
+                clipping=FixedClipping(norm=CLIPPING_NORM),
                 units_per_node=clients,
                 contribution_check=False,  # which would add to the noise
-            )
+                noise_multiplier=task["noise_multiplier"],
+            ).with_spent_budget()
             print(f"epsilon of clients that are there: {plan.budget.epsilon:.4g}", file=sys.stderr)
             with (
                 tempfile.TemporaryDirectory() as folder,

@@ -35,10 +35,13 @@ from flwr.simulation import run_simulation
 from rich.console import Console
 from rich.table import Table
 
-from fl_dp import PrivacyBudget, PrivacyLedger, Plan
+from fl_dp import PrivacyBudget, PrivacyLedger
+from fl_dp.accounting import PoissonSampling
 from fl_dp.app.local.devices import Machine, num_workers
 from fl_dp.app.settings import Settings, SimulationSettings, TaskSettings
 from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.mechanisms import FixedClipping
+from fl_dp.plan import CentralPlan
 from fl_dp.strategies import DPFedAvg
 
 UNITS_PER_NODE = 50
@@ -99,15 +102,15 @@ class Federation:
                 min_train_nodes=self.nodes,
                 min_available_nodes=self.nodes,
             )
-        plan = calibrated_plan(
-            PrivacyBudget(epsilon=8.0, delta=1e-4),
+        plan = CentralPlan(
+            budget=PrivacyBudget(epsilon=8.0, delta=1e-4),
             rounds=self.rounds + 1,
             num_clients=self.nodes * self.units_per_node,
-            sampling_rate=1.0,
-            clipping_norm=1.0,
+            sampling=PoissonSampling(sampling_rate=1.0),
+            clipping=FixedClipping(norm=1.0),
             units_per_node=self.units_per_node,
             contribution_check=False,  # clients that send the model back contribute nothing
-        )
+        ).calibrated()
         ledger = PrivacyLedger.open(Path(folder) / "ledger.db", plan)
         return DPFedAvg(plan=plan, ledger=ledger)
 

@@ -38,8 +38,7 @@ from fl_dp.app.planning import make_plan
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of
 from fl_dp.mechanisms import NoiseShare, SecureRandom
-from fl_dp.plan import Plan
-from fl_dp.plan.distributed_noise import DistributedNoise
+from fl_dp.plan import Plan, SharedNoisePlan
 
 Floats = NDArray[np.float64]
 
@@ -155,7 +154,7 @@ class Nodes:
 
 def _share_of(arm: str, plan: Plan, size: int) -> NoiseShare:
     """Return a node's noise: that of the plan, or what costs a participation the same."""
-    assert isinstance(plan.noise, DistributedNoise)
+    assert isinstance(plan, SharedNoisePlan)
     share = plan.shared_bundle(plan.noise_multiplier, size=size).share
     if arm == OWN:
         return replace(share, noise_scale=share.noise_scale * plan.noise.honest_shares**0.5)

@@ -62,11 +62,12 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs
 # An internal of Flower's: outside of a run, messages have nobody to come from.
 from flwr.supercore.task_identity import TaskIdentity
 
-from fl_dp import PrivacyBudget, PrivacyLedger, Plan
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PoissonSampling
 from fl_dp.accounting.calibration import calibrate_client_scheme
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, SecureRandom
+from fl_dp.plan import CentralPlan
 from fl_dp.secagg.client import pair_seed
 from fl_dp.secagg.key_pairs import RunKey
 from fl_dp.strategies import DPFedAvg
@@ -234,7 +235,7 @@ def stock(
     return strategy.start(LocalGrid(answer, num_nodes), model, num_rounds=rounds)
 
 
-def plan_for(num_nodes: int, **changes: Any) -> Plan:
+def plan_for(num_nodes: int, **changes: Any) -> CentralPlan:
     """Return a plan of everybody in every round, with little noise."""
     fields: dict[str, Any] = dict(
         budget=PrivacyBudget(epsilon=1e9, delta=1e-6),
@@ -244,7 +245,13 @@ def plan_for(num_nodes: int, **changes: Any) -> Plan:
         clipping=FixedClipping(norm=1.0),
         num_clients=num_nodes,
     )
-    return flat_plan(**(fields | changes))
+    return CentralPlan(**(fields | changes))
+
+
+def spent_plan(num_nodes: int, **changes: Any) -> CentralPlan:
+    """Return a plan at noise multiplier 1 whose budget is what it spends."""
+    budget = PrivacyBudget(epsilon=1.0, delta=1e-5)
+    return plan_for(num_nodes, budget=budget, noise_multiplier=1.0, **changes).with_spent_budget()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +274,7 @@ def ours(
     num_nodes: int,
     model: ArrayRecord,
     *,
-    plan: Plan | None = None,
+    plan: CentralPlan | None = None,
     rounds: int = 1,
     grid: LocalGrid | None = None,
     timeout: float = 60.0,
@@ -573,9 +580,7 @@ def stock_exhausted() -> str:
 
 def our_exhausted() -> str:
     """Return what ours does when two of five rounds were lost in a crash."""
-    plan = noised_plan(
-        1.0, delta=1e-5, rounds=5, sampling_rate=1.0, clipping_norm=1.0, num_clients=10
-    )
+    plan = spent_plan(10, rounds=5)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.db"
         with PrivacyLedger.open(path, plan) as ledger:
@@ -601,9 +606,7 @@ def stock_question() -> str:
 
 def our_question() -> str:
     """Return how long ours takes."""
-    plan = noised_plan(
-        1.0, delta=1e-5, rounds=200, sampling_rate=0.1, clipping_norm=1.0, num_clients=1000
-    )
+    plan = spent_plan(1000, rounds=200, sampling=PoissonSampling(sampling_rate=0.1))
     with (
         tempfile.TemporaryDirectory() as folder,
         PrivacyLedger.open(Path(folder) / "ledger.db", plan) as ledger,
@@ -628,9 +631,7 @@ def stock_restart() -> str:
 
 def our_restart() -> str:
     """Return ours, which was stopped in the middle of round 5."""
-    plan = noised_plan(
-        1.0, delta=1e-5, rounds=5, sampling_rate=1.0, clipping_norm=1.0, num_clients=10
-    )
+    plan = spent_plan(10, rounds=5)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.db"
         with PrivacyLedger.open(path, plan) as ledger:
