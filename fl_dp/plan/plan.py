@@ -44,7 +44,7 @@ from fl_dp.mechanisms.clipping_rules import clipping_to_dict
 from fl_dp.mechanisms.grid import least_noise_multiplier
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
-from .argument_checks import fits, require_types
+from .argument_checks import require_types
 from .hosting import Hosting
 from .release import Release
 
@@ -262,6 +262,18 @@ class Plan(ABC):
         """Whether the noise is still to be calibrated."""
         return math.isnan(self.noise_multiplier)
 
+    def require_noise(self) -> None:
+        """Refuse a draft.
+
+        Raises:
+            OptionError: With what to write instead.
+        """
+        if self.is_draft:
+            raise OptionError(
+                "this plan is a draft without its {noise_multiplier}: write plan.calibrated(), "
+                "which returns it with the noise that its budget asks for"
+            )
+
     def calibrated(self) -> Self:
         """Return the plan with the least noise at which everything planned fits the budget.
 
@@ -341,6 +353,7 @@ class Plan(ABC):
     @cached_property
     def noise_multipliers(self) -> tuple[float, ...]:
         """Planned noise multiplier of each round."""
+        self.require_noise()
         return self.schedule.multipliers(self.noise_multiplier, self.rounds) if self.rounds else ()
 
     @property
@@ -488,7 +501,12 @@ class Plan(ABC):
         return all(getattr(self, name) == getattr(other, name) for name in charged)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain JSON values."""
+        """Return the plan as plain JSON values.
+
+        Raises:
+            OptionError: If it is a draft.
+        """
+        self.require_noise()
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         written = {name: _WRITE.get(name, _as_it_is)(value) for name, value in values.items()}
         return {"kind": self.kind, **written}
@@ -510,14 +528,15 @@ class Plan(ABC):
     def _check_types(self) -> None:
         given, hints = dict(vars(self)), get_type_hints(type(self))
         given.pop("clipping", None)  # `Release` says where rules are described
-        law = given.pop("sampling", None)
-        if law is not None and not fits(law, hints["sampling"]):
-            laws = " or ".join(each.__name__ for each in get_args(hints["sampling"]))
-            raise IncompatibleOptions(
-                f"a {self.kind} plan has cohorts by {laws or hints['sampling'].__name__}, got "
-                f"{{sampling={law}}}",
-                options=("sampling",),
-            )
+        if "sampling" in given:  # by its class alone: one made from another is another law
+            law, hint = given.pop("sampling"), hints["sampling"]
+            laws = get_args(hint) or (hint,)
+            if type(law) not in laws:
+                names = " or ".join(known.__name__ for known in laws)
+                raise IncompatibleOptions(
+                    f"a {self.kind} plan has cohorts by {names}, got {{sampling={law}}}",
+                    options=("sampling",),
+                )
         require_types(given, hints)
 
     def check_noise(self) -> None:

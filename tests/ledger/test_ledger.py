@@ -15,7 +15,6 @@ from typing import Any
 import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
-from fl_dp.plan.noise import CentralNoise
 from flat_plans import noised_plan
 from ledger_files import kill_when_reserved, race
 from postgres_server import PostgresServer
@@ -27,8 +26,6 @@ from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, Reservation
 from fl_dp.ledger.training import PlanMismatch
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.plan.hosting import Hosting
-from fl_dp.plan.release import Release
 
 PLAN = noised_plan(
     1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
@@ -134,10 +131,10 @@ def test_kill_nine_between_reserve_and_commit_leaves_the_round_spent(place: Plac
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("noise.multiplier", CentralNoise(multiplier=1.1)),
+        ("noise_multiplier", 1.1),
         ("sampling", PoissonSampling(sampling_rate=0.2)),
-        ("release.clipping", Release(clipping=FixedClipping(norm=2.0))),
-        ("hosting.units_per_node", Hosting(units_per_node=2)),
+        ("clipping.norm", FixedClipping(norm=2.0)),
+        ("units_per_node", 2),
         ("rounds", 6),
         ("num_clients", 100),
         ("other_releases", ((GaussianEvent(noise_multiplier=9.0), 1),)),

@@ -22,11 +22,13 @@ from fl_dp.accounting import (
     PoissonGaussianEvent,
     PoissonSampling,
     PrivacyBudget,
+    Sampling,
     VisibleSampling,
     epsilon,
     freeze,
 )
 from fl_dp.accounting.renyi import renyi_epsilon
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack
 from fl_dp.mechanisms import (
     AdaptiveClipping,
@@ -37,8 +39,8 @@ from fl_dp.mechanisms import (
 )
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, require_compatible
-from fl_dp.plan import Banded, DistributedNoise, SecureSum, plan_from_dict
-from fl_dp.plan.exclusions import EXCLUSIONS
+from fl_dp.plan import Banded, SecureSum, SharedNoisePlan, plan_from_dict
+from fl_dp.plan.exclusions import EXCLUSIONS, Asked
 from fl_dp.plan.shared_bundle import WordSize
 from fl_dp.secagg.masks import packed_bytes
 from fl_dp.updates.compression_options import CompressionOptions
@@ -48,19 +50,21 @@ ROSTER = SecureSum(roster=True, max_parameters=10**6)
 COINS = {"units_per_node": 10, "coins_at_nodes": True, "sampling_rate": 0.1}
 
 
-def planned(secure_sum: SecureSum = ROSTER, **changes: Any) -> Plan:
+def planned(secure_sum: SecureSum = ROSTER, **changes: Any) -> SharedNoisePlan:
     given: dict[str, Any] = dict(
         rounds=10, num_clients=100, sampling_rate=1.0, clipping_norm=2.0, secure_sum=secure_sum
     )
     given |= changes
     if "sampling" in changes:
         del given["sampling_rate"]
-    return noised_plan(1.5, delta=1e-5, **given)
+    plan = noised_plan(1.5, delta=1e-5, **given)
+    assert isinstance(plan, SharedNoisePlan)
+    return plan
 
 
-def noise_of(plan: Plan) -> DistributedNoise:
-    assert isinstance(plan.noise, DistributedNoise)
-    return plan.noise
+def asked(**beside: Any) -> Asked:
+    plan = planned()
+    return Asked(plan=plan, sampling=plan.sampling, **beside)
 
 
 @pytest.mark.parametrize(
@@ -207,10 +211,10 @@ def test_the_multiplier_of_the_terms_is_the_one_that_is_charged() -> None:
         plan = planned(**changes)
         shared = plan.shared_bundle(plan.noise_multiplier, size=50)
         of_terms = shared_noise_multiplier(
-            shared.noise_scale, shared.share.sensitivity, noise_of(plan).honest_shares
+            shared.noise_scale, shared.share.sensitivity, plan.noise.honest_shares
         )
         assert of_terms == pytest.approx(plan.noise_multiplier, rel=1e-12)
-        assert shared.share.fits(noise_of(plan).nodes, shared.bits)
+        assert shared.share.fits(plan.noise.nodes, shared.bits)
         names = ("updates", *plan.bundle(1.5).scalar_names)
         assert tuple(segment.name for segment in shared.segments) == names
 
@@ -220,7 +224,7 @@ def test_each_sum_has_the_noise_of_the_central_bundle() -> None:
     plan = planned(metrics=metrics)
     shared = plan.shared_bundle(1.5, size=50)
     mechanisms = (shared.bundle.updates, *shared.bundle.scalar_mechanisms)
-    whole = shared.noise_scale * math.sqrt(noise_of(plan).honest_shares)
+    whole = shared.noise_scale * math.sqrt(plan.noise.honest_shares)
     for segment, mechanism in zip(shared.segments, mechanisms, strict=True):
         # The channel's variance, 2.25 of 100,000 here, and nothing else.
         assert whole / segment.scale == pytest.approx(mechanism.noise_std, rel=1e-4)
@@ -230,7 +234,7 @@ def test_a_round_of_shares_is_read_as_the_sum_with_its_noise() -> None:
     plan, rng, size = planned(), SecureRandom(), 20_000
     shared = plan.shared_bundle(1.5, size=size)
     updates = np.linspace(-1.0, 1.0, size) * 2.0 / math.sqrt(size)
-    nodes = noise_of(plan).nodes
+    nodes = plan.noise.nodes
     total = sum(shared.encode(updates, [1.0], rng) for _ in range(nodes))
     found, (count,) = shared.decode(np.asarray(total))
     std = math.sqrt(nodes) * shared.noise_scale / shared.segments[0].scale
@@ -248,22 +252,22 @@ def test_everybody_is_charged_in_full_and_coins_at_nodes_amplify() -> None:
     assert everybody == PoissonGaussianEvent(noise_multiplier=1.5, sampling_rate=1.0)
     coins = planned(SecureSum(reply_after=5.0), **COINS)
     assert coins.event_of(1) == PoissonGaussianEvent(noise_multiplier=1.5, sampling_rate=0.1)
-    assert noise_of(coins).nodes == 10
+    assert coins.noise.nodes == 10
     seen = planned(sampling=VisibleSampling(cohort=30))
     assert seen.event_of(1) == GaussianEvent(noise_multiplier=1.5)
-    assert noise_of(seen).nodes == 30
+    assert seen.noise.nodes == 30
 
 
 def test_without_a_roster_only_a_server_that_follows_the_protocol_is_covered() -> None:
-    assert noise_of(planned(ROSTER)).honest_shares == 83
-    assert noise_of(planned(SecureSum())).honest_shares == 85
+    assert planned(ROSTER).noise.honest_shares == 83
+    assert planned(SecureSum()).noise.honest_shares == 85
 
 
 def test_the_budget_pays_for_the_slack_too() -> None:
     plan = calibrated_plan(
         BUDGET, rounds=10, num_clients=100, sampling_rate=1.0, clipping_norm=1.0, secure_sum=ROSTER
     )
-    slack = noise_of(plan).slack
+    slack = plan.noise.slack
     # Twice the rounds: a failed sum may be asked for again.
     assert slack == shared_noise_slack(20, 10**6, 100)
     assert plan.event_budget.epsilon == 8.0 - 2.0 * slack
@@ -321,7 +325,8 @@ def test_a_schedule_moves_the_grid_with_the_noise() -> None:
             },
             "write neighboring_relation=zero-out",
         ),
-        ({"total_weight": 50.0}, "leave total_weight out"),
+        ({"total_weight": 50.0}, "total_weight means nothing .* leave it out"),
+        ({"participation_cap": 3}, "participation_cap means nothing .* leave it out"),
         (
             {"sampling": VisibleSampling(cohort=50), "units_per_node": 2},
             "or have one unit a node",
@@ -337,14 +342,14 @@ def test_what_a_secure_sum_excludes_is_refused(changes: dict[str, Any], instead:
 @pytest.mark.parametrize("utility", ["loss", "update_norm"])
 def test_no_utility_is_told_in_the_clear(utility: str) -> None:
     with pytest.raises(IncompatibleOptions, match="in the clear"):
-        require_compatible(EXCLUSIONS, planned().asked(utility=utility))
-    require_compatible(EXCLUSIONS, planned().asked(utility=None))
+        require_compatible(EXCLUSIONS, asked(utility=utility))
+    require_compatible(EXCLUSIONS, asked(utility=None))
 
 
 def test_masked_words_are_not_compressed() -> None:
     with pytest.raises(IncompatibleOptions, match="no longer add up"):
-        require_compatible(EXCLUSIONS, planned().asked(compression=CompressionOptions(up="top_k")))
-    require_compatible(EXCLUSIONS, planned().asked(compression=CompressionOptions()))
+        require_compatible(EXCLUSIONS, asked(compression=CompressionOptions(up="top_k")))
+    require_compatible(EXCLUSIONS, asked(compression=CompressionOptions()))
 
 
 @pytest.mark.parametrize(
@@ -383,7 +388,7 @@ def test_a_model_larger_than_was_accounted_is_refused() -> None:
 
 
 def test_noise_is_in_one_place() -> None:
-    with pytest.raises(ValueError, match="leave one out"):
+    with pytest.raises(ValueError, match="scheme means nothing where noise is added in shares"):
         planned(client_scheme="gaussian")
 
 
@@ -399,32 +404,25 @@ def test_bits_are_checked_for_the_noise_that_was_found() -> None:
         secure_sum=options,
     )
     assert plan.noise_multiplier > 4.0
-    assert noise_of(plan).secure_sum == options
+    assert plan.noise.secure_sum == options
     assert plan.shared_bundle(plan.noise_multiplier, size=5).bits == 11
 
 
-def test_other_noise_has_no_shares() -> None:
-    central = noised_plan(
-        1.5, delta=1e-5, rounds=1, num_clients=100, sampling_rate=1.0, clipping_norm=1.0
-    )
-    with pytest.raises(TypeError, match=r"give the plan secure_sum=SecureSum\(\)"):
-        central.shared_bundle(1.5, size=5)
-
-
 def test_other_releases_are_sums_whose_own_error_is_charged_too() -> None:
-    asked = GaussianEvent(noise_multiplier=20.0)
-    plan = planned(other_releases=[(asked, 5)])
-    assert noise_of(plan).slack == shared_noise_slack(2 * (10 + 5), 10**6, 100)
+    mean = GaussianEvent(noise_multiplier=20.0)
+    plan = planned(other_releases=[(mean, 5)])
+    assert plan.noise.slack == shared_noise_slack(2 * (10 + 5), 10**6, 100)
     gate = plan.filter()
     for _ in range(2 * (10 + 5)):
-        gate.spend(asked)
-    assert gate.would_exceed(asked)  # however small it is
+        gate.spend(mean)
+    assert gate.would_exceed(mean)  # however small it is
 
 
-def test_noise_for_fewer_sums_than_are_planned_is_refused() -> None:
+def test_one_more_sum_is_accounted_as_soon_as_it_is_planned() -> None:
     plan = planned()
-    with pytest.raises(ValueError, match=r"the noise is for 10 sums .* the plan has 11"):
-        replace(plan, other_releases=freeze([(GaussianEvent(noise_multiplier=20.0), 1)]))
+    more = replace(plan, other_releases=freeze([(GaussianEvent(noise_multiplier=20.0), 1)]))
+    assert (plan.noise.sums, more.noise.sums) == (10, 11)
+    assert more.noise.slack == shared_noise_slack(2 * 11, 10**6, 100) > plan.noise.slack
 
 
 @pytest.mark.parametrize(
@@ -439,32 +437,35 @@ def test_all_who_collude_may_be_in_a_cohort_that_a_lying_server_chooses(
     secure_sum: SecureSum, colluding: int
 ) -> None:
     plan = planned(secure_sum, sampling=VisibleSampling(cohort=10))
-    assert noise_of(plan).shares.colluding == colluding
+    assert plan.noise.shares.colluding == colluding
 
 
 def test_a_cohort_that_those_who_collude_could_fill_is_refused() -> None:
     with pytest.raises(ValueError, match=r"VisibleSampling\(cohort=7\) or more, got 6"):
         planned(sampling=VisibleSampling(cohort=6))
-    assert noise_of(planned(sampling=VisibleSampling(cohort=7))).honest_shares == 2
+    assert planned(sampling=VisibleSampling(cohort=7)).noise.honest_shares == 2
 
 
 @pytest.mark.parametrize(
-    "hosting",
+    ("hosting", "why"),
     [
-        {"units_per_node": 5, "sampling_rate": 0.5},
-        {"coins_at_nodes": True, "sampling_rate": 0.5},
-        {
-            "units_per_node": 5,
-            "coins_at_nodes": True,
-            "sampling_rate": 1.0,
-            "nodes": 20,
-            "unit": "record",
-            "secure_sum": SecureSum(),
-        },
+        ({"units_per_node": 5, "sampling_rate": 0.5}, "leaving one out moves the next one in"),
+        ({"coins_at_nodes": True, "sampling_rate": 0.5}, "leaving one out moves the next one in"),
+        (
+            {
+                "units_per_node": 5,
+                "coins_at_nodes": True,
+                "sampling_rate": 1.0,
+                "nodes": 20,
+                "unit": "record",
+                "secure_sum": SecureSum(),
+            },
+            "takes its share of the noise with it",
+        ),
     ],
     ids=["units", "coins", "records"],
 )
-def test_add_or_remove_one_beside_a_cap_is_refused(hosting: dict[str, Any]) -> None:
+def test_add_or_remove_one_beside_a_cap_is_refused(hosting: dict[str, Any], why: str) -> None:
     """A node takes its first units: leaving one out moves the next one in, two norms for one."""
 
     def plan_with(relation: NeighboringRelation) -> Plan:
@@ -480,15 +481,24 @@ def test_add_or_remove_one_beside_a_cap_is_refused(hosting: dict[str, Any]) -> N
         )
 
     assert plan_with(NeighboringRelation.ZERO_OUT).rounds == 10
-    with pytest.raises(ValueError, match="leaving one out moves the next one in"):
+    with pytest.raises(ValueError, match=why):
         plan_with(NeighboringRelation.ADD_OR_REMOVE_ONE)
 
 
-TURNS = CyclicSampling(groups=10, inside=PoissonSampling(sampling_rate=1.0))
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        CyclicSampling(groups=10, inside=PoissonSampling(sampling_rate=1.0)),
+        BufferedSampling(cohort=10),
+    ],
+)
+def test_shares_have_neither_turns_nor_buffers(sampling: Sampling) -> None:
+    """Nothing would pin which client a unit's number means to a node."""
+    with pytest.raises(IncompatibleOptions, match="has cohorts by PoissonSampling or Visible"):
+        planned(sampling=sampling)
 
 
 def test_noise_in_shares_has_no_memory() -> None:
-    """Nothing would pin which client a unit's number means to a node."""
     remembering = Banded.optimal(rounds=50, bands=10, momentum=0.0)
-    with pytest.raises(ValueError, match="correlation needs noise at the server"):
-        planned(rounds=50, coins_at_nodes=True, sampling=TURNS, correlation=remembering)
+    with pytest.raises(IncompatibleOptions, match="correlation means nothing where noise is"):
+        planned(rounds=50, correlation=remembering)

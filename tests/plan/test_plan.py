@@ -29,11 +29,12 @@ from fl_dp.accounting.filters import DeclaredFilter
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
-from fl_dp.plan import Plan, plan_from_dict
+from fl_dp.plan import Banded, Plan, plan_from_dict
 
 pytestmark = pytest.mark.slow
 
 DELTA = 200**-1.1
+CORRELATION = Banded.optimal(rounds=20, bands=4)
 WHOLE_GROUPS = CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=1.0))
 BUDGET = PrivacyBudget(epsilon=8.0, delta=DELTA)
 STATISTICS: dict[PrivacyEvent, int] = {
@@ -165,14 +166,14 @@ def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
                 "sampling": BufferedSampling(cohort=9),
                 "schedule": NoiseSchedule(name="step"),
             },
-            "use a constant schedule, got schedule=step",
+            r"schedule means nothing where noise is added at the server \(buffered plans\)",
         ),
         (
-            {"participation_cap": 3, "sampling": WHOLE_GROUPS},
+            {"participation_cap": 3, "sampling": WHOLE_GROUPS, "correlation": CORRELATION},
             "groups that take turns have every turn",
         ),
         (
-            {"sampling": replace(WHOLE_GROUPS, groups=1)},
+            {"sampling": replace(WHOLE_GROUPS, groups=1), "correlation": CORRELATION},
             r"groups must be at least 2, got 1: .* write sampling=PoissonSampling\(",
         ),
     ],

@@ -11,7 +11,7 @@ from flat_plans import calibrated_plan, noised_plan
 
 from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.plan import SecureSum
 from fl_dp.statement import privacy_statement
 from fl_dp.statement.check import statement_differences, statement_page
 
@@ -37,7 +37,6 @@ def statement_of(folder: Path, plan: Plan) -> dict[str, Any]:
 def test_both_promises_stand_there_with_what_each_needs(tmp_path: Path) -> None:
     plan = plan_of(roster=True)
     statement = statement_of(tmp_path, plan)
-    assert isinstance(plan.noise, DistributedNoise)
     sums = statement["secure_sums"]
     assert (sums["least"], sums["guaranteed"], sums["honest_shares"]) == (90, 88, 83)
     # The same noise, and seven more shares of it that nobody knows.

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fl_dp.plan.noise import CentralNoise, ClientNoise
-from flat_plans import flat_plan, noised_plan
+from flat_plans import noised_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,7 +33,7 @@ from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaus
 from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure
 from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
-from fl_dp.plan import SecureSum
+from fl_dp.plan import CentralPlan, LocalPlan, SecureSum
 from fl_dp.statement import PrivacyStatement, of_clients, privacy_statement, statement_markdown
 from fl_dp.statement.check import statement_differences, statement_page
 from fl_dp.statement.words import describe_event, second_figure_in_words, warnings_of
@@ -45,8 +44,8 @@ GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(enco
 
 SIZES: dict[str, Any] = {"clipping_norm": 1.0, "num_clients": 200}
 PLAN = noised_plan(1.0, delta=1e-3, rounds=5, sampling_rate=0.25, **SIZES)
-WIDE = flat_plan(
-    PrivacyBudget(epsilon=50.0, delta=1e-3),
+WIDE = CentralPlan(
+    budget=PrivacyBudget(epsilon=50.0, delta=1e-3),
     rounds=12,
     sampling=PoissonSampling(sampling_rate=0.25),
     noise_multiplier=1.0,
@@ -63,23 +62,22 @@ EVERY_KIND: tuple[PrivacyEvent, ...] = (
         noise_multiplier=3.0, sampling_rate=0.2, num_units=200, max_cohort=60
     ),
 )
-EVERYBODY = replace(
-    WIDE, sampling=PoissonSampling(sampling_rate=1.0), noise=CentralNoise(multiplier=4.0)
-)
+EVERYBODY = replace(WIDE, sampling=PoissonSampling(sampling_rate=1.0), noise_multiplier=4.0)
 CAPPED = replace(EVERYBODY, participation_cap=3)
-LOCAL = replace(
-    EVERYBODY, noise=ClientNoise(multiplier=4.0, scheme="gaussian"), participation_cap=12
+LOCAL = LocalPlan(
+    budget=WIDE.budget,
+    rounds=12,
+    num_clients=200,
+    clipping_norm=1.0,
+    noise_multiplier=4.0,
+    participation_cap=12,
 )
 IN_SHARES = noised_plan(
     4.0, delta=1e-3, rounds=12, sampling_rate=1.0, secure_sum=SecureSum(), **SIZES
 )
-SCHEDULED = replace(
-    WIDE, noise=CentralNoise(multiplier=1.0, schedule=NoiseSchedule(name="linear", levels=4))
-)
-CAPPED_AND_SCHEDULED = replace(CAPPED, noise=SCHEDULED.noise)
-CROWDED = replace(
-    WIDE, noise=CentralNoise(multiplier=1.0, schedule=NoiseSchedule(name="linear", levels=None))
-)
+SCHEDULED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=4))
+CAPPED_AND_SCHEDULED = replace(CAPPED, noise_multiplier=1.0, schedule=SCHEDULED.schedule)
+CROWDED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=None))
 
 
 STATEMENT: dict[str, Any] = {
@@ -451,8 +449,7 @@ def recomputed() -> float:
 def test_the_twenty_lines_refuse_what_they_would_get_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Any, relation: NeighboringRelation
 ) -> None:
-    noise = CentralNoise(multiplier=8.0)
-    plan = replace(WIDE, sampling=sampling, neighboring_relation=relation, noise=noise)
+    plan = replace(WIDE, sampling=sampling, neighboring_relation=relation, noise_multiplier=8.0)
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.commit(ledger.reserve(round=1))
     monkeypatch.chdir(tmp_path)

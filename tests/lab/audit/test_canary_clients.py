@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from audited_trainings import DELTA, OVERRIDES, Trained, Z, judged, trained
-from fl_dp.plan.noise import CentralNoise
 from flwr.app import Array, ArrayRecord
 from wrong_systems import ShuffledDeck, one_draw_for_both_halves, stream_by
 
@@ -33,7 +32,7 @@ from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun, require_auditable
 from fl_dp.lab.games.canary_server import WatchedLoop
 from fl_dp.lab.games.seen_run import SeenRun, read_seen, write_seen
 from fl_dp.mechanisms import BandedStream
-from fl_dp.plan import Banded
+from fl_dp.plan import Banded, CorrelatedPlan
 from fl_dp.strategies import Released, Selection
 from fl_dp.updates import VectorLayout
 
@@ -126,8 +125,8 @@ class BandsBeyondTheSeparation(WatchedLoop):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        assert isinstance(self.plan.noise, CentralNoise)
-        object.__setattr__(self.plan.noise.correlation, "coefficients", FALLING)
+        assert isinstance(self.plan, CorrelatedPlan)
+        object.__setattr__(self.plan.correlation, "coefficients", FALLING)
         self.noise_stream = BandedStream(FALLING)
 
 
