@@ -21,7 +21,7 @@ from .settings.noises import (
     CyclicNoiseSettings,
     SpacedNoiseSettings,
 )
-from .settings.selections import BufferedSettings, TruncatedPoissonSettings
+from .settings.selections import TruncatedPoissonSettings
 
 _MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless noise.bands says more
 
@@ -36,9 +36,7 @@ def separation_of(settings: Settings) -> int:
         return 1
     if noise.separation is not None:
         return noise.separation
-    # In a buffer those who were asked do not rest either: room is left for them.
-    busy = chosen.busy(num_clients) if isinstance(chosen, BufferedSettings) else 0
-    return min(settings.rounds, max(1, (num_clients - busy) // chosen.cohort(num_clients)))
+    return min(settings.rounds, max(1, num_clients // chosen.cohort(num_clients)))
 
 
 def cyclic_selection(settings: Settings) -> CyclicSelection:

@@ -86,6 +86,13 @@ class CentralPlan(ServerNoisePlan):
             require_public_roster(self, "a cohort that is chosen or seen")
         if isinstance(law, TruncatedPoissonSampling):
             require_public_roster(self, "a cut, which shows how many others there are,")
+        if law.least_separation > 1 and self.schedule != _CONSTANT:
+            raise IncompatibleOptions(
+                "clients that rest between two rounds differ in the rounds they take part in, and "
+                "each is charged for the same noise: use a constant {schedule}, got "
+                f"{self.schedule.name}",
+                options=("schedule", "sampling"),
+            )
         if self.hosting.sums_at_nodes:
             self._check_nodes()
 

@@ -68,10 +68,16 @@ class DistributedPlan(SharedNoisePlan):
         return Hosting(units_per_node=self.units_per_node, coins_at_nodes=self.coins_at_nodes)
 
     def check(self) -> None:
-        """Refuse a cohort that nodes of several clients would have to be told of."""
+        """Refuse a cohort that rests, or that nodes of several clients would be told of."""
         super().check()
         if not isinstance(self.sampling, VisibleSampling):
             return
+        if self.sampling.separation > 1:
+            raise IncompatibleOptions(
+                "a server that lies chooses the cohorts, so a secure sum charges every round to "
+                f"everybody: leave {{separation}} out, got {self.sampling.separation}",
+                options=("sampling", "secure_sum"),
+            )
         if self.units_per_node > 1:
             raise IncompatibleOptions(
                 "a cohort of units would tell each node which of its own take part, and every "

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from flat_plans import calibrated_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from killed_servers import Deadly, Killed, Watched, unmixed
+from killed_servers import Deadly, Killed, Watched
 from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, introducing, reply
 from noise_covariance import covariance, covariance_p
 from owned_clock import OwnedClock
 from trainings import FixedClient, client_fn, plan_of
 
 from fl_dp import Plan, PrivacyBudget, PrivacyLedger
-from fl_dp.accounting import PoissonSampling, VisibleSampling
+from fl_dp.accounting import NoiseSchedule, PoissonSampling, VisibleSampling
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.app.virtual_time import VirtualTime, drawn_delays
 from fl_dp.clients import numpy_client_app
@@ -42,7 +42,7 @@ from fl_dp.strategies import (
 ALARM = 1e-6
 N = 8
 SIZE = 10_000
-BANDS = (4096, 2000, 1000)
+ALONE = (4096,)  # bands of noise that is independent over releases
 CLIP = 0.5
 QUIET = 1e-5  # a noise multiplier whose noise is below what is looked at
 
@@ -53,7 +53,6 @@ def plan(size: int = 2, separation: int = 1, **changes: Any) -> Plan:
     fields: dict[str, Any] = dict(
         rounds=6,
         sampling=BufferedSampling(cohort=size, separation=separation),
-        correlation=Banded(coefficients=BANDS[:separation]) if separation > 1 else None,
         clipping=None,
         clipping_norm=CLIP,
     )
@@ -145,11 +144,9 @@ def test_released_noise_has_the_law_that_the_plan_charges_for(
         model(SIZE),
         delay=drawn_delays(spread=1.0, seed=1),
     )
-    bands = BANDS[:separation]
-    norm = np.linalg.norm(bands) / BANDS[0]
     # The denominator is the buffer's size, however many answers there were.
-    noise = np.array(done.moves) * 2.0 / (promised.noise_multiplier * norm * CLIP)
-    designed = covariance(bands, range(promised.rounds))
+    noise = np.array(done.moves) * 2.0 / (promised.noise_multiplier * CLIP)
+    designed = covariance(ALONE, range(promised.rounds))
     assert covariance_p(noise, designed) > ALARM
     for wrong in (0.9, 1.1):
         assert covariance_p(wrong * noise, designed) < ALARM
@@ -313,15 +310,12 @@ def test_a_hostile_unit_moves_all_releases_by_no_more_than_it_is_charged_and_non
     assert runs[0].asked == runs[1].asked  # what an answer holds never decides who is next
     assert runs[0].clock.now == runs[1].clock.now
     moved = (np.array(runs[0].moves) - np.array(runs[1].moves)) * 2.0
-    bands = BANDS[:separation]
-    norm = np.linalg.norm(bands) / BANDS[0]
-    through = unmixed(moved, bands)
     # The models are float64: what is left of a round's exact sum is good to a relative 1e-9.
-    assert np.square(through).sum() <= cap * (norm * CLIP) ** 2 * (1 + 1e-6)
+    assert np.square(moved).sum() <= cap * CLIP**2 * (1 + 1e-6)
     own = [t for t, each in enumerate(moved) if np.abs(each).max() > 1e-9]
     assert len(own) <= cap and all(np.diff(own) >= separation)
     if kind == "huge":  # the test can see it
-        assert own and np.square(through).sum() > 0.2 * (norm * CLIP) ** 2
+        assert own and np.square(moved).sum() > 0.2 * CLIP**2
 
 
 class Confused(LocalGrid):
@@ -528,7 +522,7 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
         with PrivacyLedger.open(tmp_path / "ledger.db", promised) as ledger:
             assert all(ledger.participations[name] >= count for name, count in asks.items())
             strategy = DPFedBuff(plan=promised, ledger=ledger, after_round=saved.append)
-            strategy.loop.noise_stream = Watched(BANDS, drawn, dies)
+            strategy.loop.noise_stream = Watched(ALONE, drawn, dies)
             if saved:
                 strategy.resume(saved[-1])
             try:
@@ -558,9 +552,11 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        (dict(sampling=BufferedSampling(cohort=4), secure_sum=SecureSum()), "secure sum"),
-        (dict(client_scheme="gaussian"), "leave client_scheme out"),
-        (dict(units_per_node=2), "units_per_node|clipping"),
+        (dict(secure_sum=SecureSum()), "a distributed plan has cohorts by"),
+        (dict(client_scheme="gaussian"), "with client_scheme write sampling_rate=1"),
+        (dict(correlation=Banded(coefficients=(4096, 2000))), "a correlated plan has cohorts by"),
+        (dict(units_per_node=2), "units_per_node means nothing where"),
+        (dict(schedule=NoiseSchedule(name="linear")), "schedule means nothing where"),
     ],
 )
 def test_what_buffers_exclude_is_refused(changes: dict[str, Any], match: str) -> None:

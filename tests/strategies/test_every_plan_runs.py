@@ -86,6 +86,8 @@ LAWS: dict[str, Sampling | Callable[[], Selection]] = {
         2, epsilon=0.2, utility="update_norm", utility_range=(0.0, 1.0)
     ),
 }  # fmt: skip
+TURNS = [name for name, law in LAWS.items() if isinstance(law, CyclicSampling)]
+"""Laws for which noise has to be correlated, so that no budget in one line has them."""
 NOISES: dict[str, Options] = {
     "central": {},
     "banded": {"correlation": Banded(coefficients=(4096, 2000))},
@@ -328,7 +330,7 @@ def sampled_epsilon_at_least(multiplier: float, rate: float, rounds: int) -> flo
 def spent_at_least(ran: Ran) -> float:
     """What the rounds spend, worked out from what was made of them."""
     plan, rate = ran.plan, chance(ran.plan.sampling)
-    if getattr(plan.noise, "scheme", "gaussian") != "gaussian":
+    if getattr(plan, "scheme", "gaussian") != "gaussian":
         return 0.0
     # One unit may have been in those with the least noise, if the schedule lets it.
     worst = sorted(map(distance_of, ran.modes), reverse=True)[: participations(plan)]
@@ -453,7 +455,7 @@ def test_all_that_is_accepted_runs_and_charges_no_less_than_what_ran(
 SUMS: dict[str, tuple[str, Options]] = {
     "everybody": ("everybody", {}),
     "replace-one": ("everybody", RELATIONS["replace-one"]),
-    "seen": ("seen", {"participation_cap": 3}),
+    "seen": ("seen", {}),
     "falling": ("everybody", NOISES["falling"]),
     "adaptive": ("everybody", OTHERS["adaptive"] | OTHERS["metrics"]),
     "a statistic": ("everybody", OTHERS["statistic"] | OTHERS["not counted"]),
@@ -471,6 +473,7 @@ NO_SUMS: dict[str, tuple[str, Options]] = {
     "an encoding": ("everybody", OTHERS["quantized"]),
     "add-or-remove-one": ("everybody", RELATIONS["add-or-remove-one"]),
     "correlated": ("seen", NOISES["banded"]),
+    "a cap": ("seen", OTHERS["cap of 2"]),
 }
 
 
@@ -487,10 +490,23 @@ def test_secure_sums_refuse_the_rest_where_it_is_made(
     assert attempt(law, law, options | {"secure_sum": SecureSum()}, tmp_path) == "refused"
 
 
+def test_a_cohort_that_rests_is_refused_where_each_unit_would_need_a_price_of_its_own() -> None:
+    law = VisibleSampling(cohort=10, separation=2)
+    fields: Options = {"rounds": ROUNDS, "num_clients": 40, "sampling": law, "clipping_norm": 1.0}
+    budget = PrivacyBudget(epsilon=90.0, delta=DELTA)
+    assert flat_plan(budget, **fields).charged_rounds == 2
+    # Some would be in the rounds with the least noise, and all would be charged for the first.
+    with pytest.raises(ValueError, match="use a constant schedule, got linear"):
+        flat_plan(budget, **fields, **NOISES["falling"])
+    # No node would know that another round was too soon.
+    with pytest.raises(ValueError, match="leave separation out, got 2"):
+        flat_plan(budget, **fields, secure_sum=SecureSum())
+    with pytest.raises(ValueError, match="a correlated plan has cohorts by"):
+        flat_plan(budget, **fields | {"sampling": LAWS["buffer apart"]}, **NOISES["banded"])
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "law", [each for each in LAWS if each not in ("one group", "buffer apart")]
-)
+@pytest.mark.parametrize("law", [each for each in LAWS if each not in (*TURNS, "buffer apart")])
 def test_a_budget_in_one_line_pays_for_all_rounds(tmp_path: Path, law: str) -> None:
     rule = LAWS[law]
     of_law: Options = {}

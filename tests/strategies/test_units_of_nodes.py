@@ -272,7 +272,7 @@ def test_coins_at_the_nodes_draw_each_unit_at_the_charged_rate() -> None:
     [
         (dict(sampling=FixedSizeSampling(cohort=2)), dict(selection=FixedSelection(2)), "Poisson"),
         (dict(sampling_rate=1.0, participation_cap=1), {}, "participation cap"),
-        (dict(client_scheme="gaussian"), {}, "noise at the server"),
+        (dict(client_scheme="gaussian"), {}, "noise is added at each client"),
     ],
 )
 def test_coins_at_the_nodes_go_with_poisson_samples_for_everybody_only(

@@ -9,16 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flat_plans import calibrated_plan, noised_plan
+from flat_plans import calibrated_plan
 from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy import FedAvg
 from local_grid import LocalGrid, answer_with_update
 from scipy.special import ndtr
 
 from fl_dp import PrivacyBudget, PrivacyLedger
-from fl_dp.accounting import NeighboringRelation, VisibleSampling
+from fl_dp.accounting import NeighboringRelation
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING, clipping_from_dict, clipping_to_dict
+from fl_dp.plan import LocalPlan
 from fl_dp.strategies import DPFedAvg, PoissonSelection
 
 ARGUMENTS: dict[str, Any] = {
@@ -137,8 +138,6 @@ def test_the_line_plans_as_a_plan_of_the_same_words(tmp_path: Path) -> None:
         "unit": "record",
         "units_per_node": 1,
         "metrics": (ScalarMetric(name="loss", low=0.0, high=5.0),),
-        "client_scheme": None,
-        "secure_sum": None,
         "participation_cap": None,
         "contribution_check": False,
     }
@@ -146,18 +145,6 @@ def test_the_line_plans_as_a_plan_of_the_same_words(tmp_path: Path) -> None:
     budget = PrivacyBudget(epsilon=ARGUMENTS["epsilon"], delta=1e-3)
     made = make(tmp_path, delta=1e-3, **words)
     assert made.plan == calibrated_plan(budget, **size, **words)
-
-
-def test_a_plan_names_a_typo_as_well() -> None:
-    with pytest.raises(TypeError, match="no argument 'participation_caps': did you mean"):
-        calibrated_plan(
-            PrivacyBudget(epsilon=1.0, delta=1e-3),
-            rounds=1,
-            num_clients=10,
-            sampling_rate=1.0,
-            clipping_norm=1.0,
-            participation_caps=2,  # type: ignore[call-arg]  # on purpose
-        )
 
 
 # A clipping norm that was left out.
@@ -183,19 +170,10 @@ def test_a_clipping_norm_that_is_left_out_is_adapted_and_that_is_said(
         assert ledger.plan == made.plan
 
 
-@pytest.mark.parametrize("make_plan", [calibrated_plan, noised_plan])
-def test_where_no_norm_can_be_found_leaving_it_out_is_an_error(make_plan: Any) -> None:
+def test_where_no_norm_can_be_found_leaving_it_out_is_an_error() -> None:
     budget = PrivacyBudget(epsilon=1.0, delta=1e-3)
-    first, more = (budget, {}) if make_plan == calibrated_plan else (1.0, {"delta": 1e-3})
-    with pytest.raises(ValueError, match=r"write clipping_norm=.*choosing_a_clipping_norm\.md"):
-        make_plan(
-            first,
-            rounds=1,
-            num_clients=10,
-            sampling=VisibleSampling(cohort=5),
-            client_scheme="gaussian",
-            **more,
-        )
+    with pytest.raises(TypeError, match="clipping_norm"):
+        LocalPlan(budget=budget, rounds=1, num_clients=10)  # type: ignore[call-arg]  # on purpose
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def flat_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
             given.pop(implied, None)
     if kind not in (LocalPlan, DistributedRecordsPlan) and "clipping_norm" in given:
         given["clipping"] = FixedClipping(norm=given.pop("clipping_norm"))
-    if kind in (LocalPlan, DistributedRecordsPlan) and "clipping" in given:
+    fixed = isinstance(given.get("clipping"), FixedClipping)
+    if kind in (LocalPlan, DistributedRecordsPlan) and fixed:
         given["clipping_norm"] = given.pop("clipping").norm
     given["other_releases"] = freeze(given.get("other_releases", ()))
     given.setdefault("noise_multiplier", math.nan)

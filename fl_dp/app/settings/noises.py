@@ -54,7 +54,7 @@ class SpacedNoiseSettings(CorrelatedNoiseSettings):
         separation: Least distance of two rounds of one client; null is as far as the roster allows.
     """
 
-    selections = ("public", "buffered")
+    selections = ("public",)
     name: str = told("spaced")
     separation: int | None = told(None)
 

@@ -313,17 +313,12 @@ class BufferedSettings(SelectionSettings):
                 f"not weigh more than a new one, got {self.staleness_power}"
             )
 
-    def busy(self, num_clients: int) -> int:
-        """Return how many clients are asked at any time."""
-        return self.concurrency or 2 * self.cohort(num_clients)
-
     def make(self, num_clients: int, *, separation: int) -> Selection:
         """Return who takes part."""
         from fl_dp.strategies import BufferedSelection
 
         return BufferedSelection(
             self.cohort(num_clients),
-            separation=separation,
             concurrency=self.concurrency,
             max_staleness=self.max_staleness,
             staleness_power=self.staleness_power,
