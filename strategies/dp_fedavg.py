@@ -32,6 +32,7 @@ from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.plan import CentralPlan, Plan, RecordPlan
 from fl_dp.plan.argument_checks import keywords_of, require_known, require_types
+from fl_dp.plan.as_json import KINDS
 from fl_dp.plan.fields import plan_of
 from fl_dp.secagg import Roster as SecureRoster
 from fl_dp.updates import Compression
@@ -229,6 +230,8 @@ class DPFedAvg(RoundStrategy):
             num_clients=num_clients,
             ledger=ledger,
             delta=delta,
+            sampling_rate=sampling_rate,
+            clipping_norm=clipping_norm,
         )
         if (sampling_rate is None) == (selection is None):
             raise ValueError(
@@ -330,10 +333,11 @@ def _require_arguments(kind: type[DPFedAvg], of_class: Mapping[str, Any], **give
         raise TypeError(
             f"'{both[0]}' is an argument of the plan and of {kind.__name__}: rename yours"
         )
-    if unnamed := sorted(of_class.keys() & plans - own):
+    of_some = {field.name for some in KINDS.values() for field in fields(some)}
+    if unnamed := sorted(of_class.keys() & of_some - own):
         raise TypeError(
-            f"{kind.__name__}.with_budget has no argument '{unnamed[0]}': give it to "
-            f"{kind.plan_class.__name__}, and the plan to {kind.__name__}(plan=..., ledger=...)"
+            f"{kind.__name__}.with_budget has no argument '{unnamed[0]}': give it to a plan, and "
+            f"the plan to {kind.__name__}(plan=..., ledger=...)"
         )
     known = (named.keys() | own) - {"return", "of_class", "plan"}
     require_known(of_class, known, of=f"{kind.__name__}.with_budget")
