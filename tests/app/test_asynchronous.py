@@ -41,16 +41,6 @@ def test_settings_say_who_is_asked_and_what_it_is_charged() -> None:
     assert plan.charged_rounds == 4
 
 
-def test_correlated_noise_leaves_room_for_those_who_are_asked() -> None:
-    settings = compose_settings([*BUFFERED, "noise=spaced"])
-    # Of 40 clients 8 are asked; the others make 8 releases of 4.
-    assert make_selection(settings).sampling == BufferedSampling(cohort=4, separation=8)
-    plan = make_plan(settings)
-    assert plan.charged_rounds == 3 and plan.coefficients is not None
-    given = compose_settings([*BUFFERED, "noise=spaced", "noise.separation=5"])
-    assert make_selection(given).sampling == BufferedSampling(cohort=4, separation=5)
-
-
 @pytest.mark.parametrize(
     "override, match",
     [
@@ -58,6 +48,7 @@ def test_correlated_noise_leaves_room_for_those_who_are_asked() -> None:
             "noise=cyclic",
             "selection=poisson or truncated_poisson: write that selection too, got",
         ),
+        ("noise=spaced", "noise=spaced goes with selection=public"),
         ("selection.concurrency=3", "selection.concurrency must be at least the buffer's 4"),
         ("selection.participation_cap=1", "selection.participation_cap=1 times each can't fill 20"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from fl_dp.plan.noise import CentralNoise
 
 from fl_dp.accounting import (
     CyclicSampling,
@@ -20,7 +19,7 @@ from fl_dp.app.exclusions import fitting_selections
 from fl_dp.app.planning import make_plan, make_selection
 from fl_dp.app.settings.noises import NoiseSettings
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
-from fl_dp.plan import Plan
+from fl_dp.plan import CorrelatedPlan, Plan
 from fl_dp.statement.of_clients import promise_in_words
 from fl_dp.strategies import CyclicSelection, SpacedSelection
 
@@ -35,8 +34,7 @@ def plan_of(*overrides: str) -> Plan:
 
 
 def bands_of(plan: Plan) -> int | None:
-    assert isinstance(plan.noise, CentralNoise)
-    return None if plan.noise.correlation is None else plan.noise.correlation.bands
+    return plan.correlation.bands if isinstance(plan, CorrelatedPlan) else None
 
 
 def test_noise_is_independent_unless_asked_for() -> None:
@@ -93,7 +91,7 @@ def test_what_can_not_be_is_one_line_of_advice(overrides: list[str], reason: str
 
 def test_the_statement_says_what_is_correlated_and_what_memory_holds() -> None:
     plan = plan_of(*CYCLIC)
-    assert "the 3 rounds before it" in plan.noise.mechanism(plan.release)
+    assert "the 3 rounds before it" in plan.mechanism
     assert (
         "the noise of the 3 rounds before stays in its memory" in promise_in_words(plan)["trusted"]
     )
