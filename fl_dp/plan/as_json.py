@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -51,16 +52,24 @@ _READ: dict[str, Callable[[Any], Any]] = {
 }
 
 
+_ANOTHER_MACHINE = 1e-9  # relative: its functions of floating-point numbers may round otherwise
+
+
 def plan_from_dict(written: Mapping[str, Any]) -> Plan:
     """Return the plan that `Plan.to_dict` described.
 
     Raises:
-        ValueError: If the kind is unknown to this version, or a field is out of range.
+        ValueError: If the kind is unknown to this version, a field is out of range, or what
+            follows from the fields is written otherwise.
         TypeError: If there is no such field.
     """
     given = dict(written)
     kind = known_kind(KINDS, given.pop("kind"), of="plan")
-    return kind(**{name: _READ.get(name, _as_it_is)(value) for name, value in given.items()})
+    slack = given.pop("slack", 0.0)  # follows from the rest
+    plan = kind(**{name: _READ.get(name, _as_it_is)(value) for name, value in given.items()})
+    if not math.isclose(slack, plan.slack, rel_tol=_ANOTHER_MACHINE):
+        raise ValueError(f"its slack is {slack!r:.60}, and that of the plan is {plan.slack!r}")
+    return plan
 
 
 def _as_it_is(value: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from fl_dp.accounting import (
     NeighboringRelation,
@@ -157,6 +157,13 @@ class SharedNoisePlan(Plan):
             "have no roster of identities (`roster` of the secure sum)",
             *told,
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values, and lambda beside them.
+
+        Whoever recomputes epsilon without this package needs it.
+        """
+        return super().to_dict() | {"slack": self.slack}
 
     def gate(self, budget: PrivacyBudget, history: FrozenHistory) -> PrivacyFilter:
         """Return the gate: of the declared releases, and of no more sums than are accounted."""

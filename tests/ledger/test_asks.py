@@ -16,18 +16,15 @@ from fl_dp.commands.terminal.ledger_view import ledger_table
 from fl_dp.ledger import LedgerCorrupted
 from fl_dp.ledger.entries import next_entry
 from fl_dp.ledger.state import ParticipationCapReached, SeparationBroken
-from fl_dp.plan import Banded
 
 NAMES = [f"ward-{number}" for number in range(6)]
 
 
 def plan(*, size: int = 2, separation: int = 3, cap: int | None = 4, rounds: int = 9) -> Plan:
-    bands = (4096, 2000, 1000)[:separation]
     return plan_of(
         6,
         rounds=rounds,
         sampling=BufferedSampling(cohort=size, separation=separation),
-        correlation=Banded(coefficients=bands) if separation > 1 else None,
         participation_cap=cap,
     )
 

@@ -267,6 +267,7 @@ def test_the_budget_pays_for_the_slack_too() -> None:
     plan = calibrated_plan(
         BUDGET, rounds=10, num_clients=100, sampling_rate=1.0, clipping_norm=1.0, secure_sum=ROSTER
     )
+    assert isinstance(plan, SharedNoisePlan)
     slack = plan.noise.slack
     # Twice the rounds: a failed sum may be asked for again.
     assert slack == shared_noise_slack(20, 10**6, 100)
@@ -301,7 +302,14 @@ def test_more_sums_than_were_accounted_are_refused_whatever_the_budget() -> None
 
 def test_a_plan_survives_its_own_json() -> None:
     plan = planned(SecureSum(least=80, bits=20, roster=True, max_parameters=1000))
-    assert plan_from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    written = json.loads(json.dumps(plan.to_dict()))
+    assert plan_from_dict(written) == plan
+    assert written["slack"] == plan.slack > 0.0
+    for another in (0.0, 0.9 * plan.slack, math.nan):  # an auditor would find too small an epsilon
+        with pytest.raises(ValueError, match=r"its slack is .*, and that of the plan is"):
+            plan_from_dict(written | {"slack": another})
+    with pytest.raises(ValueError, match="its slack is"):
+        plan_from_dict({name: value for name, value in written.items() if name != "slack"})
 
 
 def test_a_schedule_moves_the_grid_with_the_noise() -> None:
@@ -403,6 +411,7 @@ def test_bits_are_checked_for_the_noise_that_was_found() -> None:
         clipping_norm=1.0,
         secure_sum=options,
     )
+    assert isinstance(plan, SharedNoisePlan)
     assert plan.noise_multiplier > 4.0
     assert plan.noise.secure_sum == options
     assert plan.shared_bundle(plan.noise_multiplier, size=5).bits == 11

@@ -198,7 +198,7 @@ def test_a_kind_has_no_field_for_what_it_can_not_be(plan: Plan, missing: str) ->
         with pytest.raises(IncompatibleOptions, match=f"{name} means nothing.*: leave it out"):
             plan_of(type(plan), given | {name: 1})
         with pytest.raises(TypeError, match=name):
-            type(plan)(**given, **{name: 1})
+            type(plan)(**given | {name: 1})
 
 
 @pytest.mark.parametrize(

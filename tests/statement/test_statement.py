@@ -249,9 +249,13 @@ def test_a_promise_is_not_printed_above_its_budget(tmp_path: Path) -> None:
 
 def test_records_of_one_client_move_its_update_no_more_than_one_of_them(tmp_path: Path) -> None:
     """The update is clipped as a whole, so one number holds for any number of them."""
-    plan = replace(PLAN, unit="record", neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    plan = replace(plan, sampling=FixedSizeSampling(cohort=50))
-    plan = replace(plan, budget=PrivacyBudget(epsilon=100.0, delta=1e-3))
+    plan = replace(
+        WIDE,
+        unit="record",
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+        sampling=FixedSizeSampling(cohort=50),
+        budget=PrivacyBudget(epsilon=100.0, delta=1e-3),
+    )
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.commit(ledger.reserve(round=1))
         made = privacy_statement(ledger)
