@@ -251,6 +251,7 @@ def test_records_of_one_client_move_its_update_no_more_than_one_of_them(tmp_path
     """The update is clipped as a whole, so one number holds for any number of them."""
     plan = replace(
         WIDE,
+        rounds=5,
         unit="record",
         neighboring_relation=NeighboringRelation.REPLACE_ONE,
         sampling=FixedSizeSampling(cohort=50),
