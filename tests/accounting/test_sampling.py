@@ -28,7 +28,7 @@ from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaus
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.plan import plan_from_dict
+from fl_dp.plan import Banded, plan_from_dict
 
 ADD_OR_REMOVE, ZERO_OUT, REPLACE_ONE = NeighboringRelation
 N = 40
@@ -276,10 +276,11 @@ def test_whole_groups_are_no_secret() -> None:
 def test_groups_promise_something_to_zero_out_neighbours_alone(
     relation: NeighboringRelation,
 ) -> None:
-    with pytest.raises(
-        ValueError, match=f"zero-out neighbours .* got neighboring_relation={relation}"
-    ):
-        plan_of(CyclicSampling(groups=4, inside=QUARTER), neighboring_relation=relation)
+    turns = CyclicSampling(groups=4, inside=QUARTER)
+    correlation = Banded.optimal(rounds=3, bands=2)
+    assert plan_of(turns, correlation=correlation).charged_rounds == 1
+    with pytest.raises(ValueError, match=f"write neighboring_relation=zero-out, got {relation}"):
+        plan_of(turns, correlation=correlation, neighboring_relation=relation)
 
 
 @pytest.mark.parametrize(
