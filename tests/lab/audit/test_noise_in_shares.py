@@ -6,10 +6,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from flat_plans import noised_plan
-from numpy.typing import NDArray
 
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.noise_findings import SIZE_OF_NOISE
@@ -19,7 +17,7 @@ from fl_dp.lab.games.seen_run import Audited, claims_of
 from fl_dp.plan import SecureSum, SharedNoisePlan
 from fl_dp.plan.shared_bundle import SharedBundle
 
-ROUNDS, TURNS, NODES, HONEST = 40, 8, 5, 4
+ROUNDS, NODES, HONEST = 40, 5, 4
 Z = 1.5
 
 
@@ -43,14 +41,11 @@ PLAN = plan_of(sampling_rate=1.0)
 CANARIES = Canaries(count=1000, size=4_000, seed=0)
 
 
-def violated(
-    plan: SharedNoisePlan = PLAN, *, less: float = 1.0, asked: NDArray[np.bool_] | None = None
-) -> set[str]:
+def violated(plan: SharedNoisePlan = PLAN, *, less: float = 1.0) -> set[str]:
     """What `fl-dp audit` says of sums of the nodes that the plan counts on.
 
     Args:
         less: Noise of each share over that which is charged.
-        asked: Canaries in each sum; those whose turn it is by default.
     """
     assert shares_of(plan).honest_shares == HONEST
     shares = [plan.shared_bundle(each, size=CANARIES.size) for each in plan.noise_multipliers]
@@ -58,9 +53,8 @@ def violated(
         replace(each, share=replace(each.share, noise_scale=less * each.noise_scale))
         for each in shares
     ]
-    turns = turns_of(plan, CANARIES.count)
     audited = Audited(
-        seen=play_sums(plan, shares, CANARIES, turns if asked is None else asked),
+        seen=play_sums(plan, shares, CANARIES, turns_of(plan, CANARIES.count)),
         canaries=CANARIES,
         sampling=plan.sampling,
         claims=claims_of(plan, plan.history, plan.epsilon().best),
