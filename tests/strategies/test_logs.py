@@ -166,7 +166,7 @@ def test_float64_is_named_from_where_it_shows_in_the_last_digit(
         secure_sum=SecureSum(max_parameters=size),
         **(options | {"rounds": 1}),
     )
-    assert shared.noise.slack > 0.0 and float64_error_of(shared, layout) is None
+    assert shared.slack > 0.0 and float64_error_of(shared, layout) is None
 
 
 def test_float64_is_named_in_the_log_of_a_training(

@@ -28,7 +28,7 @@ from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.clients import NodeRecords, numpy_client_app, record_sums
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
-from fl_dp.plan import Plan, SecureSum
+from fl_dp.plan import DistributedRecordsPlan, Plan, SecureSum
 from fl_dp.statement import privacy_statement, statement_markdown
 from fl_dp.strategies import DPFedAvg
 
@@ -72,7 +72,7 @@ class Silos(SecureNodes):
         )
 
 
-def plan_of(silos: Sequence[Data], *, rounds: int = 1, **given: Any) -> Plan:
+def plan_of(silos: Sequence[Data], *, rounds: int = 1, **given: Any) -> DistributedRecordsPlan:
     options: dict[str, Any] = {
         "rounds": rounds,
         "num_clients": sum(len(labels) for _, labels in silos),
@@ -86,7 +86,9 @@ def plan_of(silos: Sequence[Data], *, rounds: int = 1, **given: Any) -> Plan:
         "contribution_check": False,
     }
     multiplier = given.pop("noise_multiplier", 2.0)
-    return noised_plan(multiplier, delta=1e-3, **options | given)
+    plan = noised_plan(multiplier, delta=1e-3, **options | given)
+    assert isinstance(plan, DistributedRecordsPlan)
+    return plan
 
 
 def trained(
@@ -245,7 +247,7 @@ def test_the_sum_has_the_noise_of_all_shares_and_no_other(tmp_path: Path) -> Non
     assert stats.kstest(drawn, "norm").pvalue > ALARM
     for wrong in (2 / 3, 3 / 2):
         assert stats.kstest(drawn * wrong, "norm").pvalue < ALARM
-    h = plan.noise.honest_shares  # type: ignore[attr-defined]  # of noise in shares
+    h = plan.noise.honest_shares
     one = plan.noise_multiplier * NORM / plan.denominator
     assert std == pytest.approx(np.sqrt(3) * one * np.sqrt(5 / h), rel=1e-3)
 

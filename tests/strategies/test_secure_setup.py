@@ -17,7 +17,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from secure_sums import segments
 
 from fl_dp.mechanisms import NoiseShare
-from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.plan import DistributedPlan, SecureSum
 from fl_dp.protocol.secure_sum import terms_in, text_of, text_to_content
 from fl_dp.secagg import (
     Directory,
@@ -228,7 +228,7 @@ def sum_over(nodes: int, sums: SecureSums, **options: Any) -> OneSum:
         clipping_norm=1.0,
         secure_sum=SecureSum(max_parameters=1000, **options),
     )
-    assert isinstance(plan.noise, DistributedNoise)
+    assert isinstance(plan, DistributedPlan)
     share = NoiseShare(segments=segments(3), noise_scale=2.0)
     return OneSum(sums, plan.noise, Summed(purpose="train", share=share, bits=16), number=1)
 

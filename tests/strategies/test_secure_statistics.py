@@ -23,7 +23,7 @@ from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.plan import DistributedPlan, SecureSum
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.statistics import (
     Answer,
@@ -204,8 +204,8 @@ def test_the_noise_is_that_of_all_shares(tmp_path: Path, off: float, fits: bool)
 def test_shares_that_are_certain_have_the_charged_multiplier(tmp_path: Path) -> None:
     choice = chosen(Sum(lows=(0.0,), highs=(1.0,)), 2.0)
     plan = plan_of(choice)
+    assert isinstance(plan, DistributedPlan)
     noise = plan.noise
-    assert isinstance(noise, DistributedNoise)
     answer = asked(tmp_path, federation(tmp_path, [[0.0]] * NODES), choice, plan)
     certain = float(answer.error[0]) * math.sqrt(noise.honest_shares / NODES)
     assert certain == pytest.approx(2.0, rel=1e-6)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from secure_nodes import SecureNodes
 
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.plan import Plan, SecureSum
+from fl_dp.plan import DistributedPlan, Plan, SecureSum
 from fl_dp.strategies import DPFedAvg
 
 NODES = 5
@@ -36,7 +36,7 @@ def model() -> ArrayRecord:
     return ArrayRecord({f"layer{i}": Array(np.zeros(s)) for i, s in enumerate(SHAPES)})
 
 
-def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> Plan:
+def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> DistributedPlan:
     """A plan with so little noise that the sum can be read off."""
     options: dict[str, Any] = {
         "rounds": rounds,
@@ -46,7 +46,9 @@ def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> Plan:
         "secure_sum": SecureSum(),
         "contribution_check": False,
     }
-    return noised_plan(0.05, delta=1e-3, **options | given)
+    plan = noised_plan(0.05, delta=1e-3, **options | given)
+    assert isinstance(plan, DistributedPlan)
+    return plan
 
 
 def trained(
