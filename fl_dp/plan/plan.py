@@ -610,7 +610,8 @@ def require_capped(plan: Plan, cap: int | None) -> None:
         raise IncompatibleOptions(
             "a participation cap needs to see who takes part, and sampling is only worth its "
             "amplification when nobody does: leave {participation_cap} out, or write "
-            "{sampling_rate=1} or {sampling=VisibleSampling(cohort=...)}",
+            "{sampling_rate=1} or {sampling=VisibleSampling(cohort=...)}, got "
+            f"{{sampling={plan.sampling}}}",
             options=("participation_cap", "sampling"),
         )
 

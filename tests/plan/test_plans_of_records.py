@@ -66,6 +66,7 @@ def test_a_record_is_charged_for_its_own_gradient_and_no_more() -> None:
     assert event == PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=RATE)
     one_client = planned(
         nodes=None,
+        unit=None,
         units_per_node=RECORDS // 10,
         neighboring_relation=NeighboringRelation.REPLACE_ONE,
     )
