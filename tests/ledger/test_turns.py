@@ -211,6 +211,7 @@ def test_indices_beyond_the_plan_are_refused_where_they_would_charge_more(place:
         rounds=ROUNDS,
         num_clients=6,
         sampling=CYCLIC.sampling,
+        correlation=Banded(coefficients=(4096, 2000)),
         clipping_norm=1.0,
         contribution_check=False,
     )
@@ -226,5 +227,5 @@ def test_changed_coefficients_are_another_plan(place: Path) -> None:
     changed = plan_of(
         6, rounds=ROUNDS, sampling=CYCLIC.sampling, correlation=Banded(coefficients=(4096, 2001))
     )
-    with pytest.raises(PlanMismatch, match=r"noise\.correlation"):
+    with pytest.raises(PlanMismatch, match=r"correlation\.coefficients is"):
         PrivacyLedger.open(place, changed)

@@ -213,6 +213,7 @@ def test_a_statement_names_everything_that_a_reader_needs() -> None:
         "epsilon",
         "quoted",
         "epsilon_so_far",
+        "second_figure",
         "budget",
         "unit",
         "neighboring_relation",
