@@ -132,7 +132,7 @@ def test_kill_nine_between_reserve_and_commit_leaves_the_round_spent(place: Plac
     ("field", "value"),
     [
         ("noise_multiplier", 1.1),
-        ("sampling", PoissonSampling(sampling_rate=0.2)),
+        ("sampling.sampling_rate", PoissonSampling(sampling_rate=0.2)),
         ("clipping.norm", FixedClipping(norm=2.0)),
         ("units_per_node", 2),
         ("rounds", 6),
