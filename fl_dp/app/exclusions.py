@@ -85,6 +85,16 @@ PARTS: tuple[Exclusion[Settings], ...] = (
         got=("simulation.units_per_node",),
     ),
     Exclusion(
+        options=("selection.coins", "privacy"),
+        when=lambda given: (
+            given.sums_records
+            and given.selection.name == "poisson"
+            and given.selection.coins != "nodes"
+        ),
+        why="nodes do not say how many records they have, so nobody else can draw them",
+        instead="where units are records write {selection.coins=nodes}",
+    ),
+    Exclusion(
         options=("selection.records_per_client", "privacy.unit"),
         when=lambda given: (
             given.selection.name == "exponential"

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from fl_dp.accounting import Sampling, optimal_coefficients
 from fl_dp.mechanisms import BandedStream
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +98,16 @@ class Banded:
             OptionError: With what to write instead.
         """
         apart = sampling.least_separation
+        if apart == 1:
+            raise IncompatibleOptions(
+                "where a client may take part in every round, correlated noise gains nothing: what "
+                "its low frequencies gain in error, a client that always sends the same gains in "
+                "sensitivity; leave {correlation} out, or let clients rest by a smaller "
+                "{sampling_rate}, {sampling=CyclicSampling(...)} or "
+                "{sampling=VisibleSampling(cohort=..., separation=...)}, got "
+                f"{{sampling={sampling}}}",
+                options=("correlation", "sampling"),
+            )
         if self.bands > apart:
             raise OptionError(
                 f"{self.bands} {{bands}} are more than the {apart} rounds that lie between two "

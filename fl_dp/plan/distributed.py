@@ -82,7 +82,8 @@ class DistributedPlan(SharedNoisePlan):
             raise IncompatibleOptions(
                 "a cohort of units would tell each node which of its own take part, and every "
                 "node of a secure sum is sent the same: write {sampling_rate=1} or "
-                f"{{coins_at_nodes=True}}, or have one unit a node, got {self.sampling}",
+                f"{{coins_at_nodes=True}}, or have one unit a node, got "
+                f"{{sampling={self.sampling}}}",
                 options=("units_per_node", "sampling", "secure_sum"),
             )
         if self.coins_at_nodes:

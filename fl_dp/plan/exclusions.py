@@ -74,7 +74,7 @@ class Asked:
 
 EXCLUSIONS: tuple[Exclusion[Asked], ...] = (
     Exclusion(
-        options=("sampling", "plan"),
+        options=("sampling",),
         when=lambda asked: asked.plan is None and isinstance(asked.sampling, OwnRatesSampling),
         why="each group's rate is found for its own budget, and without privacy there is none",
         instead="leave {sampling=?} out",
