@@ -146,7 +146,6 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> Plan:
     privacy = settings.promise
     selection = make_selection(settings)
     kind = _kind_of(settings, selection.sampling)
-    noise = math.nan if privacy.noise_multiplier is None else privacy.noise_multiplier
     others = [
         *freeze(selection.releases(settings.rounds)),
         *_before_training(settings),
@@ -175,9 +174,9 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> Plan:
         compression=settings.compression,
         roster_may_grow=settings.roster_may_grow,
     )
-    if plan.is_draft:
+    if privacy.noise_multiplier is None:
         return plan.calibrated()
-    plan = replace(plan, noise_multiplier=noise)
+    plan = replace(plan, noise_multiplier=privacy.noise_multiplier)
     return plan.require_fits() if within_budget and privacy.epsilon else plan.with_spent_budget()
 
 
