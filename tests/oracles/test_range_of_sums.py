@@ -9,7 +9,7 @@ import pytest
 from flat_plans import noised_plan
 
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import SecureSum
+from fl_dp.plan import DistributedPlan, SecureSum
 from fl_dp.secagg.opening import centred_words
 
 NODES, SIZE, ROUNDS, DRAWS = 10, 200_000, 200, 10**9
@@ -28,6 +28,7 @@ def test_no_sum_of_a_thousand_million_draws_wraps_around() -> None:
         secure_sum=SecureSum(max_parameters=SIZE),
         sampling_rate=1.0,
     )
+    assert isinstance(plan, DistributedPlan)
     shared, rng = plan.shared_bundle(1.5, size=SIZE), SecureRandom()
     first, *scalars = shared.segments
     # Every node at the largest entry that it may send, up in one half and down in the other.
