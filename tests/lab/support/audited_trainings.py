@@ -45,10 +45,14 @@ def trained(
     *,
     rounds: int,
     num_clients: int,
+    units_per_node: int | None = 50,
     selection: Callable[[Any], Selection] | None = None,
     **of_plan: Any,
 ) -> Trained:
-    """Train with canaries on a grid of nodes; what a node's app raises is an error."""
+    """Train with canaries on a grid of nodes; what a node's app raises is an error.
+
+    Without `units_per_node` the plan has one unit a node, and no field for more.
+    """
 
     def answer(message: Message, place: int) -> Message:
         config: dict[str, Any] = {"partition-id": place, "num-partitions": nodes}
@@ -59,12 +63,13 @@ def trained(
         except Exception as error:
             return Message(Error(code=2, reason=repr(error)), reply_to=message)
 
-    settings = compose_settings([*OVERRIDES, f"task.num_clients={num_clients}"])
+    hosted = f"simulation.units_per_node={units_per_node or 1}"
+    settings = compose_settings([*OVERRIDES, hosted, f"task.num_clients={num_clients}"])
     given: dict[str, Any] = dict(
         rounds=rounds,
         clipping=FixedClipping(norm=0.5),
         num_clients=num_clients,
-        units_per_node=50,
+        units_per_node=units_per_node,
         contribution_check=False,
         **of_plan,
     )
