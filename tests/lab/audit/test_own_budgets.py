@@ -35,13 +35,13 @@ STRICT, GENEROUS = ", of those that allow 0.5", ", of those that allow 12"
 LAW = OwnRatesSampling.at(0.5, budgets=BUDGETS, shares=(0.5, 0.5))
 
 
-class TwiceAsOften(OwnRatesSelection):
-    """Draws the strict group at twice its rate."""
+class EightTimesAsOften(OwnRatesSelection):
+    """Draws the strict group at eight times its rate."""
 
     def select(self, draw: Draw) -> Any:
         first = np.array(draw.groups) == 0
         strict = [u for u, at in zip(draw.roster, first, strict=True) if at]
-        coins = draw.rng.bernoulli(2.0 * self.sampling.rates[0], len(strict))
+        coins = draw.rng.bernoulli(8.0 * self.sampling.rates[0], len(strict))
         others = [unit for unit in super().select(draw) if unit not in strict]
         return others + [u for u, heads in zip(strict, coins, strict=True) if heads]
 
@@ -57,7 +57,7 @@ def audited(folder: Path, *, wrong: bool = False) -> tuple[Finding, ...]:
         num_clients=300,
         units_per_node=None,
         sampling=LAW,
-        selection=TwiceAsOften if wrong else None,
+        selection=EightTimesAsOften if wrong else None,
     )
     seen, found = judged(run, RUN)
     assert seen.own is not None
@@ -82,7 +82,7 @@ def test_each_group_has_a_row_within_its_own_budget(tmp_path: Path) -> None:
     assert sum(each.alpha for each in found) == pytest.approx(1e-6)
 
 
-def test_a_system_that_draws_a_group_twice_as_often_is_caught_at_that_group(
+def test_a_system_that_draws_a_group_eight_times_as_often_is_caught_at_that_group(
     tmp_path: Path,
 ) -> None:
     found = audited(tmp_path, wrong=True)
