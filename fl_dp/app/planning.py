@@ -227,7 +227,7 @@ def _clipping_fields(settings: Settings, kind: type[Plan]) -> dict[str, Any]:
     if not isinstance(clipping, FixedClipping):
         raise IncompatibleOptions(
             "one fixed norm bounds an update where the server sees no sum before its noise: write "
-            f"{{clipping_norm=...}}, and no other {{clipping}}, got {clipping}",
+            f"{{clipping_norm=...}}, and no other, got {{clipping={settings.clipping.name}}}",
             options=("clipping",),
         )
     return {"clipping_norm": clipping.norm}

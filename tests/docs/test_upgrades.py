@@ -10,13 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from flat_plans import calibrated_plan
 
-from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp import PrivacyBudget
 from fl_dp.accounting import OwnRatesSampling, VisibleSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.app import checkpoints
 from fl_dp.ledger.entries import SCHEMA
 from fl_dp.ledger.node import NODE_SCHEMA
 from fl_dp.plan import SecureSum
+from fl_dp.plan.as_json import KINDS
+from fl_dp.plan.correlation import Banded
 from fl_dp.protocol import keys
 from fl_dp.protocol.flower_versions import TESTED
 from fl_dp.protocol.identity import NodeIdentity
@@ -60,19 +64,26 @@ def test_a_plan_that_is_written_with_other_fields_has_another_schema() -> None:
     """When this fails, an older ledger is read no more: raise `SCHEMA`, and change both here."""
     budget = PrivacyBudget(epsilon=4.0, delta=1e-5)
     sizes: dict[str, Any] = {"rounds": 2, "num_clients": 10, "clipping_norm": 1.0}
+    own = OwnRatesSampling.at(0.2, budgets=(2.0, 4.0), shares=(0.5, 0.5))
+    everybody, shares = {"sampling_rate": 1.0, **sizes}, SecureSum()
     plans = [
-        PrivacyPlan.calibrate(budget, sampling_rate=0.5, **sizes),
-        PrivacyPlan.calibrate(budget, sampling=VisibleSampling(cohort=2), **sizes),
-        PrivacyPlan.calibrate(budget, sampling_rate=1.0, client_scheme="laplace", **sizes),
-        PrivacyPlan.calibrate(budget, sampling_rate=1.0, secure_sum=SecureSum(), **sizes),
-        PrivacyPlan.calibrate(
+        calibrated_plan(budget, sampling_rate=0.5, **sizes),
+        calibrated_plan(budget, sampling=VisibleSampling(cohort=2), **sizes),
+        calibrated_plan(
             budget,
-            sampling=OwnRatesSampling.at(0.2, budgets=(2.0, 4.0), shares=(0.5, 0.5)),
+            sampling=VisibleSampling(cohort=2, separation=2),
+            correlation=Banded(coefficients=(4096, 2000)),
             **sizes,
         ),
+        calibrated_plan(budget, sampling=BufferedSampling(cohort=2), **sizes),
+        calibrated_plan(budget, sampling=own, **sizes),
+        calibrated_plan(budget, client_scheme="laplace", **everybody),
+        calibrated_plan(budget, secure_sum=shares, **everybody),
+        calibrated_plan(budget, secure_sum=shares, nodes=5, units_per_node=4, **everybody),
     ]
-    written = digest(name for plan in plans for name in names_in(plan.to_dict()))
-    assert (SCHEMA, written) == (8, "dc062d9ff922")
+    assert {plan.kind for plan in plans} == set(KINDS)
+    written = digest(f"{plan.kind}.{name}" for plan in plans for name in names_in(plan.to_dict()))
+    assert (SCHEMA, written) == (9, "1419972c8ace")
 
 
 def test_messages_with_other_fields_have_another_version() -> None:

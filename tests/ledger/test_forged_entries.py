@@ -245,7 +245,7 @@ def test_more_attempts_than_the_budget_pays_for_are_refused(tmp_path: Path, name
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("rounds", [1, 4])
 def test_a_budget_that_was_lowered_afterwards_is_refused(
-    tmp_path: Path, plan: PrivacyPlan, rounds: int
+    tmp_path: Path, plan: Plan, rounds: int
 ) -> None:
     """Also that of a training that stopped early, whose entries are all planned ones."""
     path = tmp_path / "ledger.db"

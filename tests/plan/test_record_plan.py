@@ -222,7 +222,6 @@ def test_a_statement_names_everything_that_a_reader_needs() -> None:
         "trusted",
         "mechanism",
         "composition",
-        "second_figure",
         "epsilon_of_several",
         "rule",
         "noise_multiplier",

@@ -39,7 +39,7 @@ from fl_dp.clients import numpy_client_app
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
-from fl_dp.plan import SecureSum, plan_from_dict
+from fl_dp.plan import GroupedPlan, SecureSum, plan_from_dict
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
@@ -125,7 +125,9 @@ def test_no_gate_lets_a_release_through_that_is_too_much_for_any_group() -> None
     assert gate.would_exceed(PLAN.event_of(1))
     # Room for the last group alone is no room: the strictest group is at its end.
     generous = replace(PLAN.budget, epsilon=80.0)
-    wide = replace(PLAN, budget=generous, sampling=replace(LAW, budgets=(1.0, 3.0, 80.0))).filter()
+    law = replace(LAW, budgets=(1.0, 3.0, 80.0))
+    assert isinstance(PLAN, GroupedPlan)
+    wide = replace(PLAN, budget=generous, sampling=law).filter()
     for _ in range(ROUNDS):
         wide.spend(PLAN.event_of(1))
     assert wide.would_exceed(PLAN.event_of(1))
