@@ -24,6 +24,7 @@ KEYS = {
     "epsilon": "privacy.epsilon",
     "groups": "noise.groups",
     "largest_rate": "selection.largest_rate",
+    "max_records": "task.max_records",
     "max_staleness": "selection.max_staleness",
     "neighboring_relation": "privacy.neighboring_relation",
     "noise_multiplier": "privacy.noise_multiplier",

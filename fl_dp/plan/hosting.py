@@ -106,5 +106,5 @@ class Hosting:
             raise OptionError(
                 f"{self.nodes} nodes of at most {self.units_per_node} records can't hold the "
                 f"{{num_clients={declared}}} that are declared: write the most records that one "
-                "node may have, {units_per_node=...}, which is public"
+                "node may have, {max_records=...}, which is public"
             )

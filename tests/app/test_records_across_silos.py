@@ -129,7 +129,7 @@ def test_declared_records_divide_and_nothing_else() -> None:
         (["task.max_records=100"], "raise the first or lower the second"),
         (["simulation.units_per_node=2"], "write simulation.units_per_node=1"),
         (["selection.coins=server"], "write selection.coins=nodes"),
-        (["clipping=adaptive"], "write clipping.norm=..., and no other clipping"),
+        (["clipping=adaptive"], "write clipping.norm=..., and no other"),
         (
             ["privacy.secure_sum.reply_after=null"],
             "write selection.sampling_rate=1, or privacy.secure_sum.reply_after=..., in seconds",
