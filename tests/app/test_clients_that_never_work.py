@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flat_plans import calibrated_plan
 from flwr.app import Context, Error, Message
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
@@ -18,6 +19,7 @@ from local_grid import LocalGrid, arrays_of, reply
 from owned_clock import OwnedClock
 from trainings import plan_of, record
 
+from fl_dp import PrivacyBudget
 from fl_dp.accounting import VisibleSampling
 from fl_dp.app import simulate
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
@@ -97,15 +99,10 @@ def trained(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = DPFedAvg.with_budget(
-            epsilon=8.0,
-            rounds=ROUNDS,
-            num_clients=CLIENTS,
-            sampling_rate=1.0,
-            clipping_norm=1.0,
-            ledger=ledger,
-            **plan,
-        )
+        sizes: dict[str, Any] = {"rounds": ROUNDS, "num_clients": CLIENTS, "sampling_rate": 1.0}
+        budget = PrivacyBudget(epsilon=8.0, delta=1e-3)
+        drawn = calibrated_plan(budget, clipping_norm=1.0, **sizes, **plan)
+        strategy = DPFedAvg(plan=drawn, ledger=PrivacyLedger.open(ledger, drawn))
         arrays = record(w=np.zeros(3, np.float32)) if model is None else model
         strategy.start(grid, arrays, num_rounds=ROUNDS)
 

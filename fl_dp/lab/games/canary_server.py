@@ -190,12 +190,12 @@ class WatchedMode(Mode):
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
         """Add one reply, and remember what it added if no canary sent it. See `Mode.fold`."""
-        total = self.inner.sums.updates.total
-        before = total.copy()
+        sums = self.inner.sums.updates
+        before = sums.total.copy()
         observations = self.inner.fold(content, units, server_round=server_round)
         told = [r[CANARY_METRIC] for r in content.metric_records.values() if CANARY_METRIC in r]
         if not told:
-            self._others += total - before
+            self._others += sums.total - before  # read again: an update is added when it is read
             return observations
         for unit in units:
             first = self._first_of[unit.node] = int(str(told[0])) - 1
