@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 # A missing field, a field of another type, a number that is too large, nesting without an end.
 MALFORMED = (
@@ -120,27 +120,6 @@ def keys_given_twice(text: bytes) -> list[str]:
 
     keys = [key.value for key, _ in yaml.compose(text, Loader=yaml.SafeLoader).value]
     return sorted({key for key in keys if keys.count(key) > 1})
-
-
-_Known = TypeVar("_Known")
-
-
-def known_kind(kinds: Mapping[str, _Known], kind: str, *, of: str) -> _Known:
-    """Return what a kind stands for.
-
-    Args:
-        kinds: Everything that this version knows, by its name.
-        kind: As written down.
-        of: Names the family for the error, for instance `noise`.
-
-    Raises:
-        ValueError: If the kind is unknown: what it is written for can't be read by this version.
-    """
-    if kind not in kinds:
-        raise ValueError(
-            f"{of} of kind '{kind}' is unknown to this version, which knows {', '.join(kinds)}"
-        )
-    return kinds[kind]
 
 
 def flattened(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:

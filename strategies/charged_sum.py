@@ -5,14 +5,13 @@ reserve -> ask every node -> [masked reply -> fold]* -> the committee opens -> c
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
 
 import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import GaussianMechanism
 from fl_dp.plan import DistributedNoise, SharedNoisePlan
@@ -75,7 +74,7 @@ def charged_sum(
     sums.require_enough(nodes, noise.shares.least)
     (event,) = choice.events
     reservation = ledger.reserve_release(what, event)
-    asked = question.telling({SUM_KEY: json.dumps(asdict(price_of_a_sum(ledger.plan)))})
+    asked = question.telling({SUM_KEY: encode_text(price_of_a_sum(ledger.plan))})
     summed = Summed(
         purpose=question.kind,
         share=shared.share,

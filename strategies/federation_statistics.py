@@ -12,7 +12,6 @@ answer comes by a secure sum instead (`charged_sum`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fl_dp.accounting import NeighboringRelation
+from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import LocalPlan
@@ -37,7 +37,6 @@ from fl_dp.statistics import (
     Query,
     ScoreHistograms,
     charged_release,
-    query_to_dict,
 )
 
 from .charged_sum import charged_sum
@@ -217,7 +216,7 @@ def _scores_question(
 
 
 def _told(query: Query, config: ConfigRecord | None) -> dict[str, Any]:
-    return dict(config or {}) | {STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query))}
+    return dict(config or {}) | {STATISTIC_QUERY_KEY: encode_text(query)}
 
 
 def _answered(

@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
 from fl_dp.plan import Plan
@@ -273,7 +274,7 @@ class PrivateLoop(RoundLoop):
         told = {ROUNDS_KEY: str(self.plan.charged_rounds)}
         compression = None if self._compression.up == "none" else self._compression
         asked = self._way.told(compression)
-        return told if asked is None else told | {INSTRUCTION_KEY: asked.to_json()}
+        return told if asked is None else told | {INSTRUCTION_KEY: encode_text(asked)}
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check, before the first model is evaluated or saved, that it can be trained at all.

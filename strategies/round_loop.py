@@ -9,7 +9,6 @@ is in their sum.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -22,6 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
@@ -455,4 +455,4 @@ class RoundLoop(ABC):
 def _with_record_plan(config: Mapping[str, Any], record_plan: RecordPlan | None) -> dict[str, Any]:
     if record_plan is None:
         return dict(config)
-    return dict(config) | {RECORD_PLAN_KEY: json.dumps(record_plan.to_dict())}
+    return dict(config) | {RECORD_PLAN_KEY: encode_text(record_plan)}

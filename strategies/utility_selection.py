@@ -22,6 +22,7 @@ from fl_dp.accounting import (
     UtilityPoissonSampling,
     VisibleSampling,
 )
+from fl_dp.codec import encode_text
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import OptionError
@@ -286,7 +287,7 @@ class DPUtilitySelection(Selection):
         for node, units in asked.items():
             numbers = tuple(unit.number for unit in units)
             query = replace(self._query, units=None if numbers == (0,) else numbers)
-            config = ConfigRecord(dict(draw.config) | {UTILITY_METRIC: query.to_json()})
+            config = ConfigRecord(dict(draw.config) | {UTILITY_METRIC: encode_text(query)})
             messages.append(
                 Message(
                     RecordDict({"arrays": draw.model, "config": config}),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
-from typing import Any, ClassVar, TypeAlias, get_args
+from typing import Annotated, Any, ClassVar, TypeAlias, get_args
 
-from fl_dp.documents import known_kind
+from fl_dp.codec import Form, encode, known_kind
 from fl_dp.mechanisms.events import (
     Checked,
     GaussianEvent,
@@ -136,9 +136,6 @@ History: TypeAlias = (
 )
 """Releases, as counts or one by one; composition does not care in which order."""
 
-FrozenHistory: TypeAlias = tuple[tuple[PrivacyEvent, int], ...]
-"""A history with equal events merged, in one fixed order: what caches are keyed by."""
-
 
 def freeze(history: History) -> FrozenHistory:
     """Merge equal events and put them into one fixed order.
@@ -159,11 +156,9 @@ def freeze(history: History) -> FrozenHistory:
 
 
 def event_to_dict(event: PrivacyEvent) -> dict[str, Any]:
-    """Return the event as plain JSON values; `event` names its kind."""
-    if isinstance(event, RandomStoppingEvent):
-        plain = {"mean_runs": event.mean_runs, "shape": event.shape}
-        return {"event": event.kind, "releases": history_to_list(event.releases), **plain}
-    return {"event": event.kind, **asdict(event)}
+    """Return the event as plain JSON values; `event` names its kind, as in entries of ledgers."""
+    written = encode(event)
+    return {"event": written.pop("kind"), **written}
 
 
 def event_from_dict(fields: Mapping[str, Any]) -> PrivacyEvent:
@@ -174,7 +169,7 @@ def event_from_dict(fields: Mapping[str, Any]) -> PrivacyEvent:
     """
     kind = known_kind(_KINDS, fields["event"], of="an event")
     if kind is RandomStoppingEvent:
-        fields = {**fields, "releases": freeze(history_from_list(fields["releases"]))}
+        fields = {**fields, "releases": history_from_list(fields["releases"])}
     return kind(**{field.name: fields[field.name] for field in dataclass_fields(kind)})
 
 
@@ -184,12 +179,12 @@ def history_to_list(history: FrozenHistory) -> list[dict[str, Any]]:
 
 
 def history_from_list(releases: Sequence[Mapping[str, Any]]) -> FrozenHistory:
-    """Return the releases that `history_to_list` described, in their order.
+    """Return the releases that `history_to_list` described.
 
     Raises:
         ValueError: As for `release_from_dict`.
     """
-    return tuple(release_from_dict(each) for each in releases)
+    return freeze([release_from_dict(each) for each in releases])
 
 
 def release_from_dict(fields: Mapping[str, Any]) -> tuple[PrivacyEvent, int]:
@@ -209,3 +204,9 @@ def _order(event: PrivacyEvent) -> tuple[str, tuple[float, ...]]:
     if isinstance(event, RandomStoppingEvent):
         return event.kind, (event.mean_runs, event.shape)
     return event.kind, tuple(asdict(event).values())
+
+
+FrozenHistory: TypeAlias = Annotated[
+    tuple[tuple[PrivacyEvent, int], ...], Form(write=history_to_list, read=history_from_list)
+]
+"""A history with equal events merged, in one fixed order: what caches are keyed by."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fl_dp.documents import known_kind
 from fl_dp.mechanisms.events import Checked, GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.option_errors import OptionError, require_count, require_rate
 
@@ -85,10 +84,6 @@ class Sampling(Checked, ABC):
             OptionError: If the rule does not fit that roster.
         """
         _ = self.event(1.0, num_units)  # checks itself, whatever the noise
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the rule as plain JSON values."""
-        return {"kind": self.kind, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -421,10 +416,6 @@ class CyclicSampling(GroupedSampling):
         """Return the size of the largest group, where units are dealt in turn."""
         return -(-num_units // self.groups)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the rule as plain JSON values."""
-        return {"kind": self.kind, "groups": self.groups, "inside": self.inside.to_dict()}
-
 
 @dataclass(frozen=True, kw_only=True)
 class OwnRatesSampling(GroupedSampling):
@@ -573,33 +564,3 @@ def _with_noise_over(event: PrivacyEvent, scale: float) -> PrivacyEvent:
     if isinstance(event, ZcdpEvent):
         return replace(event, rho=event.rho * scale**2)
     return event  # of no client's message
-
-
-_KINDS: dict[str, type[Sampling]] = {
-    rule.kind: rule
-    for rule in (
-        PoissonSampling,
-        TruncatedPoissonSampling,
-        UtilityPoissonSampling,
-        FixedSizeSampling,
-        VisibleSampling,
-        BufferedSampling,
-        CyclicSampling,
-        OwnRatesSampling,
-    )
-}
-
-
-def sampling_from_dict(fields: Mapping[str, Any]) -> Sampling:
-    """Return the rule that `to_dict` described.
-
-    Raises:
-        ValueError: If the kind is unknown to this version.
-    """
-    # JSON has lists where fields have tuples.
-    given: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()
-    }
-    if "inside" in given:
-        given["inside"] = sampling_from_dict(given["inside"])
-    return known_kind(_KINDS, given.pop("kind"), of="sampling")(**given)

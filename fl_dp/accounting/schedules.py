@@ -26,9 +26,8 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -228,19 +227,6 @@ class NoiseSchedule:
         """
         require_positive(scale=scale)
         return tuple(scale / weight for weight in self.weights_of(rounds))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the schedule as plain JSON values."""
-        return asdict(self) | {"weights": None if self.weights is None else list(self.weights)}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the schedule that `to_dict` described.
-
-        Raises:
-            ValueError: If a field is out of range.
-        """
-        return cls(**fields)
 
 
 def _rounded_to_levels(weights: _Weights, levels: int) -> _Weights:

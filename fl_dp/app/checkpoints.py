@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from fl_dp.codec import decode, encode
 from fl_dp.documents import document, parsed_object
 from fl_dp.files import written_whole
 from fl_dp.ledger import LedgerAnchor
@@ -48,7 +49,7 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         "model": forms,
         "shapes": {name: list(values.shape) for name, values in checkpoint.optimizer.items()},
         "clipping_norms": checkpoint.clipping_norms,
-        "ledger": None if checkpoint.ledger is None else checkpoint.ledger.to_dict(),
+        "ledger": encode(checkpoint.ledger),
     }
     stored = save(tensors, metadata={"fl-dp": json.dumps(header)})
     with written_whole(path) as unfinished:
@@ -119,5 +120,5 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _anchor_of(header: dict[str, Any]) -> LedgerAnchor | None:
-    anchor = header["ledger"]
-    return None if anchor is None else LedgerAnchor(**anchor)
+    anchor: LedgerAnchor | None = decode(LedgerAnchor | None, header["ledger"], "anchor")
+    return anchor

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, RecordWise
 from fl_dp.clients.fingerprint import fingerprint, fingerprint_of_files
 from fl_dp.clients.node_privacy import in_simulation
+from fl_dp.codec import decode_text
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets.forms import Form
@@ -31,7 +32,7 @@ _EXAMPLES = 4
 
 def record_plan_of(config: Mapping[str, Any]) -> RecordPlan:
     """Return the plan of DP-SGD in a message's config."""
-    return RecordPlan.from_json(str(config[RECORD_PLAN_KEY]))
+    return decode_text(RecordPlan, str(config[RECORD_PLAN_KEY]))
 
 
 class Records(Dataset[tuple[Tensor, Tensor]]):

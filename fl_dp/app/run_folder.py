@@ -18,6 +18,7 @@ from safetensors.numpy import save
 from yaml import YAMLError
 
 from fl_dp.app.run_process import PROCESS, this_process
+from fl_dp.codec import decode_text, encode
 from fl_dp.documents import MALFORMED
 from fl_dp.files import (
     full_disk_named,
@@ -242,14 +243,14 @@ class RunFolder:
         known = self.read_record_plan()
         if known is None:
             plan = replace(plan, training=secrets.token_hex(16))  # which nodes count by
-            write_text(self.record_plan, json.dumps(plan.to_dict(), indent=2) + "\n", public=True)
+            write_text(self.record_plan, json.dumps(encode(plan), indent=2) + "\n", public=True)
         return known or plan
 
     def read_record_plan(self) -> RecordPlan | None:
         """Return the plan of DP-SGD inside clients that the run goes by, if it has one."""
         if not self.record_plan.is_file():
             return None
-        return RecordPlan.from_json(self.record_plan.read_text(encoding="utf-8"))
+        return decode_text(RecordPlan, self.record_plan.read_text(encoding="utf-8"))
 
     def drop_metrics_after(self, server_round: int) -> None:
         """Forget the lines of rounds that will be done again."""

@@ -20,6 +20,7 @@ from fl_dp.accounting import (
     PrivacyEvent,
     freeze,
 )
+from fl_dp.codec import encode
 from fl_dp.files import private_folder, write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
@@ -40,7 +41,6 @@ from fl_dp.statistics import (
     Query,
     Sum,
     choose_noise,
-    query_to_dict,
 )
 from fl_dp.strategies import ask_federation
 
@@ -234,7 +234,7 @@ def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]
     return {
         "task": settings.task.name,
         "values": settings.statistic.values,
-        "query": query_to_dict(choice.query),
+        "query": encode(choice.query),
         "mode": settings.privacy.mode,
         "clients": plan.num_clients,
         "epsilon": plan.epsilon().best,

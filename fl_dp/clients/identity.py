@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import NeighboringRelation
 from fl_dp.accounting.budget import Limit
+from fl_dp.codec import decode_text
 from fl_dp.protocol.identity import Ability, Form, NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY, ROUNDS_KEY, WIRE, WIRE_KEY
@@ -157,7 +158,7 @@ def _rounds_of(config: Config) -> int:
     if RECORD_PLAN_KEY in config:
         from fl_dp.plan import RecordPlan
 
-        return RecordPlan.from_json(str(config[RECORD_PLAN_KEY])).participations
+        return decode_text(RecordPlan, str(config[RECORD_PLAN_KEY])).participations
     rounds = str(config.get(ROUNDS_KEY, ""))
     return int(rounds) if rounds.isdecimal() else 1
 
@@ -183,7 +184,7 @@ def _asked(config: Config, node: NodePrivacy) -> Charge | None:
         from fl_dp.ledger.node import Charge  # with SciPy, for a node that keeps a ledger alone
         from fl_dp.plan import RecordPlan
 
-        plan = node.plan(RecordPlan.from_json(str(config[RECORD_PLAN_KEY])))
+        plan = node.plan(decode_text(RecordPlan, str(config[RECORD_PLAN_KEY])))
         return Charge(
             account=node.account(unit="record"),
             event=plan.event,

@@ -21,6 +21,7 @@ from typing import Any
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
+from fl_dp.codec import decode_text
 from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
 from fl_dp.protocol.keys import (
     ENCODER_KEY,
@@ -261,7 +262,7 @@ def _units_charged(config: Mapping[str, Any]) -> set[str]:
     instruction = RoundInstruction.of(config)
     prices = [] if instruction is None else [instruction.secure_sum]
     if SUM_KEY in config:
-        prices.append(SumInstruction.from_json(str(config[SUM_KEY])))
+        prices.append(decode_text(SumInstruction, str(config[SUM_KEY])))
     return {price.unit for price in prices if price is not None}
 
 

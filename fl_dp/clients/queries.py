@@ -16,6 +16,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.typing import NDArrays
 from numpy.typing import NDArray
 
+from fl_dp.codec import decode_text
 from fl_dp.documents import real_number
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.keys import (
@@ -160,7 +161,7 @@ def utility_handler(
     def answer(message: Message, context: Context) -> Message:
         _, model = only_record(message.content.array_records, "ArrayRecord")
         config = config_of(message)
-        query = UtilityQuery.from_json(str(config[UTILITY_QUERY_KEY]))
+        query = decode_text(UtilityQuery, str(config[UTILITY_QUERY_KEY]))
         makers: list[Callable[[], NumPyClient]]
         if query.units is None:
             makers = [partial(client_fn, context)]

@@ -30,6 +30,7 @@ from fl_dp.accounting import (
     SharedNoise,
 )
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack, within_slack
+from fl_dp.codec import decode_text
 from fl_dp.mechanisms import NoiseShare, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.protocol.instruction import SumInstruction
@@ -249,7 +250,7 @@ def _require_promised(terms: SumTerms, node: SecureNode, asked: SumInstruction) 
     """
     said = json.dumps(asdict(asked), sort_keys=True)
     kept = node.store.first("promise", said.encode(), run=terms.run)
-    first = SumInstruction.from_json(kept.decode())
+    first = decode_text(SumInstruction, kept.decode())
     for name in ("epsilon", "delta"):
         before, now = getattr(first, name), getattr(asked, name)
         if before is not None and (now is None or now > before):

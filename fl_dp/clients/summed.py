@@ -11,6 +11,7 @@ from flwr.app import Message, MessageType
 from numpy.typing import NDArray
 
 from fl_dp.accounting import NeighboringRelation
+from fl_dp.codec import decode_text
 from fl_dp.mechanisms import GaussianMechanism
 from fl_dp.mechanisms.noise_share import MOST_UNITS
 from fl_dp.protocol.instruction import SumInstruction
@@ -127,7 +128,7 @@ def _of_statistic(message: Message) -> AskedSum:
             total += clipped.encode(vector)
         return [total * clipped.grid]
 
-    price = SumInstruction.from_json(str(config[SUM_KEY]))
+    price = decode_text(SumInstruction, str(config[SUM_KEY]))
     # A record can turn its client's whole answer round: only then is that what is charged.
     if price.unit != "client" and price.neighboring_relation != "replace-one":
         raise Refused("terms", "what is charged for is not the unit that is clipped")

@@ -8,7 +8,7 @@ carry.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -66,10 +66,6 @@ class LedgerAnchor:
             ledger: The ledger's name, as several can lie in one folder.
         """
         return {_LEDGER: ledger, _ENTRIES: self.entries, _HASH: self.hash}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the anchor as plain JSON values."""
-        return asdict(self)
 
 
 def anchor_beside(ledger: Path) -> LedgerAnchor | None:

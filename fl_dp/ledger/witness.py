@@ -15,7 +15,6 @@ grow (an append-only attribute, a write-once share) or a database with another o
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import sqlalchemy as sa
 
-from fl_dp.documents import MALFORMED
+from fl_dp.codec import decode_text, encode, encode_text
 from fl_dp.files import private_file
 
 from .anchors import LedgerAnchor
@@ -144,8 +143,8 @@ class FileWitness(Witness):
         # A line that a power cut tore has no end; the ledger is ahead of it, which is no harm.
         whole = [line for line in text.splitlines() if line and line.endswith("}")]
         try:
-            return [LedgerAnchor(**json.loads(line)) for line in whole]
-        except (*MALFORMED, ValueError) as error:
+            return [decode_text(LedgerAnchor, line) for line in whole]
+        except ValueError as error:
             raise LedgerCorrupted(f"{self.place} is no witness of a ledger: {error}") from error
 
     def note(self, anchor: LedgerAnchor, hash_at: Callable[[int], str]) -> LedgerAnchor:
@@ -160,7 +159,7 @@ class FileWitness(Witness):
                 furthest = self._furthest(known, anchor, hash_at)
                 if furthest is anchor:
                     # In one piece and with an end on both sides: a torn line stays alone.
-                    file.write(f"\n{json.dumps(anchor.to_dict())}\n".encode())
+                    file.write(f"\n{encode_text(anchor)}\n".encode())
                     os.fsync(file.fileno())
         except OSError as error:
             raise self._unavailable(str(error)) from error
@@ -216,7 +215,7 @@ class TableWitness(Witness):
                 ]
                 furthest = self._furthest(known, anchor, hash_at)
                 if furthest is anchor:
-                    connection.execute(sa.insert(_TABLE).values(anchor.to_dict()))
+                    connection.execute(sa.insert(_TABLE).values(encode(anchor)))
         except sa.exc.DBAPIError as error:
             raise self._unavailable(error) from error
         return furthest

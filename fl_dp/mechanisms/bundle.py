@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.documents import document
 from fl_dp.option_errors import OptionError, require_positive
 
 from .adaptive_clipping import update_noise_multiplier
@@ -277,25 +276,3 @@ class GaussianBundle:
         """
         each = zip(self.scalar_mechanisms, steps.reshape(-1, 1), noise.reshape(-1, 1), strict=True)
         return [float(mechanism.release(step, drawn)[0]) for mechanism, step, drawn in each]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the bundle as plain JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the bundle that `to_dict` described.
-
-        Raises:
-            ValueError: If a field is missing, unknown or out of range.
-        """
-        with document("bundle of sums"):
-            coefficients = fields.get("coefficients")
-            return cls(
-                **dict(fields)
-                | {
-                    "coefficients": None if coefficients is None else tuple(coefficients),
-                    "clipping_norms": tuple(fields["clipping_norms"]),
-                    "metrics": tuple(ScalarMetric(**metric) for metric in fields["metrics"]),
-                }
-            )

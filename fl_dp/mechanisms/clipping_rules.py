@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias, get_args
 
-from fl_dp.documents import known_kind
 from fl_dp.option_errors import require_positive
 
 from .adaptive_clipping import AdaptiveClipping
@@ -76,7 +74,6 @@ class PerLayerClipping:
 
 
 Clipping: TypeAlias = FixedClipping | PerLayerClipping | AdaptiveClipping
-_KINDS: dict[str, type[Clipping]] = {rule.kind: rule for rule in get_args(Clipping)}
 
 DEFAULT_CLIPPING = AdaptiveClipping(initial_norm=0.1, target_quantile=0.5, learning_rate=1.0)
 """The default bound on an update: the updates' median norm, found during training.
@@ -106,21 +103,3 @@ def require_clipping(clipping: object) -> None:
         "clipping must be FixedClipping, PerLayerClipping or AdaptiveClipping itself, got "
         f"{type(clipping).__name__}: {instead}"
     )
-
-
-def clipping_to_dict(clipping: Clipping) -> dict[str, Any]:
-    """Return the rule as plain JSON values."""
-    return {"kind": clipping.kind, **asdict(clipping)}
-
-
-def clipping_from_dict(fields: Mapping[str, Any]) -> Clipping:
-    """Return the rule that `clipping_to_dict` described.
-
-    Raises:
-        ValueError: If the kind is unknown to this version.
-    """
-    given = dict(fields)
-    rule = known_kind(_KINDS, given.pop("kind"), of="clipping")
-    if rule is PerLayerClipping:
-        given["norms"] = tuple(given["norms"])  # JSON has lists
-    return rule(**given)

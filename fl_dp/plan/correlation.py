@@ -16,9 +16,8 @@ Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from fl_dp.accounting import Sampling, optimal_coefficients
 from fl_dp.mechanisms import BandedStream
@@ -54,11 +53,6 @@ class Banded:
             momentum: Of the server optimizer.
         """
         return cls(coefficients=optimal_coefficients(rounds, bands, momentum))
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the correlation that `asdict` described."""
-        return cls(**dict(fields) | {"coefficients": tuple(fields["coefficients"])})
 
     @property
     def bands(self) -> int:

@@ -19,8 +19,7 @@ import math
 import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_type_hints
 
@@ -37,10 +36,10 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds, calibrate_noise
-from fl_dp.accounting.events import FrozenHistory, history_to_list
+from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.filters import DeclaredFilter, PrivacyFilter
+from fl_dp.codec import encode
 from fl_dp.mechanisms import Clipping, GaussianBundle
-from fl_dp.mechanisms.clipping_rules import clipping_to_dict
 from fl_dp.mechanisms.grid import least_noise_multiplier
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
@@ -59,18 +58,6 @@ _OF_RELEASES = {
     "scalar_noise_std",
     "total_weight",
     "contribution_check",
-}
-_WRITE: dict[str, Callable[[Any], Any]] = {
-    "budget": asdict,
-    "neighboring_relation": str,
-    "other_releases": history_to_list,
-    "sampling": lambda law: law.to_dict(),
-    "groups": lambda law: law and law.to_dict(),
-    "clipping": clipping_to_dict,
-    "schedule": lambda schedule: schedule.to_dict(),
-    "metrics": lambda metrics: [asdict(metric) for metric in metrics],
-    "correlation": asdict,
-    "secure_sum": asdict,
 }
 
 ANOTHER_APP = (
@@ -507,9 +494,8 @@ class Plan(ABC):
             OptionError: If it is a draft.
         """
         self.require_noise()
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        written = {name: _WRITE.get(name, _as_it_is)(value) for name, value in values.items()}
-        return {"kind": self.kind, **written}
+        written: dict[str, Any] = encode(self)
+        return written
 
     def _fitting_rounds(self) -> int | None:
         """Return how many rounds fit the budget; None where noise changes over the rounds."""
@@ -572,10 +558,6 @@ class Plan(ABC):
                 f"{least_noise_multiplier(units, self.clipping_norm)}, or a smaller {{epsilon}}"
                 f"{lower}"
             )
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def require_public_roster(plan: Plan, law: str) -> None:

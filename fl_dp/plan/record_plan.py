@@ -17,10 +17,9 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NotRequired, Self, TypedDict, Unpack
+from typing import NotRequired, Self, TypedDict, Unpack
 
 from fl_dp.accounting import (
     EpsilonBounds,
@@ -31,7 +30,6 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
-from fl_dp.documents import document, parsed_object
 from fl_dp.option_errors import OptionError, require_count
 
 _SMALLEST_NORM = 1e-10
@@ -177,35 +175,6 @@ class RecordPlan:
             self.budget.delta,
             neighboring_relation=self.neighboring_relation,
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain JSON values."""
-        return {**asdict(self), "neighboring_relation": str(self.neighboring_relation)}
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the plan that `to_dict` described.
-
-        Raises:
-            ValueError: If a field is missing, unknown or out of range.
-        """
-        with document("plan of DP-SGD"):
-            return cls(
-                **{
-                    **fields,
-                    "budget": PrivacyBudget(**fields["budget"]),
-                    "neighboring_relation": NeighboringRelation(fields["neighboring_relation"]),
-                }
-            )
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the plan that is JSON text of `to_dict`.
-
-        Raises:
-            ValueError: If it is none, as `from_dict`.
-        """
-        return cls.from_dict(parsed_object(text, "plan of DP-SGD"))
 
 
 @lru_cache(maxsize=64)  # a node asks for the same in every round

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import dataclass
 
 from fl_dp.mechanisms import (
     AdaptiveClipping,
@@ -15,7 +13,7 @@ from fl_dp.mechanisms import (
 )
 from fl_dp.mechanisms.adaptive_clipping import default_bit_noise_std
 from fl_dp.mechanisms.clipping import joint_clipping_norm
-from fl_dp.mechanisms.clipping_rules import clipping_from_dict, clipping_to_dict, require_clipping
+from fl_dp.mechanisms.clipping_rules import require_clipping
 from fl_dp.option_errors import OptionError
 
 # A part of noise std r times the round's own costs the rest a factor (1 - r^-2)^-1/2: solved for r.
@@ -135,24 +133,6 @@ class Release:
         if self.total_weight is None:
             return expected_cohort
         return expected_cohort * self.total_weight / num_clients
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the release as plain JSON values."""
-        return asdict(self) | {
-            "clipping": clipping_to_dict(self.clipping),
-            "metrics": [asdict(metric) for metric in self.metrics],
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the release that `to_dict` described."""
-        return cls(
-            **dict(fields)
-            | {
-                "clipping": clipping_from_dict(fields["clipping"]),
-                "metrics": tuple(ScalarMetric(**metric) for metric in fields["metrics"]),
-            }
-        )
 
 
 def _count_noise_std(noise_multiplier: float, expected_cohort: float, rounds: int) -> float:

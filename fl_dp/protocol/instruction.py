@@ -6,16 +6,15 @@ do. An instruction travels only when a client has to do something for it.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Self
 
 from flwr.app import ConfigRecord
 
 from fl_dp.accounting import NeighboringRelation
-from fl_dp.documents import document, parsed_object
+from fl_dp.codec import decode_text
 from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
 from fl_dp.option_errors import require_count, require_positive, require_probability
 from fl_dp.protocol.keys import INSTRUCTION_KEY
@@ -97,16 +96,6 @@ class SumInstruction:
         if self.unit not in ("client", "record"):
             raise ValueError(f"unit must be client or record, got {self.unit!r:.50}")
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the instruction that is JSON text of the fields.
-
-        Raises:
-            ValueError: If it is not one.
-        """
-        with document("instruction of a secure sum"):
-            return cls(**parsed_object(text, "instruction of a secure sum"))
-
 
 @dataclass(frozen=True, kw_only=True)
 class RoundInstruction:
@@ -154,32 +143,17 @@ class RoundInstruction:
             raise ValueError(f"sampling_rate must lie in [0, 1], got {self.sampling_rate}")
         if self.weight_cap is not None:
             require_positive(weight_cap=self.weight_cap)
-        if any(type(unit) is not int for unit in self.units or ()):
-            raise ValueError("units must be integers")
 
     @property
     def sums_units(self) -> bool:
         """Whether the node answers with a sum of clipped units instead of a model."""
         return self.units is not None or self.sampling_rate is not None
 
-    def to_json(self) -> str:
-        """Return the instruction as JSON text."""
-        return json.dumps(asdict(self))
-
     @classmethod
     @lru_cache(maxsize=1)  # which a node that hosts thousands of units reads for each of them
     def from_json(cls, text: str) -> Self:
-        """Return the instruction that `to_json` wrote.
-
-        Raises:
-            ValueError: If it is not one.
-        """
-        fields = parsed_object(text, "round instruction")
-        with document("round instruction"):
-            for name, read in _READ.items():
-                if fields[name] is not None:
-                    fields[name] = read(fields[name])
-            return cls(**fields)
+        """Return the instruction that a JSON text says; see `decode_text`."""
+        return decode_text(cls, text)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self | None:
@@ -218,13 +192,3 @@ def applied_noise(instruction: RoundInstruction) -> ConfigRecord:
             "clipping-norm": noise.clipping_norm,
         }
     )
-
-
-# How each field that is more than a number or a text comes out of JSON.
-_READ: Mapping[str, Callable[[Any], object]] = {
-    "units": tuple,
-    "bundle": GaussianBundle.from_dict,
-    "client_noise": lambda fields: NoiseInstruction(**fields),
-    "compression": lambda fields: Compression(**fields),
-    "secure_sum": lambda fields: SumInstruction(**fields),
-}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIRE = 2  # 1: nodes could be offered prices
+WIRE = 3  # 1: nodes could be offered prices; 2: queries had no `kind`
 """Version of all that crosses between server and nodes; one more when the other end must follow."""
 
 WIRE_KEY = "fl-dp-wire"
@@ -27,7 +27,7 @@ SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
 """Config key: the folder of nodes' ledgers in a simulation; real nodes do not look at it."""
 
 STATISTIC_QUERY_KEY = "fl-dp-query"
-"""Config key: the JSON text of `query_to_dict(query)`."""
+"""Config key: the JSON text of the `Query`."""
 
 STATISTIC_VALUES_KEY = "fl-dp-values"
 """Config key: the name of the values that a statistic is about."""

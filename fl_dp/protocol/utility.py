@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import numpy as np
 
-from fl_dp.documents import document, parsed_object
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 
 
@@ -59,19 +56,3 @@ class UtilityQuery:
         steps = np.array([float(self.mechanism.encode(utility - null)) for utility in bounded])
         noise = self.mechanism.noise(steps.size, rng)
         return [float(noisy) + null for noisy in self.mechanism.release(steps, noise)]
-
-    def to_json(self) -> str:
-        """Return the query as JSON text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the query that `to_json` wrote.
-
-        Raises:
-            ValueError: If it is none, or out of range.
-        """
-        fields = parsed_object(text, "utility query")
-        with document("utility query"):
-            units = fields.get("units")
-            return cls(**fields | {"units": None if units is None else tuple(units)})

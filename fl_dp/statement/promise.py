@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget
-from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
+from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.second_figure import SecondFigure
+from fl_dp.codec import decode, encode
 from fl_dp.ledger import LedgerAnchor
 from fl_dp.mechanisms import Clipping
-from fl_dp.mechanisms.clipping_rules import clipping_from_dict, clipping_to_dict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +72,9 @@ class Promise:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; None of an optional part leaves it out."""
         optional = {each.name for each in fields(self) if each.default is None}
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {
-            name: _plain(value)
-            for name, value in values.items()
+            name: value
+            for name, value in encode(self).items()
             if value is not None or name not in optional
         }
 
@@ -86,25 +85,8 @@ class Promise:
         Raises:
             ValueError: If something is missing or is no part of a statement.
         """
-        try:
-            return cls(**cls._read(document))
-        except (AttributeError, KeyError, TypeError) as error:
-            raise ValueError(f"the privacy statement can't be read: {error!r}") from error
-
-    @classmethod
-    def _read(cls, document: Mapping[str, Any]) -> dict[str, Any]:
-        optional = {
-            name: None if (value := document.get(name)) is None else tuple(value)
-            for name in ("shared_parameters", "public_inputs")
-        }
-        return {
-            **document,
-            "budget": PrivacyBudget(**document["budget"]),
-            "neighboring_relation": NeighboringRelation(document["neighboring_relation"]),
-            "not_covered": tuple(document["not_covered"]),
-            "second_figure": SecondFigure(**document["second_figure"]),
-            **optional,
-        }
+        statement: Self = decode(cls, document, "privacy statement")
+        return statement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,33 +221,21 @@ class PrivacyStatement(Promise):
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; the anchor in the form that its ledger looks for."""
-        document = super().to_dict() | {
-            "releases": history_to_list(self.releases),
-            "clipping": clipping_to_dict(self.clipping),
-        }
+        document = super().to_dict()
+        if self.records is not None:
+            document["records"] = self.records.to_dict()
         del document["anchor"]
         return document | self.anchor.as_stated(self.ledger)
 
     @classmethod
-    def _read(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Return the statement that `to_dict` wrote; see `Promise.from_dict`."""
         anchor = LedgerAnchor.stated_in(document)
         if anchor is None:
             raise ValueError("the privacy statement was computed from no ledger")
-        records, sums = document.get("records"), document.get("secure_sums")
-        groups = document.get("own_budgets")
-        beside = anchor.as_stated(document["ledger"]).keys() - {"ledger"}
+        beside = anchor.as_stated("").keys() - {"ledger"}
         rest = {name: value for name, value in document.items() if name not in beside}
-        return super()._read(rest) | {
-            "noise_multipliers": tuple(document["noise_multipliers"]),
-            "metrics": tuple(document["metrics"]),
-            "releases": history_from_list(document["releases"]),
-            "clipping": clipping_from_dict(document["clipping"]),
-            "randomness": tuple(document["randomness"]),
-            "anchor": anchor,
-            "records": None if records is None else RecordStatement.from_dict(records),
-            "secure_sums": None if sums is None else SecureSumClaims(**sums),
-            "own_budgets": None if groups is None else tuple(OwnPromise(**each) for each in groups),
-        }
+        return super().from_dict(rest | {"anchor": encode(anchor)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,21 +254,3 @@ class NoPromise:
         """Return plain JSON values."""
         failed = {} if self.failure is None else {"failure": self.failure}
         return {"quoted": "none", "epsilon": {}, "delta": 0.0, "rounds": self.rounds, **failed}
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case NeighboringRelation():
-            return str(value)
-        case PrivacyBudget():
-            return {"epsilon": value.epsilon, "delta": value.delta}
-        case Promise():
-            return value.to_dict()
-        case SecureSumClaims() | OwnPromise() | SecondFigure():
-            return asdict(value)
-        case tuple():
-            return [_plain(each) for each in value]
-        case Mapping():
-            return dict(value)
-        case _:
-            return value

@@ -1,8 +1,8 @@
 """Private statistics over a federation: counts, sums, means, histograms, quantiles, evaluations.
 
     >>> query = Mean(lows=(0.0,), highs=(100.0,))
-    >>> message = query_to_dict(query)                            # travels to the clients
-    >>> vector = query_from_dict(message).contribution(values)    # on each client
+    >>> text = encode_text(query)                                 # travels to the clients
+    >>> vector = query_from_json(text).contribution(values)       # on each client
     >>> choice = choose_noise(query, epsilon=0.5, delta=1e-5)     # on the server
     >>> answer = charged_release(ledger, "ages", choice, vectors, SecureRandom())
     >>> answer["mean"].value, answer["mean"].error
@@ -23,7 +23,7 @@ from .query import Query
 from .scores import ScoreHistograms
 from .sums import Count, Mean, Sum
 from .votes import Vote
-from .wire import query_from_dict, query_to_dict
+from .wire import query_from_json
 
 if TYPE_CHECKING:
     from .answers import Answer, charged_release, release_statistic
@@ -56,7 +56,6 @@ __all__ = [
     "Vote",
     "charged_release",
     "choose_noise",
-    "query_from_dict",
-    "query_to_dict",
+    "query_from_json",
     "release_statistic",
 ]

@@ -1,6 +1,6 @@
 """Parts of every query: public parameters, a bounded contribution, a reading of the noisy sum.
 
-A query is plain data that travels to the clients (`query_to_dict`). `contribution` runs on a client
+A query is plain data that travels to the clients (`encode_text`). `contribution` runs on a client
 and sees its records; `estimates` runs on the server and sees nothing but the noisy sum.
 """
 

@@ -23,6 +23,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PoissonSampling
+from fl_dp.codec import encode_text
 from fl_dp.documents import real_number
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
@@ -124,7 +125,7 @@ class Mode(ABC):
             configs = content.config_records
             key = next(iter(configs), "config")
             before = dict(configs.get(key, {}))
-            config = ConfigRecord(before | {INSTRUCTION_KEY: instruction.to_json()})
+            config = ConfigRecord(before | {INSTRUCTION_KEY: encode_text(instruction)})
             # The content is kept with what was made of it: its id must not become another's.
             self._told[known] = content, RecordDict(dict(content) | {key: config})
         return self._told[known][1]

@@ -25,7 +25,7 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
-from fl_dp.accounting.sampling import sampling_from_dict
+from fl_dp.codec import decode, decode_text, encode_text
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import Banded, plan_from_dict
@@ -116,7 +116,7 @@ def test_a_law_says_whether_who_takes_part_is_seen(
 def test_a_law_comes_back_from_json_as_it_was(
     law: Sampling, event: Any, cohort: float, visible: bool
 ) -> None:
-    again = sampling_from_dict(json.loads(json.dumps(law.to_dict())))
+    again = decode_text(type(law), encode_text(law))
     assert again == law
     assert type(again) is type(law)
     plan = plan_of(law)
@@ -125,7 +125,7 @@ def test_a_law_comes_back_from_json_as_it_was(
 
 def test_a_law_of_another_version_is_refused() -> None:
     with pytest.raises(ValueError, match="'shuffled' is unknown to this version, which knows"):
-        sampling_from_dict({"kind": "shuffled", "cohort": 3})
+        decode(VisibleSampling, {"kind": "shuffled", "cohort": 3})
 
 
 @pytest.mark.parametrize("cohort", range(1, N + 1))
@@ -248,7 +248,7 @@ def test_groups_are_charged_as_the_law_inside_the_largest(inside: Any, event: An
     assert law.expected_cohort(N) == pytest.approx(10 / 3)
     assert not law.visible
     law.check(N)
-    again = sampling_from_dict(json.loads(json.dumps(law.to_dict())))
+    again = decode_text(CyclicSampling, encode_text(law))
     assert again == law
 
 
@@ -314,4 +314,5 @@ def test_units_that_rest_need_others_who_take_part_meanwhile() -> None:
 
 
 def test_a_law_written_before_there_was_a_rest_has_none() -> None:
-    assert sampling_from_dict({"kind": "visible", "cohort": 10}) == VisibleSampling(cohort=10)
+    law = decode(VisibleSampling, {"kind": "visible", "cohort": 10})
+    assert law == VisibleSampling(cohort=10)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -16,6 +15,7 @@ from fl_dp.accounting.schedules import (
     SMALLEST_WEIGHT,
     NoiseSchedule,
 )
+from fl_dp.codec import decode_text, encode_text
 
 SHAPES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine")
 
@@ -239,4 +239,4 @@ def test_rounds_and_scale_must_be_positive() -> None:
     ],
 )
 def test_json_round_trip(schedule: NoiseSchedule) -> None:
-    assert NoiseSchedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
+    assert decode_text(NoiseSchedule, encode_text(schedule)) == schedule

@@ -9,6 +9,7 @@ from pathlib import Path
 import local_grid
 import pytest
 
+from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 
@@ -64,7 +65,7 @@ def test_a_client_without_dp_sgd_loads_neither_opacus_nor_an_accountant() -> Non
         ("train", several),
         ("train", RoundInstruction(server_round=1, client_noise=NOISE)),
     ]
-    loaded = loaded_by(CLIENT, json.dumps([(kind, each.to_json()) for kind, each in asked]))
+    loaded = loaded_by(CLIENT, json.dumps([(kind, encode_text(each)) for kind, each in asked]))
     assert (ACCOUNTING | OPACUS | COMMAND_LINE) & loaded == set()
     assert {"torch", "fl_dp.tasks.datasets.shipped"} <= loaded  # it did train
 

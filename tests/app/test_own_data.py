@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from fl_dp.app.server import train
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import TaskClient, app, hosted_units
 from fl_dp.app.workload import check_data, data_of_unit, dataset_of, initial_arrays_of, parts_of
+from fl_dp.codec import encode_text
 from fl_dp.commands.jobs import find_jobs
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
@@ -31,7 +31,7 @@ from fl_dp.protocol.keys import (
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,
 )
-from fl_dp.statistics import Count, query_to_dict
+from fl_dp.statistics import Count
 from fl_dp.tasks.datasets import data
 from fl_dp.tasks.device import training_device
 
@@ -225,7 +225,7 @@ def test_statistics_are_about_the_node_s_own_rows(
 ) -> None:
     settings = settings_for(tmp_path, server, "task.partition=nodes")
     config: dict[str, Any] = {
-        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(Count(max_records=1000))),
+        STATISTIC_QUERY_KEY: encode_text(Count(max_records=1000)),
         STATISTIC_VALUES_KEY: "records",
         SETTINGS_KEY: settings.to_json(),
     }
@@ -375,7 +375,7 @@ def utilities(server: Path, folder: Path, *, metric: str) -> float:
     ).for_clients()
     client = TaskClient(Context(1, 1, {"dp-data-path": str(folder)}, RecordDict(), {}))
     asked = RoundInstruction(server_round=1, utility=metric)
-    config = {SETTINGS_KEY: settings.to_json(), INSTRUCTION_KEY: asked.to_json()}
+    config = {SETTINGS_KEY: settings.to_json(), INSTRUCTION_KEY: encode_text(asked)}
     sent = [0.3 * np.ones((2, 2), np.float32), np.zeros(2, np.float32)]
     _, count, metrics = client.fit(sent, dict(config))
     assert count == ROWS

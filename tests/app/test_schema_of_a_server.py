@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import data_of_unit, initial_arrays_of, model_of, public_form_of
+from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
@@ -70,7 +70,7 @@ class Hospital:
         arrays = RecordDict({"arrays": arrays_of(settings, form)})
         config: dict[str, Any] = {
             SETTINGS_KEY: settings.to_json(),
-            RECORD_PLAN_KEY: json.dumps(PLAN.to_dict()),
+            RECORD_PLAN_KEY: encode_text(PLAN),
         }
         arrays["config"] = ConfigRecord(config | {"server-round": 1})
         message = Message(arrays, dst_node_id=FIRST_NODE, message_type="train")

@@ -12,6 +12,7 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from local_grid import FIRST_NODE, LocalGrid
 
+from fl_dp.codec import encode_text
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 
@@ -76,7 +77,7 @@ class Node:
         self, arrays: dict[str, Any], instruction: RoundInstruction | None, **config: Any
     ) -> Message:
         if instruction is not None:
-            config[INSTRUCTION_KEY] = instruction.to_json()
+            config[INSTRUCTION_KEY] = encode_text(instruction)
         content = {"model": record_of(arrays), "config": ConfigRecord(config)}
         return self.ask("train", content)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +12,7 @@ from flwr.app import ConfigRecord
 from fl_dp.app.settings import SETTINGS_KEY, Settings, SimulationSettings, TaskSettings
 from fl_dp.app.task_client import TaskClient, app
 from fl_dp.app.workload import dataset_of, model_of, parts_of
+from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
 from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.protocol.instruction import RoundInstruction
@@ -27,7 +27,7 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
+from fl_dp.statistics import Count, Frequencies, Mean
 from fl_dp.tasks.training import evaluate
 
 CLIENTS = 10
@@ -199,7 +199,7 @@ def contribution(node: Any, read_metrics: Any) -> Callable[..., Any]:
 
     def ask(query: Any, name: str, partition: int, *, units_per_node: int = 1) -> Any:
         config: dict[str, Any] = {
-            STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query)),
+            STATISTIC_QUERY_KEY: encode_text(query),
             STATISTIC_VALUES_KEY: name,
             SETTINGS_KEY: settings_of(units_per_node).to_json(),
         }
@@ -234,7 +234,7 @@ def test_a_utility_query_measures_the_model_in_the_message(
     for utility, expected in (("loss", measured(7)[0]), ("records", len(part(7)[1]))):
         query = UtilityQuery(utility=utility, high=500.0, noise_multiplier=1e-6, units=(3,))
         config = ConfigRecord(
-            {UTILITY_QUERY_KEY: query.to_json(), SETTINGS_KEY: settings_of(4).to_json()}
+            {UTILITY_QUERY_KEY: encode_text(query), SETTINGS_KEY: settings_of(4).to_json()}
         )
         content = {"model": record(MODEL), "config": config}
         reply = node(app, {"partition-id": 1}).ask(f"query.{UTILITY_ACTION}", content)

@@ -33,6 +33,7 @@ from fl_dp.accounting import PrivacyEvent, tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.clients import noised_client_app, numpy_client_app
 from fl_dp.clients.client_noise import client_noise_mod
+from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
@@ -372,7 +373,7 @@ def test_without_client_noise_in_the_instruction_the_mod_lets_everything_pass(
 
 def test_evaluate_messages_pass(node: Any, read: Any) -> None:
     reply = node(foreign_app(plus_one)).ask(
-        "evaluate", {"config": ConfigRecord({"fl-dp-round": instruction(noise()).to_json()})}
+        "evaluate", {"config": ConfigRecord({"fl-dp-round": encode_text(instruction(noise()))})}
     )
     assert reply.content["m"]["loss"] == 1.0
 
@@ -380,7 +381,7 @@ def test_evaluate_messages_pass(node: Any, read: Any) -> None:
 def test_train_messages_with_an_action_do_not_pass(node: Any, read: Any) -> None:
     app = noised_client_app()
     app.train("fast")(lambda message, context: plus_one(message))
-    config = ConfigRecord({"fl-dp-round": instruction(noise()).to_json()})
+    config = ConfigRecord({"fl-dp-round": encode_text(instruction(noise()))})
     model = ArrayRecord({n: Array(a) for n, a in MODEL.items()})
     reply = node(app).ask("train.fast", {"model": model, "config": config})
     assert read(reply)[1] == {"num-examples": 1}
@@ -601,7 +602,7 @@ def test_evaluating_and_training_without_noise_at_the_client_cost_nothing(
     keeping: Any, read: Any
 ) -> None:
     here = keeping.node(foreign_app(plus_one))
-    here.ask("evaluate", {"config": ConfigRecord({"fl-dp-round": instruction(PAID).to_json()})})
+    here.ask("evaluate", {"config": ConfigRecord({"fl-dp-round": encode_text(instruction(PAID))})})
     for asked in (None, RoundInstruction(server_round=1)):
         read(here.train(MODEL, asked))
     assert keeping.spent() == {}

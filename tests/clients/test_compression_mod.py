@@ -13,6 +13,7 @@ from flwr.clientapp import ClientApp
 
 from fl_dp.clients import compression_mod, numpy_client_app
 from fl_dp.clients.client_noise import client_noise_mod
+from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
@@ -159,7 +160,7 @@ def test_an_app_that_has_a_mod_built_in_does_not_take_it_twice(
 
 def test_an_instruction_with_a_compression_survives_its_json() -> None:
     asked = instruction(Compression(up="top_k", bits=3, fraction=0.25, down="float16"))
-    assert RoundInstruction.from_json(asked.to_json()) == asked
+    assert RoundInstruction.from_json(encode_text(asked)) == asked
 
 
 # Narrow models.
@@ -188,7 +189,7 @@ def test_noise_is_added_around_the_narrow_model_that_came(node: Any, told: Any, 
     model = {"w": np.full(1000, 1.0 + 2.0**-12)}  # which is 1 in two bytes
     record = narrow(ArrayRecord({"w": Array(model["w"])}), name)
     quiet = NoiseInstruction(scheme="gaussian", noise_multiplier=1e-6, clipping_norm=2.0)
-    config = ConfigRecord({INSTRUCTION_KEY: instruction(None, client_noise=quiet).to_json()})
+    config = ConfigRecord({INSTRUCTION_KEY: encode_text(instruction(None, client_noise=quiet))})
     app = numpy_client_app(lambda context: told(0.0))
     reply = node(app).ask("train", {"model": record, "config": config})
     [arrays] = reply.content.array_records.values()

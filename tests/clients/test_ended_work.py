@@ -26,11 +26,12 @@ from secure_nodes import Adds
 
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.clients.secure_node import at_work
+from fl_dp.codec import encode_text
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.keys import STATISTIC_ACTION, STATISTIC_QUERY_KEY, STATISTIC_VALUES_KEY
 from fl_dp.protocol.secure_sum import SUM_KEY, with_terms
 from fl_dp.secagg import Refused
-from fl_dp.statistics import Evaluation, Mean, Query, query_to_dict
+from fl_dp.statistics import Evaluation, Mean, Query
 
 PRICE = SumInstruction(rounds=3, epsilon=100.0, delta=1e-3)
 Ends = Callable[[], None]
@@ -81,7 +82,7 @@ def asked_query(query: Query, kind: str) -> Callable[[Federation, int], Message]
 
     def ask(federation: Federation, number: int) -> Message:
         told = {
-            STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query)),
+            STATISTIC_QUERY_KEY: encode_text(query),
             STATISTIC_VALUES_KEY: "ages",
             SUM_KEY: json.dumps(asdict(PRICE)),
         }

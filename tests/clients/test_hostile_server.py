@@ -42,6 +42,7 @@ from fl_dp.app.task_client import app
 from fl_dp.app.workload import data_of_unit, model_of, public_form_of
 from fl_dp.clients import round_interval
 from fl_dp.clients.round_interval import Moment
+from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger, witness_at
 from fl_dp.model_arrays import get_arrays
 from fl_dp.plan import RecordPlan
@@ -159,12 +160,12 @@ class Clinic:
 
     def train(self, *overrides: str, plan: RecordPlan | None = PLAN) -> str:
         """Return how a train message is answered: `trained`, `nothing` or the error's reason."""
-        config = {} if plan is None else {RECORD_PLAN_KEY: json.dumps(plan.to_dict())}
+        config = {} if plan is None else {RECORD_PLAN_KEY: encode_text(plan)}
         return self._answered(*self.ask("train", config, *overrides))
 
     def train_from(self, model: dict[str, Any], *overrides: str, said: str) -> str:
         """The same for a model of its own, by a message that says an encoder."""
-        config = {RECORD_PLAN_KEY: json.dumps(PLAN.to_dict()), ENCODER_KEY: said}
+        config = {RECORD_PLAN_KEY: encode_text(PLAN), ENCODER_KEY: said}
         return self._answered(*self.ask("train", config, *overrides, model=model))
 
     def _answered(self, sent: Any, reply: Message) -> str:
@@ -456,7 +457,7 @@ def test_no_ledger_at_all_gets_nothing(clinic: Clinic) -> None:
     ],
 )
 def test_other_questions_get_nothing(clinic: Clinic, kind: str, key: str) -> None:
-    _, reply = clinic.ask(kind, {key: "{}", RECORD_PLAN_KEY: json.dumps(PLAN.to_dict())})
+    _, reply = clinic.ask(kind, {key: "{}", RECORD_PLAN_KEY: encode_text(PLAN)})
     assert reply.error.reason == "PolicyRefusal"
     assert clinic.charges == 0
 

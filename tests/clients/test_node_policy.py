@@ -15,6 +15,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fl_dp.clients import app_verification, node_policy, numpy_client_app
+from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
 from fl_dp.protocol.keys import (
@@ -116,7 +117,7 @@ def test_a_cap_alone_takes_no_secure_sum_of_nodes_that_the_server_can_make_up(
 
 @pytest.mark.parametrize(
     ("asked", "offer"),
-    [("record", RECORDS), ("local", {INSTRUCTION_KEY: NOISED.to_json()})],
+    [("record", RECORDS), ("local", {INSTRUCTION_KEY: encode_text(NOISED)})],
 )
 def test_a_record_that_is_dropped_before_training_offers_nothing(
     owned: Any, asked: str, offer: dict[str, Any]
@@ -153,7 +154,7 @@ def test_an_owner_says_whether_a_sum_must_hide_the_client_or_its_records(
 ) -> None:
     here, client = owned(**{"dp-require-privacy": asked})
     told = RoundInstruction(server_round=1, of_records=of_records)
-    reply = here.ask("train", summed({INSTRUCTION_KEY: told.to_json()}))
+    reply = here.ask("train", summed({INSTRUCTION_KEY: encode_text(told)}))
     assert (reply.error.reason != "PolicyRefusal") is passes
     assert client.calls == 0
 
@@ -175,10 +176,10 @@ def test_a_sum_of_clients_that_is_charged_to_their_records_does_not_hide_the_cli
     price = SumInstruction(rounds=3, unit=unit, neighboring_relation="replace-one")
     told = RoundInstruction(server_round=1, secure_sum=price)
     innocent = json.dumps(asdict(replace(price, unit="client")))
-    config: dict[str, Any] = {INSTRUCTION_KEY: told.to_json(), SUM_KEY: innocent}
+    config: dict[str, Any] = {INSTRUCTION_KEY: encode_text(told), SUM_KEY: innocent}
     if kind != "train":  # charged by the other key
         told = replace(told, secure_sum=replace(price, unit="client"))
-        config = {INSTRUCTION_KEY: told.to_json(), SUM_KEY: json.dumps(asdict(price))}
+        config = {INSTRUCTION_KEY: encode_text(told), SUM_KEY: json.dumps(asdict(price))}
     reply = here.ask(kind, summed(config))
     assert (reply.error.reason != "PolicyRefusal") is passes
 

@@ -15,6 +15,7 @@ from laws import ALARM
 from scipy import stats
 
 from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.codec import decode_text, encode_text
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
     IDENTITY_ACTION,
@@ -26,7 +27,7 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
+from fl_dp.statistics import Count, Frequencies, Mean
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +89,7 @@ def contribution(node: Any, told: Any) -> Callable[..., Any]:
     ) -> Any:
         units = None if clients is None else units_of(clients)
         app = numpy_client_app(lambda context: told(), units=units, statistics_fn=statistics_fn)
-        text = json.dumps(query_to_dict(query)) if text is None else text
+        text = encode_text(query) if text is None else text
         config = ConfigRecord({STATISTIC_QUERY_KEY: text, STATISTIC_VALUES_KEY: name})
         return node(app).ask(f"query.{STATISTIC_ACTION}", {"config": config})
 
@@ -188,7 +189,7 @@ def utilities(node: Any, read_metrics: Any) -> Callable[..., Any]:
         app = numpy_client_app(lambda context: clients[0], units=units_of(clients))
         content = {
             "model": ArrayRecord({"w": Array(np.zeros(3, np.float32))}),
-            "config": ConfigRecord({UTILITY_QUERY_KEY: query.to_json()}),
+            "config": ConfigRecord({UTILITY_QUERY_KEY: encode_text(query)}),
         }
         metrics = read_metrics(node(app).ask(f"query.{UTILITY_ACTION}", content))
         assert set(metrics) == {UTILITY_METRIC}
@@ -268,7 +269,7 @@ def test_a_utility_query_checks_itself(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("units", [None, (), (3, 7)])
 def test_a_utility_query_survives_json(units: tuple[Any, ...] | None) -> None:
     query = precise(units=units)
-    assert UtilityQuery.from_json(query.to_json()) == query
+    assert decode_text(UtilityQuery, encode_text(query)) == query
 
 
 def test_a_query_that_is_no_utility_query_is_an_error_without_a_text(node: Any, told: Any) -> None:

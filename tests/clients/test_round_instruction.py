@@ -11,6 +11,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fl_dp.clients import numpy_client_app
+from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, UTILITY_METRIC
@@ -167,7 +168,7 @@ def test_bfloat16_in_16_bit_integers_keeps_its_name(
 ) -> None:
     sent = Array(np.array([0x3F80, 0x4000], dtype=np.uint16))
     sent.dtype = "bfloat16"
-    config: dict[str, Any] = {} if asked is None else {INSTRUCTION_KEY: asked.to_json()}
+    config: dict[str, Any] = {} if asked is None else {INSTRUCTION_KEY: encode_text(asked)}
     app = numpy_client_app(lambda context: told(1))
     content = {"model": ArrayRecord({"w": sent}), "config": ConfigRecord(config)}
     returned = node(app).ask("train", content).content["model"]["w"]

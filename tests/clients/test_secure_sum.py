@@ -33,6 +33,7 @@ from worked_here import work_here
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
 from fl_dp.clients.summed import summed_of
 from fl_dp.clients.trained_unit import train_unit
+from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianBundle, NoiseShare
 from fl_dp.mechanisms.noise_share import MOST_UNITS
@@ -54,7 +55,7 @@ from fl_dp.protocol.secure_sum import (
 )
 from fl_dp.secagg import Identity, Refused, SecureNode, SQLiteStore
 from fl_dp.secagg.client import MaskedMessage, Participation
-from fl_dp.statistics import Mean, query_to_dict
+from fl_dp.statistics import Mean
 
 pytestmark = pytest.mark.slow
 
@@ -133,7 +134,7 @@ QUERY = Mean(lows=(0.0,), highs=(100.0,))
 
 def question(price: SumInstruction) -> Message:
     told: dict[str, Any] = {
-        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(QUERY)),
+        STATISTIC_QUERY_KEY: encode_text(QUERY),
         SUM_KEY: json.dumps(asdict(price)),
     }
     content = RecordDict({"config": ConfigRecord(told)})

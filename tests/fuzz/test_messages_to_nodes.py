@@ -6,7 +6,6 @@ charged once at most, before a record is read, and no text of the node's own lea
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from ledger_files import fresh_path
 from local_grid import FIRST_NODE, LocalGrid
 
 from fl_dp.clients import numpy_client_app
+from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.bundle import ScalarMetric
@@ -37,7 +37,7 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.statistics import Mean, query_to_dict
+from fl_dp.statistics import Mean
 
 SECRET = "Jane Doe, born 1970-01-01"
 LOCAL = RoundInstruction(
@@ -57,10 +57,10 @@ CENTRAL = RoundInstruction(
         scalar_noise_std=9.0,
     ),
 )
-STATISTIC = json.dumps(query_to_dict(Mean(lows=(0.0,), highs=(99.0,))))
-UTILITY = UtilityQuery(utility="loss", high=2.0, noise_multiplier=1.0).to_json()
+STATISTIC = encode_text(Mean(lows=(0.0,), highs=(99.0,)))
+UTILITY = encode_text(UtilityQuery(utility="loss", high=2.0, noise_multiplier=1.0))
 ASKED: dict[str, dict[str, Any]] = {
-    "train": {INSTRUCTION_KEY: LOCAL.to_json()},
+    "train": {INSTRUCTION_KEY: encode_text(LOCAL)},
     "evaluate": {"epochs": 1},
     f"query.{STATISTIC_ACTION}": {STATISTIC_QUERY_KEY: STATISTIC, STATISTIC_VALUES_KEY: "age"},
     f"query.{UTILITY_ACTION}": {UTILITY_QUERY_KEY: UTILITY},
@@ -133,7 +133,8 @@ def node(request: pytest.FixtureRequest) -> Iterator[Node]:
 
 
 def content_of(kind: str, instruction: RoundInstruction | None = None) -> RecordDict:
-    config = ASKED[kind] | ({} if instruction is None else {INSTRUCTION_KEY: instruction.to_json()})
+    told = {} if instruction is None else {INSTRUCTION_KEY: encode_text(instruction)}
+    config = ASKED[kind] | told
     return RecordDict(
         {
             "arrays": ArrayRecord({"w": Array(np.zeros(3))}),

@@ -23,6 +23,7 @@ from typer.testing import CliRunner
 
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.clients.node_privacy import NodePrivacy, simulated_nodes
+from fl_dp.codec import encode_text
 from fl_dp.commands.app import app
 from fl_dp.ledger import (
     LedgerAnchor,
@@ -374,7 +375,7 @@ def test_the_command_begins_compares_and_refuses(path: Path, file: Path) -> None
     assert "agreement: its witness" in said
     with file.open("ab") as stream:
         later = LedgerAnchor(entries=9, hash="0" * 64)
-        stream.write(json.dumps(later.to_dict()).encode() + b"\n")
+        stream.write(encode_text(later).encode() + b"\n")
     status, said = call(path, "--witness", file)
     assert status == 1
     assert "older copy" in said

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 from laws import ALARM
 from scipy import stats
 
+from fl_dp.codec import decode_text, encode_text
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric, SecureRandom
 
 LOSS = ScalarMetric(name="loss", low=0.0, high=4.0)
@@ -160,7 +160,7 @@ def test_as_many_units_as_are_promised_are_summed_exactly(multiplier: float) -> 
     ],
 )
 def test_a_bundle_comes_back_from_json_as_it_was(bundle: GaussianBundle) -> None:
-    again = GaussianBundle.from_dict(json.loads(json.dumps(bundle.to_dict())))
+    again = decode_text(GaussianBundle, encode_text(bundle))
     assert again == bundle
     assert again.updates == bundle.updates
     assert again.scalar_mechanisms == bundle.scalar_mechanisms

@@ -19,6 +19,7 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.groups import epsilon_of_group
+from fl_dp.codec import decode_text, encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.plan import RecordPlan
@@ -126,7 +127,7 @@ def test_epsilon_is_of_so_many_participations_whole() -> None:
 @pytest.mark.parametrize("relation", list(NeighboringRelation))
 def test_a_plan_survives_json(relation: NeighboringRelation) -> None:
     plan = replace(PLAN, neighboring_relation=relation)
-    assert RecordPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+    assert decode_text(RecordPlan, encode_text(plan)) == plan
 
 
 @pytest.mark.parametrize(

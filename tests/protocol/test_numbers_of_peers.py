@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
+from fl_dp.codec import decode_text, encode_text
 from fl_dp.documents import parsed_object
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
 
 PROMISE = {"epsilon": 2.0, "delta": 1e-5, "neighboring_relation": "zero-out"}
 NOISE = PROMISE | {"scheme": "gaussian", "noise_multiplier": 1.0, "clipping_norm": 1.0}
-ROUND = json.loads(RoundInstruction(server_round=1).to_json())
+ROUND = json.loads(encode_text(RoundInstruction(server_round=1)))
 Read = Callable[[str], object]
 TEXTS: dict[str, tuple[dict[str, Any], Read, tuple[str, ...]]] = {
     "price of a sum": (
         PROMISE | {"rounds": 3, "unit": "record"},
-        SumInstruction.from_json,
+        partial(decode_text, SumInstruction),
         ("epsilon", "delta", "rounds"),
     ),
     "noise of a client": (

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fl_dp.codec import encode_text
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, SecureRandom
 from fl_dp.mechanisms.events import ExponentialEvent
 from fl_dp.statistics import (
     NoiseChoice,
     Vote,
     choose_noise,
-    query_from_dict,
-    query_to_dict,
+    query_from_json,
     release_statistic,
 )
 
@@ -132,9 +133,9 @@ def test_a_vote_is_drawn_with_the_range_that_is_charged_or_not_at_all() -> None:
 
 def test_a_vote_travels_as_plain_values() -> None:
     query = Vote(candidates=3)
-    assert query_from_dict(query_to_dict(query)) == query
+    assert query_from_json(encode_text(query)) == query
     for wrong in (1, True, 2.5):
-        with pytest.raises(ValueError, match="at least 2 candidates"):
-            query_from_dict({"query": "vote", "candidates": wrong})
+        with pytest.raises(ValueError, match=r"at least 2 candidates|candidates must be a whole"):
+            query_from_json(json.dumps({"kind": "vote", "candidates": wrong}))
     with pytest.raises(ValueError, match="one vote"):
         Vote(candidates=2, max_records=2)

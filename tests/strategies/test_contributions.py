@@ -34,6 +34,7 @@ from trainings import able, plan_of, record, train
 from fl_dp import Plan, PrivacyBudget
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.codec import decode_text, encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, ScalarMetric, SecureRandom
 from fl_dp.plan import plan_from_dict
@@ -75,7 +76,7 @@ def test_the_whole_round_costs_what_it_is_charged_as() -> None:
     parts = [bundle.updates.noise_multiplier, 9.0, 8.0, 8.0]
     assert [each.noise_multiplier for each in (count, bit, loss)] == parts[1:]
     assert sum(part**-2 for part in parts) == pytest.approx(1.3**-2, rel=1e-12)
-    again = GaussianBundle.from_dict(json.loads(json.dumps(bundle.to_dict())))
+    again = decode_text(GaussianBundle, encode_text(bundle))
     assert again == bundle
 
 

@@ -34,8 +34,8 @@ from fl_dp.accounting import (
     PrivacyBudgetExhausted,
 )
 from fl_dp.accounting.filters import OwnBudgetsFilter
-from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.clients import numpy_client_app
+from fl_dp.codec import decode
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError
@@ -317,7 +317,7 @@ def test_a_name_with_an_epsilon_that_no_group_has_is_refused(tmp_path: Path) -> 
 
 def test_a_plan_is_read_as_it_was_written() -> None:
     document = json.loads(json.dumps(PLAN.to_dict()))
-    assert sampling_from_dict(document["sampling"]) == LAW
+    assert decode(OwnRatesSampling, document["sampling"]) == LAW
     assert plan_from_dict(document) == PLAN
 
 

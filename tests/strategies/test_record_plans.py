@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from trainings import FixedClient, Training, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import DPSGD, OpacusClient, exchanged_arrays, numpy_client_app
+from fl_dp.codec import decode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
@@ -83,7 +83,7 @@ def test_every_train_message_carries_the_plan(tmp_path: Path, central: bool) -> 
         training = alone(fixed_clients(), rounds=2)
     assert len([m for m in training.grid.sent if m.metadata.message_type == "train"]) == 2 * N
     [sent] = plans_sent(training)
-    assert RecordPlan.from_dict(json.loads(sent)) == RECORDS
+    assert decode_text(RecordPlan, sent) == RECORDS
 
 
 def test_without_a_record_plan_no_message_carries_one(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ from scipy.special import ndtr
 
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NeighboringRelation
+from fl_dp.codec import decode, encode
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric
-from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING, clipping_from_dict, clipping_to_dict
+from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING, Clipping
 from fl_dp.plan import LocalPlan
 from fl_dp.strategies import DPFedAvg, PoissonSelection
 
@@ -217,4 +218,4 @@ def test_a_clipping_rule_of_one_s_own_is_refused_with_the_page(
 
 def test_the_rules_that_there_are_come_back_from_a_ledger() -> None:
     for rule in (DEFAULT_CLIPPING, FixedClipping(norm=2.0)):
-        assert clipping_from_dict(clipping_to_dict(rule)) == rule
+        assert decode(Clipping, encode(rule), "clipping") == rule

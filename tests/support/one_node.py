@@ -13,6 +13,7 @@ from local_grid import FIRST_NODE, LocalGrid
 from secure_nodes import SecureNodes
 
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
+from fl_dp.codec import encode_text
 from fl_dp.files import private_folder
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import NoiseShare, Segment
@@ -110,7 +111,7 @@ class Federation:
         return reply
 
     def content(self, instruction: RoundInstruction = INSTRUCTION, **config: Any) -> RecordDict:
-        told = ConfigRecord({INSTRUCTION_KEY: instruction.to_json()} | config)
+        told = ConfigRecord({INSTRUCTION_KEY: encode_text(instruction)} | config)
         model = ArrayRecord({"w": Array(np.zeros(SIZE))})
         return RecordDict({"model": model, "config": told})
 

@@ -14,6 +14,7 @@ from fl_dp.accounting import EpsilonBounds, OwnRatesSampling
 from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
+from fl_dp.codec import encode
 from fl_dp.plan import Plan, SharedNoisePlan
 from fl_dp.statement.of_clients import promise_in_words
 
@@ -98,7 +99,7 @@ class PlanView:
             "num_clients": plan.num_clients,
             "expected_cohort": plan.expected_cohort,
             "neighboring_relation": str(plan.neighboring_relation),
-            "schedule": plan.schedule.to_dict(),
+            "schedule": encode(plan.schedule),
             "rule": plan.filter().rule,
             "promise": self.promise,
             "shares": dict(_share_rows(plan)) or None,

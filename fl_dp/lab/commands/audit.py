@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fl_dp.codec import encode_text
 from fl_dp.commands.console import (
     AsJson,
     Overrides,
@@ -277,7 +278,7 @@ def _train(job: Job, run: CanaryRun) -> None:
     app = App(
         server="fl_dp.lab.games.canary_server",
         client="fl_dp.lab.games.canary_client",
-        config={RUN_KEY: run.to_json()},
+        config={RUN_KEY: encode_text(run)},
     )
     settings = job.settings
     clients = settings.task.num_clients

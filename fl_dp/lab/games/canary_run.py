@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from fl_dp.app.settings import Settings
+from fl_dp.codec import decode_text
 from fl_dp.lab.audit.canaries import Canaries
 
 RUN_KEY = "fl-dp-canaries"
@@ -64,10 +64,6 @@ class CanaryRun:
         run.require_places(settings)
         return run
 
-    def to_json(self) -> str:
-        """Return it for a run config."""
-        return json.dumps(asdict(self))
-
     @classmethod
     def of(cls, run_config: Mapping[str, Any]) -> CanaryRun:
         """Read it from a run config.
@@ -75,7 +71,7 @@ class CanaryRun:
         Raises:
             KeyError: If there is none.
         """
-        return cls(**json.loads(str(run_config[RUN_KEY])))
+        return decode_text(cls, str(run_config[RUN_KEY]))
 
     def canaries(self, size: int) -> Canaries:
         """Return the canaries of a model of `size` coordinates."""

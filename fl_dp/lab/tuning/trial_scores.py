@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.workload import data_on_roster, dataset_of, fitting, model_of
+from fl_dp.codec import decode_text, encode_text
 from fl_dp.tasks.datasets import Dataset
 
 from .trial import TrialRounds, trial_score
@@ -33,7 +33,7 @@ def trials_config(candidates: Sequence[Settings], rounds: TrialRounds) -> Config
         {
             SETTINGS_KEY: candidates[0].to_json(),
             _CANDIDATES_KEY: json.dumps([each.to_json() for each in candidates]),
-            _ROUNDS_KEY: json.dumps(asdict(rounds)),
+            _ROUNDS_KEY: encode_text(rounds),
         }
     )
 
@@ -54,7 +54,7 @@ def scores_of_unit(
     Raises:
         ValueError: If the unit has no data.
     """
-    rounds = TrialRounds(**json.loads(str(config[_ROUNDS_KEY])))
+    rounds = decode_text(TrialRounds, str(config[_ROUNDS_KEY]))
     candidates = [Settings.from_json(each) for each in json.loads(str(config[_CANDIDATES_KEY]))]
     dataset, rows = data_on_roster(candidates[0], place, node_config)
     rows = fitting(dataset, rows)

@@ -22,6 +22,7 @@ from fl_dp.accounting import (
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import initial_arrays_of
+from fl_dp.codec import encode_text
 from fl_dp.lab.audit.cohorts import COHORTS
 from fl_dp.lab.audit.correlated_run import WhoseTurn
 from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, ONE_SIZE
@@ -251,7 +252,7 @@ def test_a_canary_moves_the_model_along_its_direction_or_not_at_all() -> None:
 def test_canaries_live_on_nodes_of_their_own(settings: Settings) -> None:
     assert RUN.more_nodes(settings) == 4
     assert [RUN.first_on_node(settings, node) for node in (0, 1, 2, 4)] == [None, 0, 50, 150]
-    assert CanaryRun.of({RUN_KEY: RUN.to_json()}) == RUN
+    assert CanaryRun.of({RUN_KEY: encode_text(RUN)}) == RUN
 
 
 @pytest.mark.parametrize(

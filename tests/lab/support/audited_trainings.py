@@ -17,6 +17,7 @@ from fl_dp.accounting import OwnRatesSampling
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import SETTINGS_KEY
 from fl_dp.app.workload import initial_arrays_of
+from fl_dp.codec import encode_text
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.games.canary_client import app
 from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun
@@ -56,7 +57,7 @@ def trained(
 
     def answer(message: Message, place: int) -> Message:
         config: dict[str, Any] = {"partition-id": place, "num-partitions": nodes}
-        known: dict[str, Any] = {RUN_KEY: run.to_json()}
+        known: dict[str, Any] = {RUN_KEY: encode_text(run)}
         context = Context(1, FIRST_NODE + place, config, RecordDict(), known)
         try:
             return app(message, context)
