@@ -15,9 +15,6 @@ from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 
-from fl_dp.option_errors import require_compatible
-
-from .exclusions import OVERRIDES, Composed
 from .option_keys import errors_in_keys
 from .overrides import (
     ConfigError,
@@ -80,13 +77,6 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
             plain = OmegaConf.to_container(composed)
             assert isinstance(plain, dict)  # as Hydra composes
             settings = settings_of({str(key): value for key, value in plain.items()})
-        given = {
-            each.key_or_group: str(each.input_line).partition("=")[2]
-            for each in read
-            if not each.is_delete()
-        }
-        with errors_in_keys():
-            require_compatible(OVERRIDES, Composed(written=given, settings=settings))
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error), options=_keys_in(error)) from error
     except HydraException as error:

@@ -51,7 +51,7 @@ def _batch_size(settings: Settings, record_plan: RecordPlan) -> float | None:
     chosen, task = settings.record_training, settings.task
     if chosen.expected_batch_size is not None:
         return chosen.expected_batch_size
-    if task.partition == "nodes" and task.num_records is None:
+    if task.partition == "nodes":
         return None
     records = declared_records(settings) / task.num_clients
     return max(1.0, record_plan.sampling_rate * records)

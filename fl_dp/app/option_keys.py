@@ -16,15 +16,14 @@ from fl_dp.option_errors import NamesOptions
 from .settings.selections import SELECTIONS
 
 KEYS = {
-    "bands": "noise.bands",
+    "bands": "privacy.bands",
     "budgets": "selection.budgets",
     "clipping_norm": "clipping.norm",
     "concurrency": "selection.concurrency",
-    "correlation": "noise",
     "epsilon": "privacy.epsilon",
-    "groups": "noise.groups",
+    "groups": "privacy.groups",
     "largest_rate": "selection.largest_rate",
-    "max_records": "task.max_records",
+    "max_records": "privacy.max_records",
     "max_staleness": "selection.max_staleness",
     "neighboring_relation": "privacy.neighboring_relation",
     "noise_multiplier": "privacy.noise_multiplier",
@@ -36,7 +35,7 @@ KEYS = {
     "sampling": "selection",
     "sampling_rate": "selection.sampling_rate",
     "scalar_noise_std": "metrics.noise_std",
-    "separation": "noise.separation",
+    "separation": "privacy.separation",
     "shares": "selection.shares",
     "sharpness": "selection.sharpness",
     "smallest_rate": "selection.smallest_rate",
@@ -52,6 +51,7 @@ KEYS = {
 
 CHOICES = {
     "client_scheme": "privacy=local",
+    "correlation": "privacy=correlated",
     "coins_at_nodes": "selection.coins=nodes",
     "nodes": "privacy=distributed_records",
     "record_plan": "dp_sgd=on",
@@ -59,10 +59,9 @@ CHOICES = {
 }
 """The choice that stands for an option, whatever its value."""
 
-_OF_NOISE = {"CyclicSampling": "poisson noise=cyclic"}  # a sampling that no selection has
 _WORDS, _QUOTE = {"True": "true", "False": "false", "None": "null"}, "'"
 _OF_DP_SGD = ("clipping_norm", "sampling_rate")
-_OF_RECORDS = {"num_clients": "task.num_records", "units_per_node": "task.max_records"}
+_OF_RECORDS = {"num_clients": "privacy.num_records", "units_per_node": "privacy.max_records"}
 
 
 def in_keys(
@@ -94,7 +93,7 @@ def in_keys(
     if key == "selection":
         law = value.partition("(")[0]
         having = [each.name for each in SELECTIONS if law in each.in_python]
-        having = having or [_OF_NOISE.get(law, law)]
+        having = having or [law]
         return f"{key}={selection if selection in having else having[0]}"
     return f"{key}={_WORDS.get(value, value.strip(_QUOTE))}"
 

@@ -18,7 +18,9 @@ from fl_dp.option_errors import NamesOptions
 from .keys import all_keys, either, nearest_keys
 from .schema import groups
 from .settings import OPTIONS
+from .settings.fitting import GROUPS
 from .settings.options import chosen_by
+from .settings.promises import PROMISES
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -141,17 +143,24 @@ def missing_key(name: str) -> str:
     inside = [key for key in all_keys().values() if f"{key.name}.".startswith(f"{name}.")]
     if not inside or not inside[0].of_options:
         return _unknown(name)
-    also = f"dp_sgd.{name.rpartition('.')[2]}"
-    of_clients = inside[0].group == "privacy" and also in all_keys()
-    if name == "selection.coins":
-        also_by = " (privacy=distributed_records brings it, and takes no other selection)"
-    else:
-        also_by = ""
+    group, also = inside[0].group, f"dp_sgd.{name.rpartition('.')[2]}"
+    of_clients = group == "privacy" and also in all_keys()
+    bringing = _promises_with(group, inside[0].options)
+    instead = "write that too"
+    if bringing:
+        instead = f"write privacy={either(bringing)}, which brings it"
     return (
-        f"{name} is a key of {inside[0].of_options}, which is not chosen{also_by}: write that too"
+        f"{name} is a key of {inside[0].of_options}, which is not chosen: {instead}"
         + (f", or {also} for records" if of_clients else "")
         + ", or leave the key out"
     )
+
+
+def _promises_with(group: str, options: Sequence[str]) -> list[str]:
+    """Return the promises that bring one of these options, if the default promise has none."""
+    if group not in GROUPS or set(options) & set(getattr(PROMISES[0].fitting, group)):
+        return []
+    return [each.mode for each in PROMISES if getattr(each.fitting, group)[0] in options]
 
 
 def wrong_value(key: str, written: str | None) -> str:

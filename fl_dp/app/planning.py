@@ -13,28 +13,12 @@ from fl_dp.accounting import (
     OwnRatesSampling,
     PrivacyBudget,
     PrivacyEvent,
-    Sampling,
     default_delta,
     freeze,
 )
-from fl_dp.mechanisms import (
-    Clipping,
-    FixedClipping,
-    ScalarMetric,
-)
-from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
-from fl_dp.plan import (
-    BufferedPlan,
-    CentralPlan,
-    CorrelatedPlan,
-    DistributedPlan,
-    DistributedRecordsPlan,
-    GroupedPlan,
-    LocalPlan,
-    Plan,
-    RecordPlan,
-)
-from fl_dp.plan.fields import plan_of
+from fl_dp.mechanisms import Clipping, ScalarMetric
+from fl_dp.option_errors import OptionError
+from fl_dp.plan import Plan, RecordPlan
 from fl_dp.strategies import (
     OwnRatesSelection,
     Selection,
@@ -42,14 +26,10 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import VectorLayout
 
-from .exclusions import NOISE, PARTS, RECORDS
-from .noise_choice import (
-    correlation_of,
-    cyclic_selection,
-    separation_of,
-)
+from .correlation import correlated_selection, correlation_of
 from .option_keys import errors_in_keys
 from .settings import Settings
+from .settings.promises import CorrelatedPrivacySettings, DistributedRecordsPrivacySettings
 from .wings import wings
 
 _MOST_STEPS = 10_000_000
@@ -66,12 +46,6 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
     Raises:
         ValueError: If the rounds do not fit the budget, or settings exclude each other.
     """
-    if not settings.protects_clients:
-        raise OptionError(
-            f"{{privacy={settings.privacy.mode}}} promises nothing to clients: there is no "
-            "plan to make"
-        )
-    require_compatible(PARTS, settings)
     with errors_in_keys(selection=settings.selection.name, records=settings.sums_records):
         return _plan_for_clients(settings, within_budget=within_budget)
 
@@ -89,7 +63,6 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
     """
     if not settings.protects_records:
         return None
-    require_compatible(RECORDS, settings)
     with errors_in_keys(dp_sgd=True):
         return _plan_for_records(settings, within_budget=within_budget)
 
@@ -106,11 +79,9 @@ def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
     """
     if plan is not None and isinstance(plan.sampling, OwnRatesSampling):
         return OwnRatesSelection(plan.sampling)
-    if settings.protects_clients:
-        require_compatible(NOISE, settings)
-    if settings.noise.name == "cyclic":
-        return cyclic_selection(settings)
-    return settings.selection.make(settings.task.num_clients, separation=separation_of(settings))
+    if isinstance(settings.privacy, CorrelatedPrivacySettings):
+        return correlated_selection(settings, settings.privacy)
+    return settings.selection.make(settings.task.num_clients)
 
 
 def make_clipping(settings: Settings) -> Clipping:
@@ -142,30 +113,35 @@ def target_delta(settings: Settings) -> float:
 
 
 def _plan_for_clients(settings: Settings, *, within_budget: bool) -> Plan:
-    delta = target_delta(settings)
-    privacy = settings.promise
+    delta, privacy = target_delta(settings), settings.promise
     selection = make_selection(settings)
-    kind = _kind_of(settings, selection.sampling)
+    kind = privacy.kind
     others = [
         *freeze(selection.releases(settings.rounds)),
         *_before_training(settings),
         *_after_training(settings, delta),
     ]
-    plan = plan_of(
-        kind,
-        {
-            "budget": PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta),
-            "rounds": settings.rounds,
-            "neighboring_relation": NeighboringRelation(privacy.neighboring_relation),
-            "other_releases": freeze(others),
-            "contribution_check": privacy.contribution_check,
-            **kind.law(selection.sampling),
-            **_roster(settings),
-            **_clipping_fields(settings, kind),
-            **_chosen(settings),
-        },
+    plan = kind(
+        budget=PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta),
+        rounds=settings.rounds,
+        neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
+        other_releases=freeze(others),
+        contribution_check=privacy.contribution_check,
+        **kind.law(selection.sampling),
+        **privacy.own_fields,
+        **_roster(settings),
+        **_clipping_of(settings),
+        **_chosen(settings),
     )
     # The strategy checks the same when it is made; here it comes before any noise is calibrated.
+    _check_together(settings, plan, selection)
+    if privacy.noise_multiplier is None:
+        return plan.calibrated()
+    plan = replace(plan, noise_multiplier=privacy.noise_multiplier)
+    return plan.require_fits() if within_budget and privacy.epsilon else plan.with_spent_budget()
+
+
+def _check_together(settings: Settings, plan: Plan | None, selection: Selection) -> None:
     check_together(
         plan,
         selection,
@@ -174,63 +150,30 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> Plan:
         compression=settings.compression,
         roster_may_grow=settings.roster_may_grow,
     )
-    if privacy.noise_multiplier is None:
-        return plan.calibrated()
-    plan = replace(plan, noise_multiplier=privacy.noise_multiplier)
-    return plan.require_fits() if within_budget and privacy.epsilon else plan.with_spent_budget()
 
 
-def _kind_of(settings: Settings, sampling: Sampling) -> type[Plan]:
-    """Return the kind of plan that settings ask for."""
-    if settings.sums_records:
-        return DistributedRecordsPlan
-    if settings.promise.sums is not None:
-        return DistributedPlan
-    if settings.promise.scheme is not None:
-        return LocalPlan
-    if settings.noise.name != "independent":
-        return CorrelatedPlan
-    if sampling.buffered:
-        return BufferedPlan
-    return GroupedPlan if isinstance(sampling, OwnRatesSampling) else CentralPlan
+def _clipping_of(settings: Settings) -> dict[str, Any]:
+    """Return the rule, or the one norm of kinds that have no other rule."""
+    if settings.privacy.fitting.clipping == ("fixed",):
+        return {"clipping_norm": settings.clipping.norm}
+    return {"clipping": make_clipping(settings)}
 
 
 def _chosen(settings: Settings) -> dict[str, Any]:
-    """Return fields that some kinds of plans have, without those that were left as they are."""
-    privacy, metrics = settings.promise, settings.metrics
-    schedule, unit = settings.schedule.noise_schedule, None
-    if privacy.unit == "record" and not settings.sums_records:
-        unit = "record"
-    chosen = {
+    """Return fields that some kinds have; whoever wrote a key of another was refused already."""
+    privacy, metrics = settings.privacy, settings.metrics
+    schedule = settings.schedule.noise_schedule
+    chosen: dict[str, Any] = {
         "schedule": None if schedule == NoiseSchedule() else schedule,
-        "correlation": correlation_of(settings),
         "participation_cap": settings.selection.participation_cap,
         "metrics": _metrics(settings) or None,
         "scalar_noise_std": metrics.noise_std,
         "total_weight": settings.weights.total,
-        "scheme": privacy.scheme,
-        "secure_sum": None if privacy.sums is None else privacy.sums.options,
-        "unit": unit,
-        "coins_at_nodes": True if _flips_coins_at_nodes(settings) else None,
+        "coins_at_nodes": True if settings.selection.coins == "nodes" else None,
     }
+    if isinstance(privacy, CorrelatedPrivacySettings):
+        chosen["correlation"] = correlation_of(settings, privacy)
     return {name: value for name, value in chosen.items() if value is not None}
-
-
-def _flips_coins_at_nodes(settings: Settings) -> bool:
-    return settings.selection.coins == "nodes" and not settings.sums_records
-
-
-def _clipping_fields(settings: Settings, kind: type[Plan]) -> dict[str, Any]:
-    clipping = make_clipping(settings)
-    if kind not in (LocalPlan, DistributedRecordsPlan):
-        return {"clipping": clipping}
-    if not isinstance(clipping, FixedClipping):
-        raise IncompatibleOptions(
-            "one fixed norm bounds an update where the server sees no sum before its noise: write "
-            f"{{clipping_norm=...}}, and no other, got {{clipping={settings.clipping.name}}}",
-            options=("clipping",),
-        )
-    return {"clipping_norm": clipping.norm}
 
 
 def _before_training(settings: Settings) -> list[tuple[PrivacyEvent, int]]:
@@ -253,13 +196,12 @@ def declared_records(settings: Settings) -> int:
     Raises:
         ValueError: If nobody says, and the server has no training part to count.
     """
-    task = settings.task
-    if task.num_records is not None:
-        return task.num_records
-    if task.partition == "nodes":
+    if settings.privacy.num_records is not None:
+        return settings.privacy.num_records
+    if settings.task.partition == "nodes":
         raise OptionError(
             "nobody says how many records the nodes have: declare about as many as all have "
-            "together, {task.num_records=...}, which is public"
+            "together, {privacy.num_records=...}, which is public"
         )
     from .workload import parts_of  # only here does a plan have to know the data
 
@@ -273,14 +215,15 @@ def _roster(settings: Settings) -> dict[str, Any]:
         ValueError: If that number of clients can't have the declared records.
     """
     nodes, hosted = settings.task.num_clients, settings.simulation.units_at_node
-    if not settings.sums_records:
+    privacy = settings.privacy
+    if not isinstance(privacy, DistributedRecordsPrivacySettings):
         return {"num_clients": nodes} | ({"units_per_node": hosted} if hosted > 1 else {})
     records = declared_records(settings)
-    most = settings.task.max_records or records
+    most = privacy.max_records or records
     if nodes * most < records:
         raise OptionError(
-            f"{nodes} clients of at most {{task.max_records={most}}} records do not have "
-            f"{{task.num_records={records}}}: raise the first or lower the second"
+            f"{nodes} clients of at most {{privacy.max_records={most}}} records do not have "
+            f"{{privacy.num_records={records}}}: raise the first or lower the second"
         )
     return {"num_clients": records, "max_records": most, "nodes": nodes}
 
@@ -297,6 +240,14 @@ def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
             f"{{client.epochs}}, to {_MOST_STEPS:,} in all"
         )
     relation = NeighboringRelation(settings.privacy.neighboring_relation)
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
+        raise OptionError(
+            "{privacy.neighboring_relation=add-or-remove-one} hides how many records a client has: "
+            "give {dp_sgd.expected_batch_size}, a public constant, for example "
+            "{dp_sgd.sampling_rate} times a typical client's records"
+        )
+    if not settings.protects_clients:
+        _check_together(settings, None, make_selection(settings))
     training: dict[str, Any] = {
         "sampling_rate": chosen.sampling_rate,
         "steps": steps,

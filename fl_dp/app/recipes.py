@@ -15,11 +15,16 @@ from functools import cache
 from typing import Any
 
 from .overrides import config_folder, parsed
+from .settings import OPTIONS
+from .settings.fitting import GROUPS
 
 _LEARNING_RATE = "client.learning_rate"  # what no two tasks have in common
 
 # What of the settings that were tuned for privacy=central fits another promise: keys that begin so.
-_FITS = {"central": "", "none": "", "local": "client.", "distributed": "client."}
+_FITS = {
+    **dict.fromkeys(("central", "correlated", "buffered", "grouped", "none"), ""),
+    **dict.fromkeys(("local", "distributed"), "client."),
+}
 _WITHOUT_CLIENT_STEPS = "distributed_records"
 
 
@@ -47,13 +52,10 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     Raises:
         ConfigError: If one can't be read.
     """
-    written = {each.key_or_group: each.value() for each in map(parsed, overrides)}
+    written = _written(overrides)
     # A run goes on with the settings that it has, and a statistic trains nothing.
     if written.get("resume") is not None or written.get("statistic.query") is not None:
         return Recipe(overrides=(), told=())
-    experiment = written.get("experiment")
-    if experiment is not None:
-        written = dict(entries(f"experiment/{experiment}")) | written
     chosen = dict(entries("config")) | written
     # By options of groups alone: a candidate that changes `model.name` is another model, not
     # another training.
@@ -95,7 +97,25 @@ def with_recipe(overrides: Sequence[str]) -> tuple[str, ...]:
         ConfigError: As `recipe_of`.
     """
     recipe = recipe_of(overrides)
-    return (*recipe.overrides, *recipe.assumed, *overrides)
+    return (*fitting_options(overrides), *recipe.overrides, *recipe.assumed, *overrides)
+
+
+def fitting_options(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the first options that a promise has, of groups of which nobody chose one.
+
+    Args:
+        overrides: As for `recipe_of`.
+
+    Raises:
+        ConfigError: As `recipe_of`.
+    """
+    written = _written(overrides)
+    chosen = dict(entries("config")) | written
+    fitting = OPTIONS["privacy"][chosen["privacy"]].fitting
+    options = {group: getattr(fitting, group) for group in GROUPS if group not in written}
+    return tuple(
+        f"{group}={known[0]}" for group, known in options.items() if chosen[group] not in known
+    )
 
 
 @cache
@@ -106,6 +126,15 @@ def brought_keys() -> frozenset[str]:
     return frozenset(
         _key(each) for lines in [*tuned, *recipes["fitting"].values()] for each in lines
     )
+
+
+def _written(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return what somebody chose, by key and group, an experiment's choices among it."""
+    written = {each.key_or_group: each.value() for each in map(parsed, overrides)}
+    experiment = written.get("experiment")
+    if experiment is None:
+        return written
+    return dict(entries(f"experiment/{experiment}")) | written
 
 
 @cache

@@ -25,7 +25,6 @@ from fl_dp.files import private_folder, write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.option_errors import require_compatible
 from fl_dp.plan import CentralPlan, DistributedPlan, Plan, SharedNoisePlan
 from fl_dp.plan.fields import plan_of
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
@@ -44,7 +43,6 @@ from fl_dp.statistics import (
 )
 from fl_dp.strategies import ask_federation
 
-from .exclusions import STATISTICS
 from .option_keys import errors_in_keys
 from .planning import target_delta
 from .run_folder import RunFolder
@@ -125,7 +123,6 @@ def statistic_plan(settings: Settings) -> tuple[NoiseChoice, Plan]:
         ValueError: If the settings ask for nothing that can be answered, with what to write.
     """
     privacy, asked = settings.privacy, settings.statistic
-    require_compatible(STATISTICS, settings)
     query, delta = statistic_query(settings), target_delta(settings)
     fields: dict[str, Any] = dict(
         budget=PrivacyBudget(epsilon=1.0, delta=delta),

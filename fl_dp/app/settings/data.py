@@ -42,11 +42,6 @@ class TaskSettings:
             `shakespeare`; `csv`, `parquet` or `folder` for your own data.
         num_clients: Clients of the roster, each one privacy unit. A simulated node hosts
             `simulation.units_per_node` of them, a real node hosts one.
-        num_records: Records of all clients together, declared where a record is the unit of
-            `privacy=distributed`: public, about as many as there are; null means those of the
-            training part.
-        max_records: Most records that one client may have then, which is public, too; null means
-            `num_records`.
         partition: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by label), `natural` (the
             clients that the data set names; with fewer `num_clients` those with the most records)
             or `nodes` (no split: every SuperNode brings its own data).
@@ -80,8 +75,6 @@ class TaskSettings:
 
     name: str = told("digits")
     num_clients: int = told(200)
-    num_records: int | None = told(None)
-    max_records: int | None = told(None)
     partition: str = told("iid")
     alpha: float = told(0.5)
     shards_per_client: int = told(2)
@@ -102,7 +95,7 @@ class TaskSettings:
     def __post_init__(self) -> None:
         """Check the values."""
         choices("task", self)
-        for key in ("num_clients", "num_records", "max_records", "records_per_client"):
+        for key in ("num_clients", "records_per_client"):
             at_least(f"task.{key}", getattr(self, key), 1)
         positive("task.alpha", self.alpha)
         at_least("task.shards_per_client", self.shards_per_client, 1)

@@ -15,7 +15,6 @@ from fl_dp.option_errors import OptionError
 from .clippings import CLIPPINGS
 from .dp_sgd import DP_SGD
 from .features import FEATURES
-from .noises import NOISES
 from .optimizers import SERVER_OPTIMIZERS
 from .promises import PROMISES
 from .schedules import SCHEDULES
@@ -26,7 +25,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "features": {each.name: each for each in FEATURES},
     "privacy": {each.mode: each for each in PROMISES},
     "dp_sgd": {"on" if each.enabled else "off": each for each in DP_SGD},
-    "noise": {each.name: each for each in NOISES},
     "clipping": {each.name: each for each in CLIPPINGS},
     "selection": {each.name: each for each in SELECTIONS},
     "schedule": {each.name: each for each in SCHEDULES},
@@ -41,6 +39,13 @@ _CHOSEN_BY = {"privacy": "mode", "dp_sgd": "enabled"}
 def chosen_by(group: str) -> str:
     """Return the field that says which option of a group it is; nobody writes it by itself."""
     return _CHOSEN_BY.get(group, "name")
+
+
+def option_name(group: str, settings: Any) -> str:
+    """Return which option of a group its settings are."""
+    field = chosen_by(group)
+    value = getattr(settings, field)
+    return next(name for name, one in OPTIONS[group].items() if getattr(one, field) == value)
 
 
 def option_of(group: str, values: Mapping[str, Any]) -> Any:

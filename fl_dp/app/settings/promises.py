@@ -1,37 +1,70 @@
-"""Settings of what is promised to each client, a class for each `privacy=NAME`."""
+"""Settings of what is promised, a class for each `privacy=NAME`, and what goes with each.
+
+`privacy=NAME` names a kind of plan, whose class is the one in `fl_dp.plan.as_json.KINDS`; `none`
+and `dp_sgd` promise nothing to clients and have no such plan.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from fl_dp.option_errors import OptionError
 
 from .checks import absolute, at_least, between_0_and_1, choices, positive, told
+from .schedules import SCHEDULES
 from .secure_sum import SecureSumSettings
+
+if TYPE_CHECKING:
+    from fl_dp.plan import Plan
+
+_METRICS = ("metrics.loss", "metrics.accuracy", "metrics.noise_std")
+_WEIGHTS = ("weights.cap", "weights.total")
+_HELD_OUT = "metrics.private_epsilon"
+_CAP = "selection.participation_cap"
+_COINS = "selection.coins"
+_UNITS = "simulation.units_per_node"
+_STATISTIC = "statistic.query"
+_EACH_SCHEDULE = tuple(each.name for each in SCHEDULES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitting:
+    """What of other groups goes with a promise; the first of each is taken where nobody chose.
+
+    Attributes:
+        selection: Options that say who takes part.
+        clipping: Options of the bound on an update.
+        schedule: Options that spread the budget over the rounds.
+        dp_sgd: Whether clients may train by DP-SGD, or have to.
+        keys: Those of `fitting.KEYS` that mean something.
+    """
+
+    selection: tuple[str, ...] = ("poisson", "truncated_poisson", "fixed", "public")
+    clipping: tuple[str, ...] = ("fixed",)
+    schedule: tuple[str, ...] = ("constant",)
+    dp_sgd: tuple[str, ...] = ("off", "on")
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(kw_only=True)
 class PrivacySettings:
-    """Promise to each client; `none` promises nothing, and `dp_sgd=on` protects records alone then.
+    """What is promised.
 
     Attributes:
         mode: Option of the group.
         neighboring_relation: `zero-out`, `add-or-remove-one` (the same numbers) or `replace-one`
             (about twice the noise).
-        insecure_seed: For tests and simulations only: draw noise and coins from this number, which
-            ledger and statement then report for good; null means secret randomness.
     """
 
+    fitting: ClassVar[Fitting]
     noised_by: ClassVar[str] = "nobody"  # or "server", "nodes" by shares, "clients" each
-    mode: str = told("none")
+    mode: str = told("")
     neighboring_relation: str = told("zero-out")
-    insecure_seed: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
         choices("privacy", self)
-        at_least("privacy.insecure_seed", self.insecure_seed, 0)
 
     def __str__(self) -> str:
         """Return the option."""
@@ -68,6 +101,11 @@ class PrivacySettings:
         return None
 
     @property
+    def insecure_seed(self) -> int | None:
+        """What the server's noise and coins are drawn from; None: secret randomness."""
+        return None
+
+    @property
     def scheme(self) -> str | None:
         """Noise that the clients add; None: they add none of their own."""
         return None
@@ -77,17 +115,47 @@ class PrivacySettings:
         """Secure sums, by which each node adds a share of the noise; None: there are none."""
         return None
 
+    @property
+    def num_records(self) -> int | None:
+        """About as many records as all clients have, where they are the units; None: not said."""
+        return None
+
 
 @dataclass(kw_only=True)
-class CentralPrivacySettings(PrivacySettings):
-    """The server clips, sums and adds the noise.
+class NonePrivacySettings(PrivacySettings):
+    """Nothing is promised to anybody.
 
     Attributes:
-        unit: `client`, or `record`: one record; needs `replace-one`, but not under
-            `privacy=distributed_records`.
-        epsilon: The budget of each client over the whole training; null only with a noise
-            multiplier.
-        delta: The probability with which epsilon may fail; null means `num_clients ** -1.1`.
+        insecure_seed: For tests and simulations only: draw the server's noise and coins from this
+            number, which ledger and statement then report for good; null means secret randomness.
+    """
+
+    fitting = Fitting(dp_sgd=("off",), keys=("weights.cap",))
+    mode: str = told("none")
+    insecure_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        at_least("privacy.insecure_seed", self.insecure_seed, 0)
+
+
+@dataclass(kw_only=True)
+class DPSGDPrivacySettings(PrivacySettings):
+    """Records alone are protected, by DP-SGD inside clients."""
+
+    fitting = Fitting(dp_sgd=("on",))
+    mode: str = told("dp_sgd")
+
+
+@dataclass(kw_only=True)
+class PromiseSettings(PrivacySettings):
+    """A promise to each client, by a plan.
+
+    Attributes:
+        epsilon: The budget of each unit over the whole training; null only with a noise multiplier.
+        delta: The probability with which epsilon may fail; null means the number of units to the
+            power of -1.1.
         noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
             with the least noise; null means calibrated to spend the budget.
         contribution_check: End a run to which no client contributes. Each round also releases a
@@ -97,9 +165,6 @@ class CentralPrivacySettings(PrivacySettings):
             ledger has come; an older copy in its place is then refused. Null means none.
     """
 
-    noised_by = "server"
-    mode: str = told("central")
-    unit: str = told("client")
     epsilon: float | None = told(8.0)
     delta: float | None = told(None)
     noise_multiplier: float | None = told(None)
@@ -119,17 +184,151 @@ class CentralPrivacySettings(PrivacySettings):
         between_0_and_1("privacy.delta", self.delta)
         absolute("privacy.witness_dir", self.witness_dir)
 
+    @property
+    def kind(self) -> type[Plan]:
+        """The kind of plan that keeps it."""
+        from fl_dp.plan.as_json import KINDS  # with SciPy, which no client's settings need
+
+        return KINDS[self.mode]
+
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        """Fields of the plan that these keys say by themselves."""
+        return {}
+
 
 @dataclass(kw_only=True)
-class DistributedPrivacySettings(CentralPrivacySettings):
-    """Each node adds a share of the noise, and the server sees nothing but sums.
+class ServerPromiseSettings(PromiseSettings):
+    """The server clips, sums and adds the noise.
 
     Attributes:
-        unit: `client`, or `record`: a client adds up the clipped gradients of its records then,
-            under any relation: each round is a step of DP-SGD on the records of all
-            (`privacy=distributed_records`).
+        insecure_seed: For tests and simulations only: draw the server's noise and coins from this
+            number, which ledger and statement then report for good; null means secret randomness.
     """
 
+    noised_by = "server"
+    insecure_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        at_least("privacy.insecure_seed", self.insecure_seed, 0)
+
+
+@dataclass(kw_only=True)
+class CentralPrivacySettings(ServerPromiseSettings):
+    """The server clips, sums and adds new noise in each round.
+
+    Attributes:
+        unit: `client`, or `record`: one record, which needs `replace-one`.
+    """
+
+    fitting = Fitting(
+        selection=(*Fitting.selection, "exponential", "dp_utility"),
+        clipping=("fixed", "adaptive", "per_layer"),
+        schedule=_EACH_SCHEDULE,
+        keys=(
+            *(*_METRICS, _HELD_OUT, *_WEIGHTS, _UNITS, _COINS, _CAP),
+            *(_STATISTIC, "statistic.law"),
+        ),
+    )
+    mode: str = told("central")
+    unit: str = told("client")
+
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        """The unit."""
+        return {"unit": self.unit}
+
+
+@dataclass(kw_only=True)
+class CorrelatedPrivacySettings(CentralPrivacySettings):
+    """The server's noise of one round is partly taken away again in later ones.
+
+    Attributes:
+        separation: With `selection=public`, least distance of two rounds of one client; null is as
+            far as the roster allows.
+        groups: With `selection=poisson` or `truncated_poisson`, number of public groups that take
+            turns, each of which has every such round; needed.
+        bands: Rounds that one draw of noise reaches, at most the distance of two rounds of one
+            client: the server keeps one vector less in memory. Null is that distance, or as many
+            as fit into 1 GiB.
+    """
+
+    fitting = Fitting(
+        selection=("poisson", "truncated_poisson", "public"),
+        clipping=("fixed", "adaptive", "per_layer"),
+        keys=(*_METRICS, _HELD_OUT, *_WEIGHTS, _UNITS, _CAP),
+    )
+    mode: str = told("correlated")
+    separation: int | None = told(None)
+    groups: int | None = told(None)
+    bands: int | None = told(None)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        for key in ("separation", "groups", "bands"):
+            at_least(f"privacy.{key}", getattr(self, key), 2)
+
+
+@dataclass(kw_only=True)
+class BufferedPrivacySettings(ServerPromiseSettings):
+    """The server releases the next answers, with new noise, whenever a buffer of them is full."""
+
+    fitting = Fitting(
+        selection=("buffered",),
+        clipping=("fixed", "adaptive", "per_layer"),
+        keys=(*_METRICS, _HELD_OUT, _CAP),
+    )
+    mode: str = told("buffered")
+
+
+@dataclass(kw_only=True)
+class GroupedPrivacySettings(ServerPromiseSettings):
+    """Public groups have budgets of their own, and each takes part as often as its own allows."""
+
+    fitting = Fitting(
+        selection=("own_budgets",),
+        clipping=("fixed", "adaptive", "per_layer"),
+        keys=(*_METRICS, _HELD_OUT),
+    )
+    mode: str = told("grouped")
+
+
+@dataclass(kw_only=True)
+class LocalPrivacySettings(PromiseSettings):
+    """Each client clips and adds noise itself, and sends nothing else.
+
+    Attributes:
+        unit: `client`, or `record`: one record, which needs `replace-one`.
+        scheme: The clients' noise: `gaussian`, `laplace` or `exponential`.
+    """
+
+    fitting = Fitting(
+        selection=("poisson", "public", "own_budgets"), schedule=_EACH_SCHEDULE, keys=(_CAP,)
+    )
+    noised_by = "clients"
+    mode: str = told("local")
+    unit: str = told("client")
+    scheme: str = told("gaussian")
+
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        """Unit and scheme."""
+        return {"unit": self.unit, "scheme": self.scheme}
+
+
+@dataclass(kw_only=True)
+class DistributedPrivacySettings(PromiseSettings):
+    """Each node adds a share of the noise, and the server sees nothing but sums."""
+
+    fitting = Fitting(
+        selection=("poisson", "public"),
+        clipping=("fixed", "adaptive", "per_layer"),
+        schedule=_EACH_SCHEDULE,
+        keys=(*_METRICS, _HELD_OUT, _UNITS, _COINS, _STATISTIC),
+    )
     noised_by = "nodes"
     mode: str = told("distributed")
     secure_sum: SecureSumSettings = field(default_factory=SecureSumSettings)
@@ -139,24 +338,56 @@ class DistributedPrivacySettings(CentralPrivacySettings):
         """Secure sums, by which each node adds a share of the noise."""
         return self.secure_sum
 
+    @property
+    def own_fields(self) -> dict[str, Any]:
+        """The terms of secure sums."""
+        return {"secure_sum": self.secure_sum.options}
+
+
+def _sums_of_records() -> SecureSumSettings:
+    return SecureSumSettings(reply_after=10.0)  # as records' coins at the nodes need a time
+
 
 @dataclass(kw_only=True)
-class LocalPrivacySettings(CentralPrivacySettings):
-    """Each client clips and adds noise itself, and sends nothing else.
+class DistributedRecordsPrivacySettings(DistributedPrivacySettings):
+    """Records are the units: each round is a step of DP-SGD on the records of all clients.
+
+    A client adds up the clipped gradients of its records and a share of the noise. It flips their
+    coins itself: `selection.sampling_rate` is that of records.
 
     Attributes:
-        scheme: The clients' noise: `gaussian`, `laplace` or `exponential`.
+        num_records: About as many records as all clients have; null counts the server's training
+            part, and has to be written where there is none.
+        max_records: Records that one client has at most; public; null is all of them.
     """
 
-    noised_by = "clients"
-    mode: str = told("local")
-    scheme: str = told("gaussian")
+    fitting = Fitting(selection=("poisson",), schedule=_EACH_SCHEDULE, dp_sgd=("off",))
+    mode: str = told("distributed_records")
+    secure_sum: SecureSumSettings = field(default_factory=_sums_of_records)
+    num_records: int | None = told(None)
+    max_records: int | None = told(None)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        for key in ("num_records", "max_records"):
+            at_least(f"privacy.{key}", getattr(self, key), 1)
+
+    @property
+    def unit(self) -> str:
+        """One record."""
+        return "record"
 
 
 PROMISES: tuple[PrivacySettings, ...] = (
     CentralPrivacySettings(),
-    DistributedPrivacySettings(),
+    CorrelatedPrivacySettings(),
+    BufferedPrivacySettings(),
+    GroupedPrivacySettings(),
     LocalPrivacySettings(),
-    PrivacySettings(),
+    DistributedPrivacySettings(),
+    DistributedRecordsPrivacySettings(),
+    DPSGDPrivacySettings(),
+    NonePrivacySettings(),
 )
-"""What `privacy=NAME` chooses among, besides the presets of conf/privacy."""
+"""What `privacy=NAME` chooses among."""

@@ -15,10 +15,10 @@ from .clippings import ClippingSettings
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DPSGDOnSettings, DPSGDSettings
 from .features import FeaturesSettings
-from .noises import NoiseSettings
+from .fitting import require_fitting
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
 from .options import OPTIONS, option_of, with_values
-from .promises import CentralPrivacySettings, PrivacySettings
+from .promises import CentralPrivacySettings, PrivacySettings, PromiseSettings
 from .released import MetricsSettings, WeightSettings
 from .schedules import ScheduleSettings
 from .selections import PoissonSettings, SelectionSettings
@@ -62,7 +62,6 @@ class Settings:
     features: FeaturesSettings = field(default_factory=FeaturesSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: PrivacySettings = field(default_factory=CentralPrivacySettings)
-    noise: NoiseSettings = field(default_factory=NoiseSettings)
     dp_sgd: DPSGDSettings = field(default_factory=DPSGDSettings)
     clipping: ClippingSettings = field(default_factory=ClippingSettings)
     weights: WeightSettings = field(default_factory=WeightSettings)
@@ -91,6 +90,7 @@ class Settings:
             not self.run_name or set(self.run_name) & set("/\\") or self.run_name in (".", "..")
         ):
             raise ValueError(f"run_name must be a plain folder name, got '{self.run_name}'")
+        require_fitting(self)
         require_compatible(EVERY_RUN, self)
 
     @property
@@ -104,13 +104,13 @@ class Settings:
         return self.dp_sgd.enabled
 
     @property
-    def promise(self) -> CentralPrivacySettings:
+    def promise(self) -> PromiseSettings:
         """What is promised to each client.
 
         Raises:
             ValueError: If nothing is.
         """
-        if not isinstance(self.privacy, CentralPrivacySettings):
+        if not isinstance(self.privacy, PromiseSettings):
             raise OptionError(
                 f"{{privacy={self.privacy.mode}}} promises nothing to clients: write for "
                 "example {privacy=central}"
@@ -139,6 +139,17 @@ class Settings:
         return self.protects_records and not self.protects_clients
 
     @property
+    def asks_for_a_sum(self) -> bool:
+        """Whether clients are asked for a private statistic, or measure the last model."""
+        return self.statistic.query is not None or self.metrics.private_epsilon is not None
+
+    @property
+    def measures_a_cohort_alone(self) -> bool:
+        """Whether nodes would measure the last model that have no shares of its noise."""
+        asked = self.metrics.private_epsilon is not None
+        return asked and self.privacy.noised_by == "nodes" and self.selection.sampling_rate < 1.0
+
+    @property
     def noise_can_be_predicted(self) -> bool:
         """Whether the noise of the promise that each round shows is not secret."""
         if self.protects_records_alone:
@@ -152,9 +163,9 @@ class Settings:
 
     def for_clients(self) -> Settings:
         """Return what clients may know: no folder of the operator's, no seed, no wing."""
-        privacy = replace(self.privacy, insecure_seed=None)
-        if isinstance(privacy, CentralPrivacySettings):
-            privacy = replace(privacy, witness_dir=None)
+        secret = ("insecure_seed", "witness_dir")
+        own_keys = [each.name for each in fields(self.privacy) if each.name in secret]
+        privacy = replace(self.privacy, **dict.fromkeys(own_keys))
         model = self.model
         if model.shared is None and model.lora_rank is None:  # else a part of it never travels
             model = replace(model, initial=None, initial_digest=None)
@@ -188,39 +199,6 @@ class Settings:
 
 EVERY_RUN: tuple[Exclusion[Settings], ...] = (
     Exclusion(
-        options=("simulation.units_per_node", "selection.coins", "privacy"),
-        when=lambda given: (
-            (given.simulation.units_at_node > 1 or given.selection.coins == "nodes")
-            and not given.protects_clients
-        ),
-        why="a node that sums its units clips them, which {privacy=?} does not",
-        instead="write {simulation.units_per_node=1} and {selection.coins=server}",
-    ),
-    Exclusion(
-        options=("selection", "privacy"),
-        when=lambda given: given.selection.name == "buffered" and not given.protects_clients,
-        why="buffered releases are made where updates are clipped one by one, which {privacy=?} "
-        "does not",
-        instead="write {privacy=central}, or {selection=public}",
-    ),
-    Exclusion(
-        options=("noise", "privacy"),
-        when=lambda given: (
-            given.noise.name != "independent" and given.privacy.noised_by == "nobody"
-        ),
-        why="{noise=?} is the server's noise, and {privacy=none} adds none",
-        instead="write {privacy=central}, or leave it out",
-    ),
-    Exclusion(
-        options=("task.num_records", "task.max_records", "privacy"),
-        when=lambda given: (
-            not given.sums_records
-            and (given.task.num_records is not None or given.task.max_records is not None)
-        ),
-        why="{task.num_records} and {task.max_records} are for sums over records",
-        instead="write {privacy=distributed_records} too, or leave them out",
-    ),
-    Exclusion(
         options=("task.partition", "simulation.units_per_node"),
         when=lambda given: given.task.partition == "nodes" and given.simulation.units_at_node > 1,
         why="a node with its own data is one unit",
@@ -228,26 +206,47 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
         got=("simulation.units_per_node",),
     ),
     Exclusion(
+        options=("task.label_range", "metrics.accuracy", "selection.utility"),
+        when=lambda given: (
+            given.task.label_range is not None
+            and (given.metrics.accuracy is not None or given.selection.utility == "accuracy")
+        ),
+        why="a label that is a number ({task.label_range}) has no accuracy",
+        instead="write {metrics.loss} and {selection.utility=loss}",
+    ),
+    Exclusion(
+        options=("model.shared", "privacy.unit", "privacy"),
+        when=lambda given: given.model.shared is not None and given.privacy.unit == "record",
+        why="a personal part that records trained without noise steers the gradients of all other "
+        "records, which a promise to single records does not bound",
+        instead="write {privacy.unit=client}, or {privacy=dp_sgd}, or leave {model.shared} out",
+    ),
+    Exclusion(
         options=(
-            *("metrics.private_epsilon", "privacy", "privacy.unit", "dp_sgd", "statistic.query"),
-            "selection.sampling_rate",
+            *("statistic.query", "metrics.private_epsilon", "privacy.unit"),
+            *("privacy.neighboring_relation", "dp_sgd", "selection.sampling_rate"),
         ),
         when=lambda given: (
-            given.metrics.private_epsilon is not None
+            given.asks_for_a_sum
             and (
-                given.privacy.noised_by not in ("server", "nodes")
-                or (given.privacy.noised_by == "nodes" and given.selection.sampling_rate < 1.0)
-                or given.privacy.unit != "client"
+                given.privacy.unit != "client"
                 or given.privacy.neighboring_relation != "zero-out"
                 or given.protects_records
-                or given.statistic.query is not None
+                or given.measures_a_cohort_alone
             )
         ),
-        why="{metrics.private_epsilon} measures records of all clients in one sum, in a promise to "
-        "clients with zero-out neighbours alone",
-        instead="write {privacy=central}, or {privacy=distributed} with "
-        "{selection.sampling_rate=1}, without {privacy.unit=record}, {dp_sgd=on} or "
-        "{statistic.query}, or leave {metrics.private_epsilon} out",
+        why="{statistic.query} and {metrics.private_epsilon} are sums over all clients, of which "
+        "each is protected with all its records, for zero-out neighbours",
+        instead="leave {privacy.unit}, {privacy.neighboring_relation} and {dp_sgd} out, and with "
+        "{privacy=distributed} write {selection.sampling_rate=1}",
+    ),
+    Exclusion(
+        options=("statistic.law", "privacy.noise_multiplier"),
+        when=lambda given: (
+            given.privacy.noise_multiplier is not None and given.statistic.law is not None
+        ),
+        why="{statistic.law} and {privacy.noise_multiplier} both choose the noise",
+        instead="leave one out",
     ),
 )
 """What no run can have, whatever it promises."""

@@ -74,14 +74,8 @@ class SelectionSettings:
         """Return how many clients take part, at least one."""
         return max(1, round(self.sampling_rate * num_clients))
 
-    def make(self, num_clients: int, *, separation: int) -> Selection:
-        """Return who takes part.
-
-        Args:
-            num_clients: Of the roster.
-            separation: Least distance of two rounds of one client that correlated noise asks for;
-                1 asks for none.
-        """
+    def make(self, num_clients: int) -> Selection:
+        """Return who takes part, of a roster of clients."""
         raise NotImplementedError
 
 
@@ -95,7 +89,7 @@ class PoissonSettings(SelectionSettings):
         coins: `server`, or `nodes`: each node flips the coins of its own units.
     """
 
-    in_python = ("PoissonSampling", "PoissonSelection")
+    in_python = ("PoissonSampling", "PoissonSelection", "CyclicSampling")
     name: str = told("poisson")
     participation_cap: int | None = told(None)
     coins: str = told("server")
@@ -105,7 +99,7 @@ class PoissonSettings(SelectionSettings):
         super().__post_init__()
         at_least("selection.participation_cap", self.participation_cap, 1)
 
-    def make(self, num_clients: int, *, separation: int) -> Selection:
+    def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
         from fl_dp.strategies import PoissonSelection
 
@@ -120,7 +114,7 @@ class TruncatedPoissonSettings(SelectionSettings):
         max_cohort: Largest cohort; null is the expected cohort plus 4.5 times its square root.
     """
 
-    in_python = ("TruncatedPoissonSampling",)
+    in_python = ("TruncatedPoissonSampling", "CyclicSampling")
     name: str = told("truncated_poisson")
     max_cohort: int | None = told(None)
 
@@ -129,7 +123,7 @@ class TruncatedPoissonSettings(SelectionSettings):
         super().__post_init__()
         at_least("selection.max_cohort", self.max_cohort, 1)
 
-    def make(self, num_clients: int, *, separation: int) -> Selection:
+    def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
         from fl_dp.strategies import TruncatedPoissonSelection
 
@@ -145,7 +139,7 @@ class FixedSettings(SelectionSettings):
     in_python = ("FixedSizeSampling",)
     name: str = told("fixed")
 
-    def make(self, num_clients: int, *, separation: int) -> Selection:
+    def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
         from fl_dp.strategies import FixedSelection
 
@@ -186,7 +180,7 @@ class ExponentialSettings(SelectionSettings):
                 f"{{selection.utility_high=1}}, got {self.utility_high}"
             )
 
-    def make(self, num_clients: int, *, separation: int) -> Selection:
+    def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
         from fl_dp.strategies import ExponentialSelection
 
@@ -241,7 +235,7 @@ class DPUtilitySettings(SelectionSettings):
                 f"{{selection.smallest_rate}} must lie in [0, 1], got {self.smallest_rate}"
             )
 
-    def make(self, num_clients: int, *, separation: int) -> Selection:
+    def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
         from fl_dp.strategies import DPUtilitySelection
 
@@ -275,12 +269,11 @@ class PublicSettings(SelectionSettings):
         super().__post_init__()
         at_least("selection.participation_cap", self.participation_cap, 1)
 
-    def make(self, num_clients: int, *, separation: int) -> Selection:
-        """Return who takes part; with a separation, clients rest in between."""
-        from fl_dp.strategies import PublicSelection, SpacedSelection
+    def make(self, num_clients: int) -> Selection:
+        """Return who takes part."""
+        from fl_dp.strategies import PublicSelection
 
-        cohort = self.cohort(num_clients)
-        return SpacedSelection(cohort, separation) if separation > 1 else PublicSelection(cohort)
+        return PublicSelection(self.cohort(num_clients))
 
 
 @dataclass(kw_only=True)
@@ -313,7 +306,7 @@ class BufferedSettings(SelectionSettings):
                 f"not weigh more than a new one, got {self.staleness_power}"
             )
 
-    def make(self, num_clients: int, *, separation: int) -> Selection:
+    def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
         from fl_dp.strategies import BufferedSelection
 
@@ -373,7 +366,7 @@ class OwnBudgetsSettings(SelectionSettings):
             named[name] = float(epsilon)
         return named
 
-    def make(self, num_clients: int, *, separation: int) -> Selection:
+    def make(self, num_clients: int) -> Selection:
         """Return who takes part, at rates that a plan still has to find."""
         from fl_dp.accounting import OwnRatesSampling
         from fl_dp.strategies import OwnRatesSelection

@@ -119,7 +119,7 @@ def _canaries(count: int, size: int, seed: int) -> Canaries:
 
 def takes_places(settings: Settings) -> bool:
     """Tell whether canaries take clients' places: those are counted, or dealt to groups."""
-    return settings.noise.name != "independent" or settings.selection.name != "poisson"
+    return settings.privacy.mode == "correlated" or settings.selection.name != "poisson"
 
 
 def room_for_canaries(settings: Settings) -> list[str]:

@@ -7,7 +7,12 @@ from dataclasses import dataclass, field, fields
 from fl_dp.app.settings.checks import at_least, distinct, one_of
 from fl_dp.option_errors import OptionError
 
-_BY = ("vote", "stopping", "public")
+_IDLE = {
+    "vote": ("mean_runs", "shape"),
+    "stopping": ("share", "rounds"),
+    "public": ("share", "mean_runs", "shape"),
+}
+_BY = tuple(_IDLE)
 
 
 @dataclass(kw_only=True)
@@ -71,17 +76,11 @@ class TuneSettings:
             raise OptionError(
                 f"{{tune.chosen}} is none of {{tune.candidates}}, got '{self.chosen}'"
             )
-
-    @property
-    def unused(self) -> list[str]:
-        """Keys that were written and have no part in this way of choosing."""
-        idle = {
-            "vote": ("mean_runs", "shape"),
-            "stopping": ("share", "rounds"),
-            "public": ("share", "mean_runs", "shape"),
-        }
-        defaults = TuneSettings()
-        return [key for key in idle[self.by] if getattr(self, key) != getattr(defaults, key)]
+        for key in _IDLE[self.by]:
+            if key in given:
+                raise OptionError(
+                    f"{{tune.{key}}} has no part in {{tune.by={self.by}}}: leave it out"
+                )
 
     @property
     def pending(self) -> bool:

@@ -109,28 +109,13 @@ def require_choosable(settings: Settings) -> None:
     require_compatible(CHOOSING, settings)
 
 
-def _idle(key: str) -> Exclusion[Settings]:
-    return Exclusion(
-        options=(f"tune.{key}", "tune.by"),
-        when=lambda given: key in tune_of(given).unused,
-        why=f"{{tune.{key}}} has no part in {{tune.by=?}}",
-        instead="leave it out",
-    )
-
-
 CHOOSING: tuple[Exclusion[Settings], ...] = (
-    *(_idle(key) for key in ("share", "rounds", "mean_runs", "shape")),
     Exclusion(
-        options=("privacy", "tune.candidates"),
-        when=lambda given: given.privacy.noised_by != "server",
-        why="`fl-dp tune` chooses for a promise to clients that the server keeps",
-        instead="write {privacy=central}, or tune on public data and write the settings that won",
-    ),
-    Exclusion(
-        options=("dp_sgd", "tune.candidates"),
-        when=lambda given: given.protects_records,
-        why="what is chosen by clients' data is charged to clients",
-        instead="leave {dp_sgd=on} out",
+        options=("privacy", "dp_sgd", "tune.candidates"),
+        when=lambda given: given.privacy.noised_by != "server" or given.protects_records,
+        why="`fl-dp tune` charges what it chooses to clients, by a promise that the server keeps",
+        instead="write {privacy=central} without {dp_sgd=on}, or tune on public data and write the "
+        "settings that won",
     ),
     Exclusion(
         options=("privacy.noise_multiplier", "privacy.epsilon", "tune.share"),
