@@ -101,8 +101,8 @@ def _overrides_of(asked: argparse.Namespace) -> dict[str, tuple[str, ...]]:
     return {
         ARMS[0]: visible,
         ARMS[1]: ("selection=poisson",),
-        ARMS[2]: (*visible, "noise=spaced"),
-        ARMS[3]: ("selection=poisson", "noise=cyclic", f"noise.groups={asked.groups}"),
+        ARMS[2]: (*visible, "privacy=correlated"),
+        ARMS[3]: ("selection=poisson", "privacy=correlated", f"privacy.groups={asked.groups}"),
     }
 
 

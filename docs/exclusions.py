@@ -7,23 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_dp.app.exclusions import NOISE, OVERRIDES, PARTS, RECORDS, STATISTICS
 from fl_dp.app.option_keys import in_keys
 from fl_dp.app.settings.run import EVERY_RUN
 from fl_dp.lab.tuning.candidates import CHOOSING
 from fl_dp.option_errors import Exclusion, rendered
 from fl_dp.plan.exclusions import EXCLUSIONS
 
-ROWS: tuple[Exclusion[Any], ...] = (
-    *EXCLUSIONS,
-    *OVERRIDES,
-    *EVERY_RUN,
-    *PARTS,
-    *NOISE,
-    *RECORDS,
-    *STATISTICS,
-    *CHOOSING,
-)
+ROWS: tuple[Exclusion[Any], ...] = (*EXCLUSIONS, *EVERY_RUN, *CHOOSING)
 """Every row that a configuration is checked by."""
 
 

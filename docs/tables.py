@@ -1,4 +1,4 @@
-"""The tables of two pages, written from the code: settings, exclusions, and the owner's keys.
+"""The tables of two pages, written from the code: settings, promises, and the owner's keys.
 
     python docs/tables.py
 
@@ -9,18 +9,23 @@ docstrings are the one source: `fl-dp config` shows the same sentences.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import exclusions
 
 from fl_dp.app.keys import Key, all_keys, in_yaml
 from fl_dp.app.schema import groups
+from fl_dp.app.settings.fitting import GROUPS
+from fl_dp.app.settings.promises import PROMISES
 from fl_dp.clients.node_config import POLICY_KEYS
 
 _HERE = Path(__file__).resolve().parent
 PAGES = (_HERE / "configuration.md", _HERE / "node_policy.md")
 _TABLE = re.compile(
-    r"<!-- (keys of ([\w.]+)|exclusions|policy of a node) -->\n.*?<!-- end -->", re.DOTALL
+    r"<!-- (keys of ([\w.]+)|exclusions|policy of a node|what goes with a promise) -->\n"
+    r".*?<!-- end -->",
+    re.DOTALL,
 )
 _THE_RUN = "run"  # the keys that stand in no group
 
@@ -73,16 +78,35 @@ def policy_table() -> str:
     return "\n".join(["| Key | What the node does |", "|---|---|", *rows])
 
 
+def promises_table() -> str:
+    """Return the Markdown table of what each promise has of other groups."""
+    lines = [
+        f"| `privacy` | {' | '.join(f'`{group}`' for group in GROUPS)} | keys |",
+        "|---|" + "---|" * (len(GROUPS) + 1),
+    ]
+    for promise in PROMISES:
+        options = [getattr(promise.fitting, group) for group in GROUPS]
+        cells = [_names(each) for each in (*options, promise.fitting.keys)]
+        lines.append(f"| `{promise.mode}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def with_tables(page: str) -> str:
     """Return a page in which each marked table is as the code is now."""
     return _TABLE.sub(_written, page)
 
 
 def _written(found: re.Match[str]) -> str:
-    if found[2] is not None:
-        table = table_of(found[2])
-    else:
-        table = exclusions.table() if found[1] == "exclusions" else policy_table()
+    tables = {
+        "exclusions": exclusions.table,
+        "policy of a node": policy_table,
+        "what goes with a promise": promises_table,
+    }
+    table = tables[found[1]]() if found[2] is None else table_of(found[2])
     return f"<!-- {found[1]} -->\n{table}\n<!-- end -->"
 
 

@@ -1,4 +1,4 @@
-"""`selection=buffered`: from settings to a plan, and a whole run with slow nodes and a restart."""
+"""`privacy=buffered`: from settings to a plan, and a whole run with slow nodes and a restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fl_dp.clients.node_privacy import simulated_nodes
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.strategies import BufferedSelection, Checkpoint
 
-BUFFERED = ("selection=buffered", "task.num_clients=40", "selection.sampling_rate=0.1", "rounds=20")
+BUFFERED = ("privacy=buffered", "task.num_clients=40", "selection.sampling_rate=0.1", "rounds=20")
 
 
 def test_settings_say_who_is_asked_and_what_it_is_charged() -> None:
@@ -44,11 +44,7 @@ def test_settings_say_who_is_asked_and_what_it_is_charged() -> None:
 @pytest.mark.parametrize(
     "override, match",
     [
-        (
-            "noise=cyclic",
-            "selection=poisson or truncated_poisson: write that selection too, got",
-        ),
-        ("noise=spaced", "noise=spaced goes with selection=public"),
+        ("selection=public", "privacy=buffered has no selection=public: write selection=buffered"),
         ("selection.concurrency=3", "selection.concurrency must be at least the buffer's 4"),
         ("selection.participation_cap=1", "selection.participation_cap=1 times each can't fill 20"),
     ],
@@ -67,15 +63,15 @@ def test_delays_need_a_clock_that_does_not_wait() -> None:
 
 
 def test_without_a_promise_to_clients_there_is_no_buffer() -> None:
-    with pytest.raises(ConfigError, match=r"privacy=central, or selection=public"):
-        compose_settings([*BUFFERED, "privacy=none"])
+    with pytest.raises(ConfigError, match=r"privacy=none has no selection=buffered: .* or public,"):
+        compose_settings(["privacy=none", "selection=buffered"])
 
 
 def test_a_run_with_slow_nodes_is_stopped_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = [
-        "selection=buffered",
+        "privacy=buffered",
         "task.num_clients=8",
         "selection.sampling_rate=0.25",
         "rounds=4",

@@ -131,7 +131,12 @@ def test_features_are_in_the_digest_of_settings_and_what_their_files_hold_is_not
         ("privacy=central", "metrics.loss=[0,3]", "clipping=adaptive"),
         ("privacy=local", "rounds=10"),
         ("privacy=distributed", "rounds=10", "simulation.units_per_node=1"),
-        ("privacy=distributed_records", "task.num_records=1137", "rounds=10", "task.num_clients=9"),
+        (
+            "privacy=distributed_records",
+            "privacy.num_records=1137",
+            "rounds=10",
+            "task.num_clients=9",
+        ),
     ],
 )
 def test_the_accounting_of_clients_and_sums_is_the_same(overrides: tuple[str, ...]) -> None:

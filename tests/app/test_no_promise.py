@@ -64,7 +64,7 @@ def test_a_plan_says_it_before_anything_is_trained(why: str) -> None:
     assert "NO PRIVACY" not in said_on_stderr(call("plan", *TINY))
 
 
-OF_RECORDS = ["task.num_clients=4", *TINY[1:-1], "privacy=none", "dp_sgd=on"]
+OF_RECORDS = ["task.num_clients=4", *TINY[1:-1], "privacy=dp_sgd"]
 RECORDS_WITHOUT = {
     "generator": ["dp_sgd.secure_randomness=false"],
     "epsilon": ["dp_sgd.epsilon=1e9", "dp_sgd.delta=1e-5"],

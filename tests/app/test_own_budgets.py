@@ -1,4 +1,4 @@
-"""`selection=own_budgets` from its keys to the statement, with shares and with a file of owners."""
+"""`privacy=grouped` from its keys to the statement, with shares and with a file of owners."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHARED = ("selection.budgets=[2,8]", "selection.shares=[0.5,0.5]")
 
 def overrides(tmp_path: Path, *others: str) -> list[str]:
     return [
-        "selection=own_budgets",
+        "privacy=grouped",
         "task=digits",
         f"task.num_clients={CLIENTS}",
         "rounds=3",

@@ -50,8 +50,6 @@ EVERYTHING = [
     "report=none",
     "task=csv",
     "task.num_clients=321",
-    "task.num_records=5000",
-    "task.max_records=90",
     "task.partition=dirichlet",
     "task.alpha=0.125",
     "task.shards_per_client=3",
@@ -79,9 +77,6 @@ EVERYTHING = [
     "privacy.neighboring_relation=replace-one",
     "privacy.insecure_seed=5",
     "privacy.witness_dir=/some/disk",
-    "noise=spaced",
-    "noise.separation=6",
-    "noise.bands=3",
     "schedule=step",
     "schedule.spend=early",
     "schedule.floor=0.25",
@@ -101,31 +96,8 @@ EVERYTHING = [
     "simulation.engine=in_process",
     "simulation.delay_spread=0.5",
     "simulation.units_per_node=4",
-    "privacy=distributed",
-    "privacy.secure_sum.least=300",
-    "privacy.secure_sum.colluding=7",
-    "privacy.secure_sum.committee=50",
-    "privacy.secure_sum.threshold=45",
-    "privacy.secure_sum.degree=30",
-    "privacy.secure_sum.bits=24",
-    "privacy.secure_sum.element_cap=0.5",
-    "privacy.secure_sum.cross_check=true",
-    "privacy.secure_sum.roster=/a/roster.json",
-    "privacy.secure_sum.reply_after=20",
-    "privacy.secure_sum.max_parameters=5000",
-    "statistic.query=quantiles",
-    "statistic.values=records.1",
-    "statistic.low=1",
-    "statistic.high=9",
-    "statistic.bins=7",
-    "statistic.probabilities=[0.5]",
-    "statistic.top=2",
-    "statistic.max_records=4",
-    "statistic.law=gaussian",
-    "tune.by=public",
+    "tune.by=stopping",
     "tune.candidates=['client.epochs=1','client.epochs=2']",
-    "tune.share=0.25",
-    "tune.rounds=3",
     "tune.mean_runs=7",
     "tune.shape=0.5",
     "tune.chosen='client.epochs=2'",
@@ -139,7 +111,6 @@ EVERYTHING = [
     "recovery.steps=77",
     "recovery.resistance=false",
     "recovery.delta=0.001",
-    "privacy.unit=record",
     "clipping=per_layer",
     "clipping.norms=[0.1,0.2]",
     "weights.cap=9",
@@ -198,12 +169,24 @@ EVERYTHING = [
     "tracking.metrics_port=9464",
 ]
 
-# Keys of other options than those of `EVERYTHING`.
+# Keys that can't stand beside all of those.
 OF_OTHER_OPTIONS = [
+    "privacy.unit=record",
     "privacy=local privacy.scheme=laplace",
+    "privacy=correlated privacy.groups=9 privacy.bands=3",
+    "privacy=correlated selection=public privacy.separation=6",
+    "privacy=distributed privacy.secure_sum.least=300 privacy.secure_sum.colluding=7 "
+    "privacy.secure_sum.committee=50 privacy.secure_sum.threshold=45 "
+    "privacy.secure_sum.degree=30 privacy.secure_sum.bits=24 privacy.secure_sum.element_cap=0.5 "
+    "privacy.secure_sum.cross_check=true privacy.secure_sum.roster=/a/roster.json "
+    "privacy.secure_sum.reply_after=20 privacy.secure_sum.max_parameters=5000",
+    "privacy=distributed_records privacy.num_records=5000 privacy.max_records=90",
+    "statistic.query=quantiles statistic.values=records.1 statistic.low=1 statistic.high=9 "
+    "statistic.bins=7 statistic.probabilities=[0.5] statistic.top=2 statistic.max_records=4 "
+    "statistic.law=gaussian",
+    "tune.candidates=['client.epochs=1','client.epochs=2'] tune.share=0.25 tune.rounds=3",
     "metrics.private_epsilon=0.5",
     "task=csv task.label_range=[0,9]",
-    "noise=cyclic noise.groups=9",
     "features=scattering features.statistics=/a/run/features.safetensors",
     "features=patches features.public=400 features.side=5 features.count=17 "
     "features.scattering=true",
@@ -215,9 +198,9 @@ OF_OTHER_OPTIONS = [
     "selection=truncated_poisson selection.max_cohort=99",
     "selection=dp_utility selection.largest_rate=0.5 selection.smallest_rate=0.01 "
     "selection.refresh_every=7 selection.utility_noise=3 selection.sharpness=2",
-    "selection=buffered selection.concurrency=40 selection.max_staleness=6 "
+    "privacy=buffered selection.concurrency=40 selection.max_staleness=6 "
     "selection.staleness_power=0.25",
-    "selection=own_budgets selection.budgets=[1,3] selection.shares=[0.5,0.5] "
+    "privacy=grouped selection.budgets=[1,3] selection.shares=[0.5,0.5] "
     "selection.owners=/a/file.yaml",
 ]
 
@@ -228,9 +211,25 @@ def option_with(key: str) -> list[str]:
     return [f"{known.group}={known.options[0]}"] if known.options else []
 
 
+def promise_with(key: str) -> list[str]:
+    """The promise that an option of `option_with` needs, as an override."""
+    known = all_keys()[key]
+    if (
+        known.group != "selection"
+        or known.options[0] in OPTIONS["privacy"]["central"].fitting.selection
+    ):
+        return []
+    options = OPTIONS["privacy"].items()
+    return [
+        next(
+            f"privacy={name}" for name, one in options if known.options[0] in one.fitting.selection
+        )
+    ]
+
+
 def read(key: str, value: str) -> Settings:
     """Read settings with one value as a file has it; Hydra takes five times as long."""
-    document = asdict(compose_settings(option_with(key)))
+    document = asdict(compose_settings([*option_with(key), *promise_with(key)]))
     *groups, name = key.split(".")
     part = document
     for group in groups:
@@ -273,10 +272,9 @@ def test_letters_of_every_language_need_no_quotes(name: str) -> None:
         ("privacy.epsilonn=2", "did you mean privacy.epsilon?"),
         ("privcy.epsilon=2", "did you mean privacy.epsilon?"),
         ("num_clients=3", "did you mean task.num_clients?"),
-        ("privacy/mode=central", "write privacy=central, distributed, local, none"),
+        ("privacy/mode=central", "write privacy=central, correlated, buffered, grouped, local"),
         ("privacy.noise_multipler=1", "did you mean privacy.noise_multiplier?"),
         ("taks=digits", "did you mean task?"),
-        ("privacy.noise=cyclic", "did you mean noise?"),
         ("task=fashon_mnist", "did you mean task=fashion_mnist?"),
         ("privacy=locl", "did you mean privacy=local?"),
         ("selection.name=fixed", "write selection=poisson, truncated_poisson, fixed"),
@@ -559,10 +557,11 @@ def test_no_error_of_a_plan_names_an_argument_or_a_class(overrides: str) -> None
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ("privacy=none simulation.units_per_node=2", "simulation.units_per_node=1"),
-        ("privacy=none selection.coins=nodes", "selection.coins=server"),
-        ("privacy=dp_sgd simulation.units_per_node=2", "simulation.units_per_node=1"),
-        ("privacy=local selection=exponential", "write selection=public"),
+        ("privacy=none simulation.units_per_node=2", "write privacy=central, correlated or"),
+        ("privacy=none selection.coins=nodes", "write privacy=central or distributed, or leave"),
+        ("privacy=dp_sgd simulation.units_per_node=2", "write privacy=central, correlated or"),
+        ("privacy=local selection=exponential", "write selection=poisson, public or own_budgets"),
+        ("selection.staleness_power=1", "write privacy=buffered, which brings it"),
         (
             "selection=exponential selection.utility=update_norm simulation.units_per_node=2",
             "write selection.utility=loss",
@@ -580,8 +579,7 @@ def test_what_no_mode_has_is_said_with_what_to_write(overrides: str, said: str) 
         ("", "central", False),
         ("dp_sgd=on", "central", True),
         ("privacy=local dp_sgd=on", "local", True),
-        ("privacy=none dp_sgd=on", "none", True),
-        ("privacy=dp_sgd", "none", True),
+        ("privacy=dp_sgd", "dp_sgd", True),
         ("privacy=none", "none", False),
     ],
 )
@@ -591,24 +589,25 @@ def test_dp_sgd_is_a_layer_that_goes_with_every_mode(
     settings = compose_settings(overrides.split())
     assert (settings.privacy.mode, settings.dp_sgd.enabled) == (mode, enabled)
     assert settings.protects_records is enabled
-    assert settings.protects_clients is (mode != "none")
+    assert settings.protects_clients is (mode not in ("none", "dp_sgd"))
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         ("privacy=dp_sgd privacy.epsilon=4", "or dp_sgd.epsilon for records, or leave"),
-        ("privacy=none dp_sgd=on privacy.delta=1e-6", "or dp_sgd.delta for records"),
+        ("privacy=none privacy.delta=1e-6", "or dp_sgd.delta for records"),
         ("experiment=records privacy.epsilon=4", "or dp_sgd.epsilon for records"),
-        ("privacy=dp_sgd privacy.unit=record", "a key of privacy=central, distributed or local"),
+        ("privacy=dp_sgd privacy.unit=record", "a key of privacy=central, correlated or local"),
         ("dp_sgd.epsilon=4", "dp_sgd.epsilon is a key of dp_sgd=on, which is not chosen"),
         ("dp_sgd.delta=1e-5", "is a key of dp_sgd=on"),  # its default
         ("privacy=none dp_sgd.epsilon=4", "is a key of dp_sgd=on"),
         ("dp_sgd.enabled=true", "write dp_sgd=off or on"),
         ("dp_sgd=on dp_sgd.epsilon=null", "dp_sgd.epsilon and dp_sgd.noise_multiplier are both"),
-        ("privacy=dp_sgd dp_sgd=off", "leaves nothing of a promise to records"),
-        ("experiment=records dp_sgd=off", "leaves nothing of a promise to records"),
-        ("privacy.mode=dp_sgd", "write privacy=central, distributed, local, none"),
+        ("privacy=none dp_sgd=on", "has no dp_sgd=on: write dp_sgd=off, or privacy=central"),
+        ("privacy=dp_sgd dp_sgd=off", "has no dp_sgd=off: write dp_sgd=on, or privacy=central"),
+        ("experiment=records dp_sgd=off", "privacy=dp_sgd has no dp_sgd=off"),
+        ("privacy.mode=dp_sgd", "write privacy=central, correlated, buffered"),
         ("privacy=central privacy.secure_sum.bits=20", "is a key of privacy=distributed"),
         ("privacy=none privacy.witness_dir=/other", "a key of privacy=central"),
     ],

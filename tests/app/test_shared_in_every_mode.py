@@ -52,18 +52,18 @@ MODES: dict[str, tuple[str, ...]] = {
         "dp_sgd.epsilon=50",
         "dp_sgd.delta=1e-3",
     ),
-    "buffered": ("selection=buffered", "selection.sampling_rate=0.34"),
+    "buffered": ("privacy=buffered", "selection.sampling_rate=0.34"),
     "spaced": (
         "selection=public",
         "selection.sampling_rate=0.34",
-        "noise=spaced",
+        "privacy=correlated",
         "rounds=4",
     ),
     "cyclic": (
         "selection.sampling_rate=0.34",
-        "noise=cyclic",
-        "noise.groups=2",
-        "noise.bands=2",
+        "privacy=correlated",
+        "privacy.groups=2",
+        "privacy.bands=2",
         "rounds=4",
     ),
 }

@@ -185,9 +185,7 @@ def test_buffers_of_a_simulation_are_filled_by_who_answers_next(
     done = call(
         "run",
         "simulation.engine=flower",
-        "selection=buffered",
-        "noise=spaced",
-        "noise.separation=2",
+        "privacy=buffered",
         "task.num_clients=12",
         "selection.sampling_rate=0.25",
         "rounds=4",

@@ -170,14 +170,20 @@ def test_the_price_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (["sum", "labels", "statistic.low=1", "statistic.high=0"], "must be below statistic.high"),
         (["histogram", "labels", "statistic.low=1"], "go together"),
         (["quantiles", "statistic.low=0", "statistic.high=9", "statistic.probabilities=[2]"], "2"),
-        (["count", "privacy=local"], "write privacy=central or privacy=distributed"),
-        (["count", "privacy=none"], "write privacy=central or privacy=distributed"),
-        (["count", "privacy.unit=record"], "privacy.unit=client"),
+        (["count", "privacy=local"], "write privacy=central or distributed"),
+        (["count", "privacy=none"], "write privacy=central or distributed"),
+        (["count", "privacy.unit=record"], "leave privacy.unit, "),
         (["count", "privacy.neighboring_relation=replace-one"], "zero-out neighbours"),
-        (["count", "privacy=distributed", "statistic.law=laplace"], "leave statistic.law out"),
+        (
+            ["count", "privacy=distributed", "statistic.law=laplace"],
+            "write privacy=central, or leave",
+        ),
         (["count", "privacy=distributed", "task.num_clients=2"], "at least 3 nodes"),
-        (["count", "privacy=distributed", "privacy.insecure_seed=1"], "does not reach"),
-        (["count", "dp_sgd=on"], "dp_sgd is for training"),
+        (
+            ["count", "privacy=distributed", "privacy.insecure_seed=1"],
+            "is a key of privacy=central",
+        ),
+        (["count", "dp_sgd=on"], "and dp_sgd out"),
     ],
 )
 def test_what_can_not_be_asked_is_one_line(arguments: list[str], says: str) -> None:

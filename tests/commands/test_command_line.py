@@ -301,9 +301,7 @@ def test_plan_warns_of_a_model_that_noise_buries() -> None:
 
 
 def test_plan_of_records_says_it_of_a_step() -> None:
-    [left] = json_of("plan", "--json", "privacy=none", "dp_sgd=on", "dp_sgd.steps=2", "rounds=3")[
-        "noise_left"
-    ]
+    [left] = json_of("plan", "--json", "privacy=dp_sgd", "dp_sgd.steps=2", "rounds=3")["noise_left"]
     assert (left["step"], left["size"], left["releases"]) == ("step", 650, 6)
 
 
@@ -523,7 +521,7 @@ CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients
         (["-m", *CHEAP, "clipping.norm=1,-1"], "clipping.norm must be positive and finite, got -1"),
         (["-m", *CHEAP, "clipping.norm=interval(0,1)"], "clipping.norm=interval(0,1)"),
         ([*CHEAP, "rounds=3,5"], "rounds=3,5"),
-        (["privacy=none", "selection.coins=nodes"], "write simulation.units_per_node=1"),
+        (["privacy=none", "selection.coins=nodes"], "write privacy=central or distributed"),
         (
             [*CHEAP, "clipping=per_layer", "clipping.norms=[1,1,1]"],
             "clipping.norms has 3 norms and model=logistic has 2",

@@ -154,7 +154,7 @@ def test_a_node_runs_no_app_that_nobody_signed(tmp_path: Path) -> None:
 @pytest.mark.timeout(1800)
 def test_buffers_are_filled_on_the_federation(tmp_path: Path) -> None:
     with Federation(tmp_path / "place", MODES["central"]) as federation:
-        run = federation.train("buffers", "selection=buffered", "selection.sampling_rate=0.67")
+        run = federation.train("buffers", "privacy=buffered", "selection.sampling_rate=0.67")
     with PrivacyLedger.read(run.ledger) as ledger:
         assert ledger.rounds_committed == ledger.rounds_spent == ROUNDS
         entries = [entry.fields for entry in ledger.entries]

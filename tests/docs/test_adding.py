@@ -202,7 +202,7 @@ class InTurnSettings(SelectionSettings):
     name: str = told("in_turn")
     participation_cap: int | None = told(None)
 
-    def make(self, num_clients: int, *, separation: int) -> Selection:
+    def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
         from fl_dp.strategies import InTurnSelection
 
@@ -211,28 +211,6 @@ class InTurnSettings(SelectionSettings):
 
 SELECTIONS: tuple[''',
             "    BufferedSettings(),\n": "    BufferedSettings(),\n    InTurnSettings(),\n",
-        }
-    },
-)
-
-NOISE_OF_APP = Addition(
-    row="noise of the app",
-    written={},
-    registered={
-        "fl_dp/app/settings/noises.py": {
-            "NOISES: tuple[": '''@dataclass(kw_only=True)
-class RestedNoiseSettings(SpacedNoiseSettings):
-    """Clients rest for three rounds."""
-
-    selections = ("public",)
-    name: str = told("rested")
-    separation: int | None = told(4)
-
-
-NOISES: tuple[''',
-            "    SpacedNoiseSettings(),\n": (
-                "    SpacedNoiseSettings(),\n    RestedNoiseSettings(),\n"
-            ),
         }
     },
 )
@@ -305,8 +283,8 @@ SCHEDULE = Addition(
     },
 )
 
-MODE_OF_APP = Addition(
-    row="mode of the app",
+PROMISE_OF_APP = Addition(
+    row="promise of the app",
     written={},
     registered={
         "fl_dp/app/settings/promises.py": {
@@ -317,6 +295,13 @@ class RoundedPrivacySettings(LocalPrivacySettings):
     mode: str = told("rounded")
     scheme: str = told("rounded")
 
+    @property
+    def kind(self) -> type[Plan]:
+        """The kind of plan that keeps it."""
+        from fl_dp.plan import LocalPlan
+
+        return LocalPlan
+
 
 PROMISES: tuple[''',
             "    LocalPrivacySettings(),\n": (
@@ -324,15 +309,6 @@ PROMISES: tuple[''',
             ),
         }
     },
-)
-
-PRESET = Addition(
-    row="preset",
-    written={
-        "conf/privacy/strict.yaml": "# @package _global_\ndefaults:\n  - /privacy/central@privacy\n"
-        "  - _self_\n\nprivacy:\n  epsilon: 1.0\n"
-    },
-    registered={},
 )
 
 OPTIMIZER = Addition(
@@ -451,11 +427,9 @@ ADDITIONS = (
     SELECTION_OF_APP,
     MECHANISM,
     SCHEME,
-    NOISE_OF_APP,
     CLIPPING,
     SCHEDULE,
-    MODE_OF_APP,
-    PRESET,
+    PROMISE_OF_APP,
     OPTIMIZER,
     TASK,
     SETTING,
@@ -521,11 +495,9 @@ for name, keys in {
     "client scheme": ["privacy=local", "privacy.scheme=rounded", "selection=public"],
     "task": ["task=stripes", "privacy.noise_multiplier=1"],
     "selection of the app": ["selection=in_turn", "selection.participation_cap=1", "rounds=9"],
-    "noise of the app": ["noise=rested", "selection=public", "rounds=9"],
     "clipping": ["clipping=power", "clipping.power=-3"],
     "schedule": ["schedule=square", "rounds=3"],
-    "mode of the app": ["privacy=rounded", "selection=public"],
-    "preset": ["privacy=strict"],
+    "promise of the app": ["privacy=rounded", "selection=public"],
     "setting": ["privacy.delta_power=2"],
 }.items():
     planned = CliRunner().invoke(app, ["plan", "rounds=2", *keys, "--json"])
@@ -607,15 +579,11 @@ def test_a_name_of_the_app_that_was_added_is_planned(found: dict[str, Any]) -> N
     assert found["selection of the app"]["planned"]["expected_cohort"] == 50.0
     spent = [value for _, value in found["selection of the app"]["planned"]["epsilon_over_rounds"]]
     assert spent[0] == spent[-1]
-    assert "the noise of the 3 rounds before" in str(
-        found["noise of the app"]["planned"]["promise"]
-    )
     assert found["clipping"]["planned"]["clipping_norm"] == 0.125
     low, middle, high = found["schedule"]["planned"]["noise_multipliers"]
     assert low / high == pytest.approx(2.0)
     assert middle / high == pytest.approx(1.6, rel=0.05)  # 0.5 + 0.5 / 4, in one of 16 levels
-    assert found["mode of the app"]["planned"]["promise"]["trusted"]
-    assert found["preset"]["planned"]["budget"] == 1.0
+    assert found["promise of the app"]["planned"]["promise"]["trusted"]
 
 
 def test_a_setting_that_was_added_is_read_and_explained(found: dict[str, Any]) -> None:

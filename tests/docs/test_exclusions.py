@@ -24,9 +24,8 @@ Place = tuple[str, int]
 
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
 _GRADIENTS = "privacy=distributed_records"
-_CYCLIC = "noise=cyclic noise.groups=4 noise.bands=4"
-_OWN = "selection=own_budgets selection.budgets=[1,8] selection.shares=[0.5,0.5]"
-_BUFFER = "selection=buffered"
+_CYCLIC = "privacy=correlated privacy.groups=4 privacy.bands=4"
+_OWN = "selection.budgets=[1,8] selection.shares=[0.5,0.5]"
 _TUNED = "tune.candidates=['client.epochs=1','client.epochs=2']"
 _NUMBERS = "task=csv task.data_dir=/nowhere task.label_range=[0,9]"
 _SHARES, _ALL = "privacy=distributed", "selection.sampling_rate=1"
@@ -36,29 +35,44 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         f"{_NUMBERS} metrics.accuracy=[0,1]",
         f"{_NUMBERS} selection=dp_utility selection.utility=accuracy",
     ),
-    (f"{_SHARES} {_OWN}", f"{_SHARES} {_OWN} {_ALL}"),
-    (f"{_GRADIENTS} model.shared=['1.bias']",),
     (
-        *(f"privacy=local selection={name}" for name in ("poisson", "truncated_poisson")),
-        *(f"privacy=local selection={name}" for name in ("fixed", "dp_utility")),
-        "privacy=local selection.coins=nodes",
+        f"{_GRADIENTS} model.shared=['1.bias']",
+        f"{_RECORDS} model.shared=['1.bias']",
     ),
     (
+        *(f"privacy=local selection={name}" for name in ("fixed", "dp_utility", "exponential")),
+        f"{_SHARES} selection=own_budgets {_OWN}",
+        *(f"{_SHARES} selection={name}" for name in ("truncated_poisson", "fixed", "buffered")),
+        "privacy=none selection=buffered",
+        "privacy=dp_sgd selection=exponential",
+        "selection=buffered",
+        "privacy=correlated selection=fixed",
         "privacy=local selection=public clipping=adaptive",
-        "privacy=local selection=public clipping=per_layer clipping.norms=[0.1,0.2]",
+        f"{_GRADIENTS} clipping=per_layer",
+        "privacy=dp_sgd clipping=adaptive",
+        "privacy=correlated schedule=linear",
+        "privacy=none schedule=linear",
+        f"{_GRADIENTS} dp_sgd=on",
+        "privacy=none dp_sgd=on",
+        "privacy=dp_sgd dp_sgd=off",
     ),
-    ("privacy=local selection=exponential",),
     (
         "privacy=local selection=public simulation.units_per_node=50",
         "privacy=local selection=public metrics.loss=[0,5]",
-        "selection=buffered selection.participation_cap=99 schedule=linear",
-    ),
-    (
-        "privacy=none simulation.units_per_node=50",
+        "privacy=local selection.coins=nodes",
         "privacy=none selection.coins=nodes",
-        "privacy=dp_sgd simulation.units_per_node=50",
-        "privacy=dp_sgd selection.coins=nodes",
+        "privacy=dp_sgd selection=public selection.participation_cap=9",
+        "privacy=dp_sgd metrics.loss=[0,5]",
+        "privacy=dp_sgd weights.cap=9",
+        "privacy=none metrics.private_epsilon=1",
+        f"{_SHARES} {_ALL} weights.cap=9 weights.total=99",
+        f"{_GRADIENTS} simulation.units_per_node=5",
+        "privacy=buffered simulation.units_per_node=5",
+        "privacy=correlated selection.coins=nodes",
+        *(f"statistic.query=count privacy={mode}" for mode in ("local", "none", "correlated")),
+        f"statistic.query=count {_SHARES} statistic.law=laplace",
     ),
+    ("privacy=local selection=poisson selection.sampling_rate=0.5",),
     ("selection.participation_cap=9",),
     ("privacy=local selection=public selection.participation_cap=9 schedule=linear",),
     ("selection.sampling_rate=1 selection.participation_cap=9 selection.coins=nodes",),
@@ -79,91 +93,46 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "privacy.neighboring_relation=add-or-remove-one simulation.units_per_node=5",
         "privacy.neighboring_relation=add-or-remove-one selection.coins=nodes",
     ),
-    (f"selection=exponential {_RECORDS}",),
     ("selection=exponential selection.records_per_client=9",),
     (f"{_SHARES} selection=poisson",),
-    tuple(f"{_SHARES} selection={name}" for name in ("truncated_poisson", "fixed")),
-    (f"{_SHARES} selection=exponential",),
     (f"{_SHARES} selection.coins=nodes",),
     (f"{_SHARES} selection=public simulation.units_per_node=5",),
-    (f"{_SHARES} {_ALL} weights.cap=9",),
-    (f"{_SHARES} {_ALL} weights.cap=9 weights.total=99",),
     (
         f"{_SHARES} {_ALL} privacy.neighboring_relation=add-or-remove-one",
         f"{_GRADIENTS} privacy.neighboring_relation=add-or-remove-one",
     ),
     (f"{_SHARES} {_ALL} compression.up=quantize",),
-    (
-        f"{_GRADIENTS} clipping=adaptive",
-        f"{_GRADIENTS} clipping=per_layer clipping.norms=[0.1,0.2]",
-    ),
-    (f"{_GRADIENTS} metrics.loss=[0,5]",),
-    (f"{_GRADIENTS} selection.coins=server",),
-    (f"{_GRADIENTS} simulation.units_per_node=5",),
-    (f"{_GRADIENTS} dp_sgd=on",),
-    ("task.num_records=999", "privacy=distributed task.max_records=99"),
-    (
-        "privacy=none metrics.private_epsilon=1",
-        f"{_SHARES} selection=public metrics.private_epsilon=1",
-        "privacy=dp_sgd metrics.private_epsilon=1",
-    ),
-    (f"{_SHARES} {_ALL} roster_may_grow=true",),
+    (f"{_SHARES} {_ALL} roster_may_grow=true", f"{_CYCLIC} roster_may_grow=true"),
     ("selection=exponential selection.utility=update_norm simulation.units_per_node=50",),
     (
         "compression.up=quantize simulation.units_per_node=50",
         "compression.up=quantize selection.coins=nodes",
     ),
-    (f"{_CYCLIC} schedule=linear",),
-    (f"{_CYCLIC} selection.participation_cap=5",),
+    (f"{_CYCLIC} selection.participation_cap=5 selection.sampling_rate=0.25",),
     (f"{_CYCLIC} privacy.neighboring_relation=replace-one",),
-    (f"{_CYCLIC} selection.coins=nodes",),
-    (f"{_CYCLIC} roster_may_grow=true",),
+    (f"{_CYCLIC} privacy.separation=4",),
+    ("privacy=correlated selection=public privacy.groups=4",),
     (
-        "noise=spaced selection=public selection.sampling_rate=1",
-        "noise=spaced selection=public selection.sampling_rate=0.75",
+        "privacy=correlated selection=public selection.sampling_rate=1",
+        "privacy=correlated selection=public selection.sampling_rate=0.75",
     ),
-    (
-        *(f"noise=cyclic selection={name}" for name in ("public", "fixed")),
-        *(f"noise=spaced selection={name}" for name in ("poisson", "exponential", "buffered")),
-        "noise=cyclic selection=buffered",
-    ),
-    (f"{_SHARES} selection=buffered",),
-    ("privacy=local selection=buffered",),
-    (f"{_BUFFER} simulation.units_per_node=5",),
-    ("privacy=none selection=buffered", "privacy=dp_sgd selection=buffered"),
-    (f"{_SHARES} noise=spaced selection=public", "privacy=local noise=cyclic"),
-    ("privacy=none noise=cyclic", "privacy=dp_sgd noise=cyclic"),
     ("task=csv task.partition=nodes simulation.units_per_node=2",),
     tuple(
         f"dp_sgd=on {setting}"
         for setting in ("metrics.loss=[0,5]", "weights.cap=9", "selection=exponential")
     ),
-    ("dp_sgd=on privacy.insecure_seed=1",),
-    ("dp_sgd=on privacy.neighboring_relation=add-or-remove-one",),
-    tuple(f"statistic.query=count privacy={mode}" for mode in ("local", "none")),
-    ("statistic.query=count dp_sgd=on",),
-    (f"statistic.query=count {_RECORDS}",),
-    ("statistic.query=count privacy.neighboring_relation=add-or-remove-one",),
-    (f"statistic.query=count {_SHARES} statistic.law=laplace",),
-    (f"statistic.query=count {_SHARES} privacy.insecure_seed=1",),
+    (
+        "statistic.query=count dp_sgd=on",
+        f"statistic.query=count {_RECORDS}",
+        "statistic.query=count privacy.neighboring_relation=add-or-remove-one",
+        "dp_sgd=on metrics.private_epsilon=1",
+        f"{_SHARES} selection=public metrics.private_epsilon=1",
+    ),
     ("statistic.query=count privacy.noise_multiplier=2 statistic.law=laplace",),
-    ("statistic.query=count selection.coins=nodes",),
-    tuple(f"{_TUNED} privacy={mode}" for mode in ("local", "distributed")),
-    (f"{_TUNED} dp_sgd=on",),
+    (*(f"{_TUNED} privacy={mode}" for mode in ("local", "distributed")), f"{_TUNED} dp_sgd=on"),
     (f"{_TUNED} privacy.noise_multiplier=2",),
-    (f"{_TUNED} selection.coins=nodes",),
     (f"{_TUNED} tune.by=stopping selection=public selection.participation_cap=9",),
     (f"{_TUNED} tune.by=stopping tracking.metrics_port=9100",),
-    (f"{_TUNED} tune.by=public tune.share=0.2", f"{_TUNED} tune.by=stopping tune.share=0.2"),
-    (f"{_TUNED} tune.by=stopping tune.rounds=3",),
-    (f"{_TUNED} tune.mean_runs=3", f"{_TUNED} tune.by=public tune.mean_runs=3"),
-    (f"{_TUNED} tune.shape=0.5", f"{_TUNED} tune.by=public tune.shape=0.5"),
-    ("privacy=dp_sgd selection.participation_cap=9",),
-    ("privacy=dp_sgd selection=exponential selection.utility=update_norm",),
-    ("privacy=dp_sgd schedule=linear",),
-    ("privacy=dp_sgd clipping=adaptive",),
-    ("privacy=dp_sgd metrics.loss=[0,5]", "privacy=dp_sgd weights.cap=9"),
-    ("privacy=dp_sgd dp_sgd=off",),
 )
 """Overrides that are refused; those of one row for one reason."""
 
@@ -172,6 +141,9 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
 OF_PYTHON = {
     "each group's rate is found for its own budget, and without privacy there is none",
     "nodes that flip the coins themselves ask no selection",
+    "clients that do not trust the server tell it nothing in the clear, neither a utility nor how "
+    "many records they have",
+    "where units are records a sum is a step of DP-SGD already, and clients take none of their own",
 }
 
 RAISED_IN_PYTHON = (

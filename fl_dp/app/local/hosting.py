@@ -90,18 +90,18 @@ def _units(settings: Settings, workers: int) -> int:
 
 def _each_reply_needed(settings: Settings) -> str | None:
     """Return what needs the reply of each client by itself, if anything does."""
-    noised_by, chosen = settings.privacy.noised_by, settings.selection
+    privacy, chosen = settings.privacy, settings.selection
     by_norm = chosen.name == "exponential" and chosen.utility == "update_norm"
     needed = {
         "each brings its own data": settings.task.partition == "nodes",
         "each trains by DP-SGD": settings.protects_records,
-        "privacy=none clips nothing": noised_by == "nobody",
-        "privacy=local adds the noise at each client": noised_by == "clients",
-        "privacy=distributed hides a node among nodes": noised_by == "nodes",
+        f"privacy={privacy.mode} has no sums at nodes": (
+            "simulation.units_per_node" not in privacy.fitting.keys
+        ),
+        "privacy=distributed hides a node among nodes": privacy.noised_by == "nodes",
         f"compression.up={settings.compression.up} encodes each update": (
             settings.compression.up != "none"
         ),
         "selection.utility=update_norm needs each update": by_norm,
-        "selection=buffered takes each answer when it comes": chosen.name == "buffered",
     }
     return next((reason for reason, is_needed in needed.items() if is_needed), None)

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fl_dp.option_errors import OptionError
 
 from .checks import absolute, at_least, between_0_and_1, choices, positive, told
+from .clippings import CLIPPINGS
 from .schedules import SCHEDULES
 from .secure_sum import SecureSumSettings
+from .selections import SELECTIONS
 
 if TYPE_CHECKING:
     from fl_dp.plan import Plan
@@ -25,6 +27,9 @@ _CAP = "selection.participation_cap"
 _COINS = "selection.coins"
 _UNITS = "simulation.units_per_node"
 _STATISTIC = "statistic.query"
+_OF_ONE_KIND = ("buffered", "own_budgets")  # of clients as units, with plans of their own
+_EACH_SELECTION = tuple(each.name for each in SELECTIONS if each.name not in _OF_ONE_KIND)
+_EACH_CLIPPING = tuple(each.name for each in CLIPPINGS)
 _EACH_SCHEDULE = tuple(each.name for each in SCHEDULES)
 
 
@@ -224,8 +229,8 @@ class CentralPrivacySettings(ServerPromiseSettings):
     """
 
     fitting = Fitting(
-        selection=(*Fitting.selection, "exponential", "dp_utility"),
-        clipping=("fixed", "adaptive", "per_layer"),
+        selection=_EACH_SELECTION,
+        clipping=_EACH_CLIPPING,
         schedule=_EACH_SCHEDULE,
         keys=(
             *(*_METRICS, _HELD_OUT, *_WEIGHTS, _UNITS, _COINS, _CAP),
@@ -257,7 +262,7 @@ class CorrelatedPrivacySettings(CentralPrivacySettings):
 
     fitting = Fitting(
         selection=("poisson", "truncated_poisson", "public"),
-        clipping=("fixed", "adaptive", "per_layer"),
+        clipping=_EACH_CLIPPING,
         keys=(*_METRICS, _HELD_OUT, *_WEIGHTS, _UNITS, _CAP),
     )
     mode: str = told("correlated")
@@ -278,7 +283,7 @@ class BufferedPrivacySettings(ServerPromiseSettings):
 
     fitting = Fitting(
         selection=("buffered",),
-        clipping=("fixed", "adaptive", "per_layer"),
+        clipping=_EACH_CLIPPING,
         keys=(*_METRICS, _HELD_OUT, _CAP),
     )
     mode: str = told("buffered")
@@ -290,7 +295,7 @@ class GroupedPrivacySettings(ServerPromiseSettings):
 
     fitting = Fitting(
         selection=("own_budgets",),
-        clipping=("fixed", "adaptive", "per_layer"),
+        clipping=_EACH_CLIPPING,
         keys=(*_METRICS, _HELD_OUT),
     )
     mode: str = told("grouped")
@@ -325,7 +330,7 @@ class DistributedPrivacySettings(PromiseSettings):
 
     fitting = Fitting(
         selection=("poisson", "public"),
-        clipping=("fixed", "adaptive", "per_layer"),
+        clipping=_EACH_CLIPPING,
         schedule=_EACH_SCHEDULE,
         keys=(*_METRICS, _HELD_OUT, _UNITS, _COINS, _STATISTIC),
     )

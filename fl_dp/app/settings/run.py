@@ -82,6 +82,7 @@ class Settings:
             raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
         at_least("rounds", self.rounds, 1)
         choices("", self)
+        require_fitting(self)
         self.schedule.check()
         self.features.check()
         positive("round_timeout", self.round_timeout)
@@ -90,7 +91,6 @@ class Settings:
             not self.run_name or set(self.run_name) & set("/\\") or self.run_name in (".", "..")
         ):
             raise ValueError(f"run_name must be a plain folder name, got '{self.run_name}'")
-        require_fitting(self)
         require_compatible(EVERY_RUN, self)
 
     @property
@@ -163,9 +163,9 @@ class Settings:
 
     def for_clients(self) -> Settings:
         """Return what clients may know: no folder of the operator's, no seed, no wing."""
-        secret = ("insecure_seed", "witness_dir")
-        own_keys = [each.name for each in fields(self.privacy) if each.name in secret]
-        privacy = replace(self.privacy, **dict.fromkeys(own_keys))
+        own_keys = {each.name for each in fields(self.privacy)}
+        secret: dict[str, Any] = dict.fromkeys(own_keys & {"insecure_seed", "witness_dir"})
+        privacy = replace(self.privacy, **secret)
         model = self.model
         if model.shared is None and model.lora_rank is None:  # else a part of it never travels
             model = replace(model, initial=None, initial_digest=None)

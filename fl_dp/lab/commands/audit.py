@@ -101,8 +101,8 @@ def audit(
     `fl-dp audit model=mlp` trains the task through Flower's engine with canary clients among the
     others, and bounds epsilon from what every released model tells of them. OVERRIDES are those of
     `fl-dp run`. Canaries take places in cohorts and move the model: it is not for use, and is
-    deleted unless `--keep-model`. Everything else stays in `audits/NAME/`. With `selection=public`,
-    `noise=spaced` or `cyclic` canaries take the places of half of the clients. With
+    deleted unless `--keep-model`. Everything else stays in `audits/NAME/`. With `selection=public`
+    or `privacy=correlated` canaries take the places of half of the clients. With
     `privacy=distributed` and `distributed_records` nobody trains: the encoder of the nodes adds up
     canaries and the shares of noise that the plan counts.
 

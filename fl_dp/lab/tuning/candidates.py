@@ -126,12 +126,6 @@ CHOOSING: tuple[Exclusion[Settings], ...] = (
         instead="leave {privacy.noise_multiplier} out, and write {privacy.epsilon}",
     ),
     Exclusion(
-        options=("selection.coins", "tune.by"),
-        when=lambda given: tune_of(given).by == "vote" and given.selection.coins == "nodes",
-        why="a vote asks all clients, and {selection.coins=nodes} samples them",
-        instead="leave it out",
-    ),
-    Exclusion(
         options=("selection.participation_cap", "tune.by"),
         when=lambda given: (
             tune_of(given).by == "stopping" and given.selection.participation_cap is not None

@@ -25,7 +25,6 @@ GROUPS = (
     "task",
     "privacy",
     "dp_sgd",
-    "noise",
     "model",
     "features",
     "selection",
@@ -72,7 +71,7 @@ _NOT_OFFERED = FOLDERS | {
 _CHOICES = {"tune.by": ("vote", "public")}  # and so it is not offered here
 _OF_OPERATOR = "checkpoint"  # features of a file and a module of the operator's
 _OF_TRAINING = (
-    *("", "task", "features", "model", "privacy", "noise", "dp_sgd", "clipping", "weights"),
+    *("", "task", "features", "model", "privacy", "dp_sgd", "clipping", "weights"),
     *("metrics", "selection", "schedule", "server_optimizer", "client", "compression"),
 )
 

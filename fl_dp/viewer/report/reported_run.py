@@ -267,7 +267,7 @@ def _costs(run: FoundRun) -> list[Row]:
     card = run.card
     last = run.rounds[-1] if run.rounds else None
     cohort = None if last is None else last.expected_cohort
-    of_records = run.settings.get("privacy.unit") == "record"
+    of_records = run.settings.get("privacy.mode") == "distributed_records"
     asked = number(run.settings.get("task.num_clients")) if of_records else cohort
     rows: list[Row] = []
     if run.parameters is not None:

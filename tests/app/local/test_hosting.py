@@ -103,8 +103,8 @@ def test_a_cohort_of_declared_clients_has_nodes_of_one_size(
     ("overrides", "reason"),
     [
         ("task=csv task.partition=nodes", "each brings its own data"),
-        ("privacy=none", "privacy=none clips nothing"),
-        ("privacy=local selection=public", "adds the noise at each client"),
+        ("privacy=none", "privacy=none has no sums at nodes"),
+        ("privacy=local selection=public", "privacy=local has no sums at nodes"),
         ("privacy=distributed selection=public", "hides a node among nodes"),
         ("privacy=dp_sgd", "each trains by DP-SGD"),
         ("dp_sgd=on", "each trains by DP-SGD"),
@@ -113,7 +113,8 @@ def test_a_cohort_of_declared_clients_has_nodes_of_one_size(
             "selection=exponential selection.utility=update_norm",
             "selection.utility=update_norm needs each update",
         ),
-        ("selection=buffered", "takes each answer when it comes"),
+        ("privacy=buffered", "privacy=buffered has no sums at nodes"),
+        ("privacy=grouped", "privacy=grouped has no sums at nodes"),
     ],
 )
 def test_one_client_a_node_where_each_reply_is_needed(overrides: str, reason: str) -> None:
@@ -144,6 +145,7 @@ def test_one_client_a_node_where_each_reply_is_needed(overrides: str, reason: st
         "compression.down=float16",
         "privacy=local selection=public",
         "dp_sgd=on dp_sgd.noise_multiplier=5",
+        "privacy=correlated selection=public privacy.separation=2",
     ],
 )
 def test_what_is_decided_can_be_planned(overrides: str) -> None:

@@ -177,7 +177,7 @@ def test_canaries_have_no_names_in_a_file_of_owners(tmp_path: Path) -> None:
     owners = tmp_path / "owners.yaml"
     owners.write_text("hospital: 1\nbank: 8\n")
     settings = compose_settings(
-        ["selection=own_budgets", f"selection.owners={owners}", "task.num_clients=2"]
+        ["privacy=grouped", f"selection.owners={owners}", "task.num_clients=2"]
     )
     with pytest.raises(ValueError, match=r"write selection\.budgets and selection\.shares"):
         require_auditable(settings)

@@ -111,7 +111,7 @@ NOT_OFFERED = (
 def test_no_form_chooses_an_encoder_that_is_code() -> None:
     with pytest.raises(WrongField, match="features is one of none, scattering"):
         read_form({"features": "checkpoint"})
-    assert read_form({"noise": "cyclic"}).settings.noise.name == "cyclic"
+    assert read_form({"privacy": "correlated"}).settings.privacy.mode == "correlated"
 
 
 @pytest.mark.parametrize("kind", kinds().values(), ids=lambda kind: kind.name)

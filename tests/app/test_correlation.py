@@ -1,4 +1,4 @@
-"""From `noise` to a plan and its selection."""
+"""From `privacy=correlated` to a plan and its selection."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting import VisibleSampling as Visible
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.exclusions import fitting_selections
 from fl_dp.app.planning import make_plan, make_selection
-from fl_dp.app.settings.noises import NoiseSettings
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.plan import CorrelatedPlan, Plan
 from fl_dp.statement.of_clients import promise_in_words
@@ -25,8 +23,8 @@ from fl_dp.strategies import CyclicSelection, SpacedSelection
 
 # Beyond epsilon 100 bounds are in closed form, and nothing is computed for seconds.
 SMALL = ["rounds=20", "task.num_clients=100", "privacy.epsilon=150", "selection.sampling_rate=0.1"]
-SPACED = ["selection=public", "noise=spaced"]
-CYCLIC = ["noise=cyclic", "noise.groups=4"]
+SPACED = ["selection=public", "privacy=correlated"]
+CYCLIC = ["privacy=correlated", "privacy.groups=4"]
 
 
 def plan_of(*overrides: str) -> Plan:
@@ -49,7 +47,7 @@ def test_spaced_rests_as_long_as_the_roster_allows() -> None:
 
 
 def test_a_separation_and_bands_of_ones_own() -> None:
-    plan = plan_of(*SPACED, "noise.separation=5", "noise.bands=3")
+    plan = plan_of(*SPACED, "privacy.separation=5", "privacy.bands=3")
     assert plan.sampling == Visible(cohort=10, separation=5)
     assert (bands_of(plan), plan.charged_rounds) == (3, 4)
 
@@ -73,14 +71,18 @@ def test_a_cut_inside_groups_is_of_the_group() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["noise=cyclic"], "noise.groups=8"),
-        (["noise=cyclic", "selection.sampling_rate=0.4"], "noise.groups=2"),
-        (["noise=cyclic", "noise.groups=11"], "at most 10 groups"),
-        ([*CYCLIC, "noise.bands=5"], "5 noise.bands are more .* use at most 4"),
-        ([*SPACED, "noise.separation=11"], "separation of at most 10"),
+        (["privacy=correlated"], "with selection=poisson needs .* write privacy.groups=8, or sel"),
+        (["privacy=correlated", "selection.sampling_rate=0.4"], "privacy.groups=2"),
+        (["privacy=correlated", "privacy.groups=11"], "at most 10 groups"),
+        ([*CYCLIC, "privacy.bands=5"], "5 privacy.bands are more .* use at most 4"),
+        ([*SPACED, "privacy.separation=11"], "separation of at most 10"),
         ([*CYCLIC, "privacy.neighboring_relation=replace-one"], "zero-out"),
-        (["noise=ciclic"], "cyclic"),
-        (["noise=cyclic", "noise.groups=1"], "at least 2"),
+        (["privacy=corelated"], "did you mean privacy=correlated"),
+        (["privacy=correlated", "privacy.groups=1"], "at least 2"),
+        ([*CYCLIC, "privacy.separation=4"], "write selection=public, or with selection=poisson"),
+        ([*SPACED, "privacy.groups=4"], "write selection=poisson, or with selection=public"),
+        (["privacy=correlated", "selection=fixed"], "has no selection=fixed: write sel.* public"),
+        (["privacy.groups=4"], "is a key of privacy=correlated"),
     ],
 )
 def test_what_can_not_be_is_one_line_of_advice(overrides: list[str], reason: str) -> None:
@@ -98,30 +100,6 @@ def test_the_statement_says_what_is_correlated_and_what_memory_holds() -> None:
     assert "opens as many sums" in plan.not_covered[0]
 
 
-@pytest.mark.parametrize("privacy", ["distributed", "distributed_records", "local"])
-@pytest.mark.parametrize("noise", ["cyclic", "spaced"])
-def test_noise_that_remembers_is_the_server_s_alone(noise: str, privacy: str) -> None:
-    with pytest.raises(ValueError, match="only a server that adds the noise can take it away"):
-        plan_of(f"noise={noise}", f"privacy={privacy}")
-
-
-@pytest.mark.parametrize(
-    ("selections", "goes_with"),
-    [
-        (("public",), "{noise=own} goes with {selection=public}"),
-        (("public", "buffered"), "{noise=own} goes with {selection=public} or buffered"),
-    ],
-)
-def test_a_noise_says_which_selections_it_goes_with(
-    selections: tuple[str, ...], goes_with: str
-) -> None:
-    class OwnNoiseSettings(NoiseSettings):
-        pass
-
-    OwnNoiseSettings.selections = selections
-    assert fitting_selections(OwnNoiseSettings(name="own")) == goes_with
-
-
 def error_of(*overrides: str) -> float:
     """Return the root mean square error of the model over all rounds, in clipping norms."""
     asked = ["rounds=100", "task.num_clients=1000", "selection.sampling_rate=0.1"]
@@ -135,6 +113,8 @@ def error_of(*overrides: str) -> float:
 def test_errors_of_plans_are_those_of_the_published_table() -> None:
     poisson = error_of()
     assert error_of(*SPACED) / poisson == pytest.approx(0.841, abs=2e-3)
-    assert error_of("noise=cyclic", "noise.groups=8") / poisson == pytest.approx(0.858, abs=2e-3)
+    assert error_of("privacy=correlated", "privacy.groups=8") / poisson == pytest.approx(
+        0.858, abs=2e-3
+    )
     capped = error_of("selection=public", "selection.participation_cap=10")
     assert capped / poisson == pytest.approx(2.03, abs=1e-2)
