@@ -38,7 +38,6 @@ def check_together(
         EXCLUSIONS,
         Asked(
             plan=plan,
-            sampling=selection.sampling,
             utility=selection.utility,
             charged_unit=selection.unit,
             looks_at_norms=selection.looks_at_norms,

@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fl_dp.accounting import OwnRatesSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 from fl_dp.updates import Compression
@@ -105,6 +106,11 @@ class UnprotectedFedAvg(RoundStrategy):
             raise ValueError(
                 "a buffer is filled by answers that are clipped one by one: use DPFedBuff, or "
                 "selection=PublicSelection(...)"
+            )
+        if isinstance(selection.sampling, OwnRatesSampling):
+            raise ValueError(
+                "each group's rate is found for its own budget, and without privacy there is "
+                f"none: use selection=PoissonSelection(...), got {selection.sampling}"
             )
         compression = compression if compression is not None else Compression()
         check_together(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_dp.accounting import OwnRatesSampling, Sampling
 from fl_dp.option_errors import Exclusion
 from fl_dp.updates.compression_options import CompressionOptions
 
@@ -24,7 +23,6 @@ class Asked:
 
     Attributes:
         plan: What is promised to clients; None: nothing.
-        sampling: How each cohort is sampled.
         utility: What the selection asks clients for, if anything.
         charged_unit: Whose release the selection's own is, `client` or `record`.
         looks_at_norms: Whether the selection reads each update's norm.
@@ -36,7 +34,6 @@ class Asked:
     """
 
     plan: Plan | None
-    sampling: Sampling
     utility: str | None = None
     charged_unit: str = "client"
     looks_at_norms: bool = False
@@ -62,6 +59,16 @@ class Asked:
         return self.plan is not None and not self.plan.trusts_server
 
     @property
+    def tells_the_server(self) -> bool:
+        """Whether clients are asked for a utility, or for how many records they have."""
+        return self.utility is not None or self.weight_cap is not None
+
+    @property
+    def has_metrics(self) -> bool:
+        """Whether each round releases clients' metrics."""
+        return self.plan is not None and bool(self.plan.release.metrics)
+
+    @property
     def masked(self) -> bool:
         """Whether updates travel under masks, as integers that have to add up."""
         return self.plan is not None and self.plan.masked
@@ -73,12 +80,6 @@ class Asked:
 
 
 EXCLUSIONS: tuple[Exclusion[Asked], ...] = (
-    Exclusion(
-        options=("sampling",),
-        when=lambda asked: asked.plan is None and isinstance(asked.sampling, OwnRatesSampling),
-        why="each group's rate is found for its own budget, and without privacy there is none",
-        instead="leave {sampling=?} out",
-    ),
     Exclusion(
         options=("selection", "unit"),
         when=lambda asked: (
@@ -102,28 +103,12 @@ EXCLUSIONS: tuple[Exclusion[Asked], ...] = (
         instead="write {utility='loss'}, or have one unit a node and coins at the server",
     ),
     Exclusion(
-        options=("selection", "weight_cap", "client_scheme", "secure_sum"),
-        when=lambda asked: (
-            asked.tells_nothing and (asked.utility is not None or asked.weight_cap is not None)
-        ),
-        why="clients that do not trust the server tell it nothing in the clear, neither a utility "
-        "nor how many records they have",
-        instead="write {selection=PublicSelection(...)}, and no {weight_cap}",
-    ),
-    Exclusion(
-        options=("compression.up", "units_per_node", "coins_at_nodes"),
-        when=lambda asked: (
-            asked.sums_at_nodes and asked.compression.up != "none" and not asked.masked
-        ),
-        why="a node that sums its units answers in exact grid steps, without noise, and "
-        "{compression.up=?} would round the exact sum",
-        instead="leave it out, or have one unit a node and coins at the server",
-    ),
-    Exclusion(
-        options=("compression.up", "secure_sum"),
-        when=lambda asked: asked.masked and asked.compression.up != "none",
-        why="{compression.up=?} would change masked words, which then no longer add up",
-        instead="with {secure_sum} leave it out, and write {secure_sum.bits=8} for half the bytes",
+        options=("compression.up", "units_per_node", "coins_at_nodes", "secure_sum"),
+        when=lambda asked: asked.compression.up != "none" and (asked.sums_at_nodes or asked.masked),
+        why="{compression.up=?} would round sums that have to stay exact: those of a node's units, "
+        "and masked ones, which then no longer add up",
+        instead="leave it out, or have one unit a node and coins at the server; with {secure_sum} "
+        "write {secure_sum.bits=8} for half the bytes",
     ),
     Exclusion(
         options=("roster_may_grow", "sampling", "secure_sum"),
@@ -143,16 +128,13 @@ EXCLUSIONS: tuple[Exclusion[Asked], ...] = (
     Exclusion(
         options=("weight_cap", "metrics", "selection", "record_plan"),
         when=lambda asked: (
-            asked.dp_sgd
-            and bool(
-                asked.weight_cap is not None
-                or asked.utility
-                or (asked.plan is not None and asked.plan.release.metrics)
-            )
+            (asked.tells_nothing and asked.tells_the_server)
+            or (asked.dp_sgd and (asked.tells_the_server or asked.has_metrics))
         ),
-        why="clients that protect their records by DP-SGD report nothing else about them",
-        instead="give no {weight_cap}, no {metrics}, and a {selection} that asks clients for no "
-        "utility, or leave {record_plan} out",
+        why="clients that do not trust the server, or protect their records by DP-SGD, tell it "
+        "nothing beside their update, neither a utility nor how many records they have",
+        instead="write {selection=PublicSelection(...)} and no {weight_cap}, and with "
+        "{record_plan} no {metrics} either",
     ),
 )
 """Every combination that is always wrong, in the order in which they are looked for."""

@@ -143,7 +143,7 @@ def test_the_bytes_of_a_message_stand_beside_each_round(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sums", ["simulation.units_per_node=2", "selection.coins=nodes"])
 def test_an_exact_sum_is_never_encoded(sums: str) -> None:
     settings = compose_settings([*SMALL, sums, "compression.up=float16"])
-    with pytest.raises(ValueError, match="would round the exact sum"):
+    with pytest.raises(ValueError, match="would round sums that have to stay exact"):
         make_plan(settings)
 
 

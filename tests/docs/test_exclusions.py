@@ -108,7 +108,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
         "compression.up=quantize simulation.units_per_node=50",
         "compression.up=quantize selection.coins=nodes",
     ),
-    (f"{_CYCLIC} selection.participation_cap=5 selection.sampling_rate=0.25",),
+    (f"{_CYCLIC} selection.participation_cap=5",),
     (f"{_CYCLIC} privacy.neighboring_relation=replace-one",),
     (f"{_CYCLIC} privacy.separation=4",),
     ("privacy=correlated selection=public privacy.groups=4",),
@@ -139,10 +139,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
 
 # Settings compose no such plan; tests/plan and tests/strategies meet these rows.
 OF_PYTHON = {
-    "each group's rate is found for its own budget, and without privacy there is none",
     "nodes that flip the coins themselves ask no selection",
-    "clients that do not trust the server tell it nothing in the clear, neither a utility nor how "
-    "many records they have",
     "where units are records a sum is a step of DP-SGD already, and clients take none of their own",
 }
 
@@ -152,6 +149,8 @@ RAISED_IN_PYTHON = (
     "nodes do not say how many records they have, so they flip their own coins",
     "a server that lies chooses the cohorts, so a secure sum charges every round",
     "groups with budgets of their own take part in every round",
+    "a {self.kind} plan has cohorts by",
+    "means nothing where noise is added",
 )
 """Beginnings of errors that only plans in Python meet: keys have no such combination."""
 

@@ -63,8 +63,7 @@ def planned(secure_sum: SecureSum = ROSTER, **changes: Any) -> SharedNoisePlan:
 
 
 def asked(**beside: Any) -> Asked:
-    plan = planned()
-    return Asked(plan=plan, sampling=plan.sampling, **beside)
+    return Asked(plan=planned(), **beside)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +348,7 @@ def test_what_a_secure_sum_excludes_is_refused(changes: dict[str, Any], instead:
 
 @pytest.mark.parametrize("utility", ["loss", "update_norm"])
 def test_no_utility_is_told_in_the_clear(utility: str) -> None:
-    with pytest.raises(IncompatibleOptions, match="in the clear"):
+    with pytest.raises(IncompatibleOptions, match="nothing beside their update"):
         require_compatible(EXCLUSIONS, asked(utility=utility))
     require_compatible(EXCLUSIONS, asked(utility=None))
 

@@ -281,11 +281,11 @@ def test_only_clients_that_trust_nobody_report_nothing(reported: str) -> None:
     told: dict[str, Any] = {"utility": "loss", "weight_cap": 100.0}
     asked = {reported: told[reported]}
     for plan in EACH:
-        require_compatible(EXCLUSIONS, Asked(plan=plan, sampling=plan.sampling))
+        require_compatible(EXCLUSIONS, Asked(plan=plan))
     for plan in (LOCAL, DISTRIBUTED):
-        with pytest.raises(IncompatibleOptions, match="tell it nothing in the clear"):
-            require_compatible(EXCLUSIONS, Asked(plan=plan, sampling=plan.sampling, **asked))
-    require_compatible(EXCLUSIONS, Asked(plan=CENTRAL, sampling=COINS, **asked))
+        with pytest.raises(IncompatibleOptions, match="tell it nothing beside their update"):
+            require_compatible(EXCLUSIONS, Asked(plan=plan, **asked))
+    require_compatible(EXCLUSIONS, Asked(plan=CENTRAL, **asked))
 
 
 # Drafts -------------------------------------------------------------------------------------------

@@ -284,7 +284,7 @@ def test_options_that_do_not_go_with_own_budgets_are_refused() -> None:
     for other in ({"coins_at_nodes": True}, {"schedule": NoiseSchedule(name="linear")}):
         with pytest.raises(IncompatibleOptions, match="means nothing where"):
             planned(**other)
-    with pytest.raises(IncompatibleOptions, match="without privacy there is none"):
+    with pytest.raises(ValueError, match="without privacy there is none"):
         UnprotectedFedAvg(selection=OwnRatesSelection(LAW))
     everybody = OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES)
     with pytest.raises(IncompatibleOptions, match="a distributed plan has cohorts by"):
