@@ -133,8 +133,8 @@ EXCLUSIONS: tuple[Exclusion[Asked], ...] = (
         ),
         why="clients that do not trust the server, or protect their records by DP-SGD, tell it "
         "nothing beside their update, neither a utility nor how many records they have",
-        instead="write {selection=PublicSelection(...)} and no {weight_cap}, and with "
-        "{record_plan} no {metrics} either",
+        instead="give no {weight_cap}, a {selection} that asks clients for no utility, and with "
+        "{record_plan} no {metrics}",
     ),
 )
 """Every combination that is always wrong, in the order in which they are looked for."""

@@ -135,7 +135,7 @@ def strategy_of(open_ledger: Any, plan: Any = None, **options: Any) -> Any:
 
 @pytest.mark.parametrize("central", [False, True])
 def test_a_weight_by_the_number_of_records_is_refused(open_ledger: Any, central: bool) -> None:
-    with pytest.raises(ValueError, match=r"tell it nothing beside their .* and no weight_cap"):
+    with pytest.raises(ValueError, match=r"tell it nothing beside their .* give no weight_cap"):
         strategy_of(open_ledger, plan_of(N) if central else None, weight_cap=10.0)
 
 

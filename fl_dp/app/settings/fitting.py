@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fl_dp.option_errors import IncompatibleOptions
 
 from .options import option_name
-from .promises import PROMISES
-
-if TYPE_CHECKING:
-    from .run import Settings
+from .promises import PROMISES, PrivacySettings
 
 GROUPS = ("selection", "clipping", "schedule", "dp_sgd")
 """Groups of which a promise has some options."""
@@ -33,13 +30,16 @@ KEYS: Mapping[str, tuple[Any, ...]] = {
 """Keys that some promises have, and values with which one is not used."""
 
 
-def require_fitting(settings: Settings) -> None:
-    """Refuse an option or a key that the chosen promise does not have.
+def require_fitting(privacy: PrivacySettings, settings: Any) -> None:
+    """Refuse an option or a key that a promise does not have.
+
+    Args:
+        privacy: The promise.
+        settings: All groups of the run.
 
     Raises:
         IncompatibleOptions: With what to write instead.
     """
-    privacy = settings.privacy
     for group in GROUPS:
         chosen = option_name(group, getattr(settings, group))
         options = getattr(privacy.fitting, group)

@@ -82,7 +82,7 @@ class Settings:
             raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
         at_least("rounds", self.rounds, 1)
         choices("", self)
-        require_fitting(self)
+        require_fitting(self.privacy, self)
         self.schedule.check()
         self.features.check()
         positive("round_timeout", self.round_timeout)
