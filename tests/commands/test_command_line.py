@@ -439,7 +439,7 @@ def test_a_picture_that_can_t_be_written_is_status_2(name: str, said: str, tmp_p
         ("privacy=dp_sgd task.num_clients=5", ["nobody takes part in 24% of the rounds"]),
         ("privacy=dp_sgd task.num_clients=6", []),
         ("privacy=dp_sgd task.num_clients=3 selection.sampling_rate=1", []),
-        ("privacy=dp_sgd task.num_clients=3 statistic.query=count", []),
+        ("task.num_clients=3 privacy.delta=1e-5 statistic.query=count", ["3 clients are few"]),
     ],
 )
 def test_what_promises_less_than_it_seems_is_cautioned_of(
