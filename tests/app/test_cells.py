@@ -188,7 +188,7 @@ def test_a_digest_says_nothing_of_folders_and_machines(override: str) -> None:
 def test_a_digest_survives_the_run_s_own_file(tmp_path: Any) -> None:
     from fl_dp.app.run_folder import RunFolder
 
-    _, cells = cells_of("udp_formula")
+    _, cells = cells_of("selection")
     folder = RunFolder(tmp_path / "run")
-    folder.create(replace(cells[-1].settings.hosting(4), run_name="run"))
-    assert digest_of(folder.read_settings()) == cells[-1].digest
+    folder.create(replace(cells[0].settings.hosting(4), run_name="run"))
+    assert digest_of(folder.read_settings()) == cells[0].digest
