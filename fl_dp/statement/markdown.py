@@ -8,8 +8,8 @@ from functools import singledispatch
 from fl_dp.promise import is_promise
 
 from .promise import NoPromise, PrivacyStatement, Promise, RecordStatement
+from .sentences import ACCOUNTANTS
 from .words import (
-    ACCOUNTANTS,
     ceiling,
     describe_event,
     neighbours_in_words,

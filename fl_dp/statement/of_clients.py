@@ -8,13 +8,11 @@ from fl_dp.accounting.second_figure import SecondFigure, second_figure
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import Plan, SharedNoisePlan
-from fl_dp.plan.plan import ITEMS_OF_SEVERAL_RECORDS
 
 from .promise import OwnPromise, PrivacyStatement, SecureSumClaims
+from .sentences import NOT_COVERED_OF_CLIENTS, UNITS
 from .several_records import several_records_of
-from .words import UNITS, neighbours_in_words, warnings_of
-
-_ACTIVE = "a malicious server, or clients that send something else than they should"
+from .words import figure_of, neighbours_in_words, not_covered_of
 
 
 def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
@@ -26,40 +24,18 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     Gaussian. The last bits of a sum tell in which binade its terms lie, however large the noise.
     """
     plan = ledger.plan
-    shared = isinstance(plan, SharedNoisePlan)  # which says itself what a liar can do
     spent, promised = ledger.epsilon(), ledger.promise()
     chosen, second = _hyper_parameters(ledger), second_figure_of(ledger)
-    not_covered = [
-        *(
-            ()
-            if chosen
-            else ("the choice of hyper-parameters, if it was made on the clients' data",)
-        ),
-        "accuracy on the public test set, which no client's data enters",
-        "operator logs, timing and network traffic, which show who took part",
-        *(() if shared else (_ACTIVE,)),
-        "the sum of this run and others on the same clients: their budgets add up",
-    ]
-    not_covered[:0] = warnings_of(second)
-    if ledger.insecure:
-        not_covered.insert(
-            0,
-            "ANYTHING AGAINST WHO KNOWS THE SEED: noise and coins came from an insecure source "
-            "(`insecure_seed`), which is for tests and simulations only",
-        )
-    if any(isinstance(event, RandomStoppingEvent) for event, _ in ledger.history):
-        not_covered.append(
-            "anything against who learns of a training that was not kept, or how many there were: "
-            "the server is trusted to hide both, and nodes that took part saw each model"
-        )
-    if promised != spent:
-        not_covered.append(
-            "what was spent so far (`epsilon_so_far`) as a promise: it would hold only if nothing "
-            "that was released had a part in stopping there"
-        )
-    if plan.hosting.of_records:
-        not_covered.append(ITEMS_OF_SEVERAL_RECORDS)
-    not_covered += plan.not_covered + plan.sampling.not_covered
+    holds = {
+        "seed": ledger.insecure,
+        "figure": second.above_ours,
+        "choice": chosen is None,
+        "liars": not isinstance(plan, SharedNoisePlan),  # which says itself what they can do
+        "best of many": any(isinstance(event, RandomStoppingEvent) for event, _ in ledger.history),
+        "so far": promised != spent,
+        "items": plan.hosting.of_records,
+    }
+    not_covered = not_covered_of(NOT_COVERED_OF_CLIENTS, holds, figure=figure_of(second))
     return PrivacyStatement(
         delta=plan.budget.delta,
         epsilon=promised.by_name,
@@ -72,13 +48,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         trusted=plan.trusted,
         mechanism=plan.mechanism
         + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
-        sampling=(
-            plan.sampling.describe(plan.hosting.sampled)
-            if plan.participation_cap is None
-            else f"{plan.sampling.describe().partition(':')[0]}: {plan.participation_cap} rounds "
-            + ("of the least noise " if len(set(plan.noise_multipliers)) > 1 else "")
-            + "are charged in full, a client's most"
-        ),
+        sampling=_sampling(plan),
         rule=ledger.rule,
         sampling_rate=plan.sampling_rate,
         rounds=ledger.rounds_spent,
@@ -94,7 +64,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         num_clients=plan.num_clients,
         randomness=tuple(sorted(ledger.randomness)),
         insecure=ledger.insecure,
-        not_covered=tuple(not_covered),
+        not_covered=(*not_covered, *plan.not_covered, *plan.sampling.not_covered),
         versions=library_versions(),
         ledger=ledger.name,
         anchor=ledger.anchor,
@@ -116,6 +86,16 @@ def second_figure_of(ledger: SpentLedger) -> SecondFigure:
         neighboring_relation=plan.neighboring_relation,
         slack=plan.slack,
     )
+
+
+def _sampling(plan: Plan) -> str:
+    """Return how cohorts are sampled, and what of it one client is charged for."""
+    cap = plan.participation_cap
+    if cap is None:
+        return plan.sampling.describe(plan.hosting.sampled)
+    least = " of the least noise" if len(set(plan.noise_multipliers)) > 1 else ""
+    law = plan.sampling.describe().partition(":")[0]
+    return f"{law}: {cap} rounds{least} are charged in full, a client's most"
 
 
 def _hyper_parameters(ledger: SpentLedger) -> str | None:

@@ -1,44 +1,15 @@
-"""Words and figures that statements share."""
+"""Words and figures that statements share, made of the sentences."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import ROUND_CEILING, Context, Decimal
 
-from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent, PrivacyEvent
-from fl_dp.accounting.events import (
-    FixedSizeGaussianEvent,
-    RandomStoppingEvent,
-    TruncatedPoissonGaussianEvent,
-)
+from fl_dp.accounting import NeighboringRelation, PrivacyEvent
+from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure
-from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 
-ACCOUNTANTS = {
-    "pld": "privacy-loss distributions",
-    "rdp": "Renyi DP",
-    "gdp": "Gaussian DP, exact without sampling",
-    "zcdp": "zero-concentrated DP",
-    "gumbel": "privacy-loss distributions of all noisy scores",
-    "filter": "what the gate before each release guarantees",
-    "naive": "basic composition, for comparison",
-}
-
-_RELATIONS = {
-    NeighboringRelation.ADD_OR_REMOVE_ONE: "a client is in the population or it is not",
-    NeighboringRelation.ZERO_OUT: (
-        "a client of the public roster contributes, or contributes zero throughout"
-    ),
-    NeighboringRelation.REPLACE_ONE: "a client's data is replaced by any other data",
-}
-_RELATIONS_OF_RECORDS = {
-    NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
-    NeighboringRelation.ZERO_OUT: "a record contributes, or contributes zero throughout",
-    NeighboringRelation.REPLACE_ONE: "one record of a client is replaced by any other",
-}
-UNITS = {
-    "client": "one client's whole contribution over the whole training",
-    "record": "one record of one client, over the whole training",
-}
+from .sentences import EVENTS, NEIGHBOURS, SECOND_FIGURE, UNITS
 
 
 def neighbours_in_words(unit: str, relation: NeighboringRelation) -> str:
@@ -48,67 +19,52 @@ def neighbours_in_words(unit: str, relation: NeighboringRelation) -> str:
         unit: What is protected, in words.
         relation: How neighbours differ.
     """
-    if unit == UNITS["record"]:
-        return _RELATIONS_OF_RECORDS[relation]
-    return _RELATIONS[relation]
+    return NEIGHBOURS["record" if unit == UNITS["record"] else "client"][relation]
 
 
 def describe_event(event: PrivacyEvent) -> str:
     """Return one line that tells a person what was released."""
-    match event:
-        case GaussianEvent(noise_multiplier=z):
-            return f"Gaussian, noise multiplier {z:.5g}"
-        case PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate):
-            return f"Gaussian, noise multiplier {z:.5g}, Poisson sample at rate {rate:g}"
-        case TruncatedPoissonGaussianEvent():
-            return (
-                f"Gaussian, noise multiplier {event.noise_multiplier:.5g}, Poisson sample at rate "
-                f"{event.sampling_rate:g} of {event.num_units}, cut at {event.max_cohort}"
-            )
-        case FixedSizeGaussianEvent():
-            return (
-                f"Gaussian, noise multiplier {event.noise_multiplier:.5g}, {event.cohort} of "
-                f"{event.num_units} units"
-            )
-        case LaplaceEvent(noise_multiplier=scale):
-            return f"Laplace, scale {scale:.5g} of the L1 sensitivity"
-        case ExponentialEvent(epsilon=epsilon, draws=draws):
-            return f"exponential mechanism, {draws} drawn at bounded range {epsilon:.5g}"
-        case ZcdpEvent(rho=rho):
-            return f"{rho:.5g}-zCDP"
-        case RandomStoppingEvent(releases=releases, mean_runs=mean, shape=shape):
-            run = ", ".join(f"{count} x {describe_event(one)}" for one, count in releases)
-            return (
-                f"the best of a secret random number of trainings, {mean:g} expected (truncated "
-                f"negative binomial of shape {shape:g}), each of {run}"
-            )
+    slots = dict(vars(event))
+    if isinstance(event, RandomStoppingEvent):
+        each = (f"{count} x {describe_event(one)}" for one, count in event.releases)
+        slots["run"] = ", ".join(each)
+    return EVENTS[event.kind].format(**slots)
 
 
 def second_figure_in_words(second: SecondFigure) -> str:
     """Return what a page says of the figure that dp-accounting computed, in whole sentences."""
     if second.epsilon is None or second.ours is None:
-        return f"There is no second figure of dp-accounting: {second.how}."
-    text = (
-        f"dp-accounting computes epsilon {rounded_up(second.epsilon)} for the same releases "
-        f"({second.how}), beside our {rounded_up(second.ours)}: "
-    )
+        return SECOND_FIGURE["none"].format(how=second.how)
     if second.above_ours:
-        text += f"{100.0 * second.difference:.1f} % MORE, which discretisation does not explain."
+        verdict, percent = "above", 100.0 * second.difference
     elif second.difference < -TOLERANCE:
-        text += f"ours is the more cautious one, by {-100.0 * second.difference:.1f} % of it."
+        verdict, percent = "below", -100.0 * second.difference
     else:
-        text += f"they agree within {100.0 * TOLERANCE:g} %."
-    return f"{text} Both believe that each release is charged as the right event."
+        verdict, percent = "equal", 100.0 * TOLERANCE
+    return SECOND_FIGURE[verdict].format(
+        how=second.how,
+        theirs=rounded_up(second.epsilon),
+        ours=rounded_up(second.ours),
+        percent=percent,
+    )
 
 
-def warnings_of(second: SecondFigure) -> list[str]:
-    """Return what the statement has to leave out because of a second figure: none if it agrees."""
-    if not second.above_ours or second.epsilon is None:
-        return []
-    return [
-        "THE NUMBER ITSELF: dp-accounting computes more for the same releases. Go by epsilon "
-        f"{rounded_up(second.epsilon)} until the difference is explained"
-    ]
+def figure_of(second: SecondFigure) -> str:
+    """Return the second figure's epsilon, rounded up; nothing where there is none."""
+    return "" if second.epsilon is None else rounded_up(second.epsilon)
+
+
+def not_covered_of(
+    sentences: Mapping[str, str], holds: Mapping[str, bool], **slots: object
+) -> list[str]:
+    """Return the sentences that hold, in their order.
+
+    Args:
+        sentences: By name.
+        holds: Whether one does; those that are not named always do.
+        **slots: What they are filled with.
+    """
+    return [said.format(**slots) for name, said in sentences.items() if holds.get(name, True)]
 
 
 def rounded_up(epsilon: float) -> str:

@@ -36,7 +36,7 @@ from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEven
 from fl_dp.plan import CentralPlan, LocalPlan, SecureSum
 from fl_dp.statement import PrivacyStatement, of_clients, privacy_statement, statement_markdown
 from fl_dp.statement.check import statement_differences, statement_page
-from fl_dp.statement.words import describe_event, second_figure_in_words, warnings_of
+from fl_dp.statement.words import describe_event, second_figure_in_words
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(encoding="utf-8")
 (RECOMPUTE,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
@@ -302,7 +302,7 @@ def test_a_second_figure_that_is_above_ours_is_the_first_thing_not_covered(
     assert "5.0 % MORE" in statement_markdown(warned)
     cautious = replace(figure, epsilon=0.95)
     assert "more cautious one, by 5.0 %" in second_figure_in_words(cautious)
-    assert not warnings_of(cautious)
+    assert not cautious.above_ours
 
 
 def test_where_dp_accounting_has_no_event_the_page_says_so() -> None:

@@ -19,8 +19,8 @@ from fl_dp.documents import MALFORMED
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry
 from fl_dp.statement.of_clients import second_figure_of
+from fl_dp.statement.sentences import ACCOUNTANTS
 from fl_dp.statement.words import (
-    ACCOUNTANTS,
     describe_event,
     rounded_up,
     second_figure_in_words,

@@ -12,7 +12,8 @@ from fl_dp.accounting import PrivacyBudget
 from fl_dp.accounting.events import event_to_dict
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Spending
-from fl_dp.statement.words import ACCOUNTANTS, describe_event, rounded_up
+from fl_dp.statement.sentences import ACCOUNTANTS
+from fl_dp.statement.words import describe_event, rounded_up
 
 from .sheets import sheet
 

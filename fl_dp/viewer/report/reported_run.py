@@ -10,7 +10,8 @@ from typing import Any
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.commands.terminal.results import noise_of_mean
-from fl_dp.statement.words import ACCOUNTANTS, rounded_up
+from fl_dp.statement.sentences import ACCOUNTANTS
+from fl_dp.statement.words import rounded_up
 from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.untrusted import number, texts

@@ -1,0 +1,169 @@
+"""The sentences of statements, in their order. What stands in braces is filled in.
+
+A plan and its law add what holds for their kind alone (`fl_dp/plan/`, `accounting/sampling.py`).
+"""
+
+from __future__ import annotations
+
+from fl_dp.accounting import NeighboringRelation
+from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.plan.plan import ANOTHER_APP, ITEMS_OF_SEVERAL_RECORDS
+
+UNITS = {
+    "client": "one client's whole contribution over the whole training",
+    "record": "one record of one client, over the whole training",
+}
+
+NEIGHBOURS = {
+    "client": {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: "a client is in the population or it is not",
+        NeighboringRelation.ZERO_OUT: (
+            "a client of the public roster contributes, or contributes zero throughout"
+        ),
+        NeighboringRelation.REPLACE_ONE: "a client's data is replaced by any other data",
+    },
+    "record": {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
+        NeighboringRelation.ZERO_OUT: "a record contributes, or contributes zero throughout",
+        NeighboringRelation.REPLACE_ONE: "one record of a client is replaced by any other",
+    },
+    "record inside clients": {
+        NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
+        NeighboringRelation.ZERO_OUT: (
+            "a record contributes, or contributes zero throughout; how many records a client has "
+            "is public"
+        ),
+        NeighboringRelation.REPLACE_ONE: "a record of a client is replaced by any other",
+    },
+}
+
+EVENTS = {
+    "gaussian": "Gaussian, noise multiplier {noise_multiplier:.5g}",
+    "poisson-gaussian": (
+        "Gaussian, noise multiplier {noise_multiplier:.5g}, Poisson sample at rate "
+        "{sampling_rate:g}"
+    ),
+    "truncated-poisson-gaussian": (
+        "Gaussian, noise multiplier {noise_multiplier:.5g}, Poisson sample at rate "
+        "{sampling_rate:g} of {num_units}, cut at {max_cohort}"
+    ),
+    "fixed-size-gaussian": (
+        "Gaussian, noise multiplier {noise_multiplier:.5g}, {cohort} of {num_units} units"
+    ),
+    "laplace": "Laplace, scale {noise_multiplier:.5g} of the L1 sensitivity",
+    "exponential": "exponential mechanism, {draws} drawn at bounded range {epsilon:.5g}",
+    "zcdp": "{rho:.5g}-zCDP",
+    "random-stopping": (
+        "the best of a secret random number of trainings, {mean_runs:g} expected (truncated "
+        "negative binomial of shape {shape:g}), each of {run}"
+    ),
+}
+"""What was released, by the kind of its event."""
+
+ACCOUNTANTS = {
+    "pld": "privacy-loss distributions",
+    "rdp": "Renyi DP",
+    "gdp": "Gaussian DP, exact without sampling",
+    "zcdp": "zero-concentrated DP",
+    "gumbel": "privacy-loss distributions of all noisy scores",
+    "filter": "what the gate before each release guarantees",
+    "naive": "basic composition, for comparison",
+}
+
+_COMPUTED = (
+    "dp-accounting computes epsilon {theirs} for the same releases ({how}), beside our {ours}: "
+)
+_BELIEVED = " Both believe that each release is charged as the right event."
+SECOND_FIGURE = {
+    "none": "There is no second figure of dp-accounting: {how}.",
+    "above": (
+        f"{_COMPUTED}{{percent:.1f}} % MORE, which discretisation does not explain.{_BELIEVED}"
+    ),
+    "below": f"{_COMPUTED}ours is the more cautious one, by {{percent:.1f}} % of it.{_BELIEVED}",
+    "equal": f"{_COMPUTED}they agree within {{percent:g}} %.{_BELIEVED}",
+}
+
+_FIGURE = (
+    "THE NUMBER ITSELF: dp-accounting computes more for the same releases. Go by epsilon {figure} "
+    "until the difference is explained"
+)
+_CHOICE = "the choice of hyper-parameters, if it was made on the clients' data"
+
+NOT_COVERED_OF_CLIENTS = {
+    "seed": (
+        "ANYTHING AGAINST WHO KNOWS THE SEED: noise and coins came from an insecure source "
+        "(`insecure_seed`), which is for tests and simulations only"
+    ),
+    "figure": _FIGURE,
+    "choice": _CHOICE,
+    "accuracy": "accuracy on the public test set, which no client's data enters",
+    "traffic": "operator logs, timing and network traffic, which show who took part",
+    "liars": "a malicious server, or clients that send something else than they should",
+    "runs": "the sum of this run and others on the same clients: their budgets add up",
+    "best of many": (
+        "anything against who learns of a training that was not kept, or how many there were: "
+        "the server is trusted to hide both, and nodes that took part saw each model"
+    ),
+    "so far": (
+        "what was spent so far (`epsilon_so_far`) as a promise: it would hold only if nothing "
+        "that was released had a part in stopping there"
+    ),
+    "items": ITEMS_OF_SEVERAL_RECORDS,
+}
+"""What no promise to clients covers, the gravest first; code says which do not hold."""
+
+NOT_COVERED_OF_RECORDS = {
+    "generator": (
+        "WHOEVER CAN PREDICT TORCH'S GENERATOR: noise and coins came from it "
+        "(`dp_sgd.secure_randomness=false`), which is for comparisons only"
+    ),
+    "rows": (
+        "records of a model whose layers have other rows than records: gradients are those of "
+        "rows (`dp_sgd.grad_sample_mode={rows}`), which was declared, and compared with gradients "
+        "of single records on made-up records alone"
+    ),
+    "figure": _FIGURE,
+    "clients": (
+        "clients as a whole: what all records of one client say together (`privacy=central` and "
+        "`privacy=local` protect that, alone or with this)"
+    ),
+    "two clients": "data that lie at two clients: what each releases of a record adds up",
+    "runs": (
+        "what other runs release of the same records: each has a budget of its own, and a node's "
+        "owner caps all of them together (`dp-max-epsilon`)"
+    ),
+    "choice": _CHOICE,
+    "rounding": "rounding of the clipped sums in floating-point numbers",
+    "traffic": "timing, network traffic, and who took part in which round",
+    "failure": (
+        "that a client's training failed as a whole or its process ended, once a Flower run: a "
+        "real node contributes nothing from then on, be it for one record or for a restart"
+    ),
+    "software": "a client's own software, if it is not the one that was agreed on",
+    "items": ITEMS_OF_SEVERAL_RECORDS,
+    "app": ANOTHER_APP,
+}
+"""The same of the promise to records inside clients."""
+
+PROMISE_TO_RECORDS = {
+    "unit": UNITS["record"],
+    "adversary": (
+        "sees every model that each client sends, the server included, and knows all other records"
+    ),
+    "trusted": "each client's own software, with its records, its noise and its ledger",
+    "mechanism": (
+        "DP-SGD at each client: Gaussian noise on the sum of the clipped gradients of a Poisson "
+        "sample of its records, {steps} steps a round"
+    ),
+    "composition": (
+        "the largest epsilon of any client, not their sum: records of different clients are "
+        "different records; a client whose ledger is spent contributes nothing. A client whose "
+        "owner allows less has more noise: its own smaller number stands in its node's ledger"
+    ),
+    "rule": (
+        "each client's ledger, which counts this training by itself, and all runs under its "
+        "owner's cap: releases of one kind by privacy-loss distributions at "
+        f"{DECLARED_SHARE:g} delta, others at Renyi orders that share {1 - DECLARED_SHARE:.1g} "
+        "delta"
+    ),
+}
