@@ -95,38 +95,28 @@ class OpenBuffer(OpenRound):
         )
 
 
+@dataclass(eq=False, kw_only=True)
 class Buffer:
     """Asks under way, over all releases of one training.
 
     Every ask is in the ledger before it is sent, and every answer before it is added. An answer
     fills a place whatever it holds, so that no unit's data decide when a release is made.
+
+    Attributes:
+        selection: Who is asked next, and how many at a time.
+        ledger: Where asks and answers are written down.
+        participations: Who may be asked.
+        progress: Counts who was asked.
+        log: Where mishaps are told of.
     """
 
-    def __init__(
-        self,
-        selection: BufferedSelection,
-        ledger: PrivacyLedger,
-        participations: Participations,
-        *,
-        progress: Progress,
-        log: RunLog,
-    ) -> None:
-        """Start with nobody asked.
-
-        Args:
-            selection: Who is asked next, and how many at a time.
-            ledger: Where asks and answers are written down.
-            participations: Who may be asked.
-            progress: Counts who was asked.
-            log: Where mishaps are told of.
-        """
-        self._selection = selection
-        self._ledger = ledger
-        self._participations = participations
-        self._progress = progress
-        self._log = log
-        self._under_way: dict[str, Asked] = {}
-        self._waiting: deque[tuple[Asked, Message | None]] = deque()
+    selection: BufferedSelection
+    ledger: PrivacyLedger
+    participations: Participations
+    progress: Progress
+    log: RunLog
+    _under_way: dict[str, Asked] = field(default_factory=dict, init=False)
+    _waiting: deque[tuple[Asked, Message | None]] = field(default_factory=deque, init=False)
 
     @property
     def under_way(self) -> int:
@@ -153,7 +143,7 @@ class Buffer:
         while True:
             taken = self._take(grid, missing)
             if taken:
-                self._ledger.fold([asked.name for asked, _ in taken])
+                self.ledger.fold([asked.name for asked, _ in taken])
                 missing -= len(taken)
                 if missing:  # else the next model is a better one to send
                     self._ask(grid, current, timeout)
@@ -165,12 +155,12 @@ class Buffer:
             if not missing:
                 return
             if not self.under_way:
-                self._log.warn_once(
+                self.log.warn_once(
                     "nobody is left who may be asked: a buffer is released before it is full"
                 )
                 return
             if clock.now() >= deadline:
-                self._log.warn_once("a buffer was not full in time, and is released as it is")
+                self.log.warn_once("a buffer was not full in time, and is released as it is")
                 return
             if not taken:
                 clock.sleep(min(pause, deadline - clock.now()))
@@ -178,20 +168,20 @@ class Buffer:
 
     def _ask(self, grid: Grid, current: OpenBuffer, timeout: float) -> None:
         """Ask as many units as may be under way."""
-        room = self._selection.concurrency - self.under_way
+        room = self.selection.concurrency - self.under_way
         if room <= 0:
             return
         busy = {each.unit for each in self._under_way.values()}
         busy |= {each.unit for each, _ in self._waiting}
-        left = self._participations.left(current.draft.roster, current.index)
+        left = self.participations.left(current.draft.roster, current.index)
         draw = replace(current.draft.draw, roster=[unit for unit in left if unit not in busy])
-        units = self._selection.first(draw, room)
-        names = self._participations.names_of(units)
+        units = self.selection.first(draw, room)
+        names = self.participations.names_of(units)
         if not units or names is None:
             return
-        self._ledger.ask(names)  # on disk before anybody hears of it
-        self._progress.asked([unit.node for unit in units])
-        lifetime = timeout * (self._selection.max_staleness + 1)
+        self.ledger.ask(names)  # on disk before anybody hears of it
+        self.progress.asked([unit.node for unit in units])
+        lifetime = timeout * (self.selection.max_staleness + 1)
         until = clock.now() + lifetime
         asked = [
             Asked(
@@ -220,7 +210,7 @@ class Buffer:
             for reply in grid.pull_messages(ids):
                 asked = self._under_way.pop(reply.metadata.reply_to_message_id, None)
                 if asked is None:
-                    self._log.warn_once("a reply came that was not waited for; it is ignored")
+                    self.log.warn_once("a reply came that was not waited for; it is ignored")
                 else:
                     self._waiting.append((asked, reply))
         now = clock.now()

@@ -49,7 +49,11 @@ class BufferedLoop(PrivateLoop):
             )
         self._asks = self.selection
         self._buffer = Buffer(
-            self._asks, self.ledger, self._participations, progress=self._progress, log=self._log
+            selection=self._asks,
+            ledger=self.ledger,
+            participations=self._participations,
+            progress=self._progress,
+            log=self._log,
         )
 
     def open(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,31 +36,24 @@ def record_plan_of(config: Mapping[str, Any]) -> RecordPlan:
     return decode_text(RecordPlan, str(config[RECORD_PLAN_KEY]))
 
 
+@dataclass(eq=False)
 class Records(Dataset[tuple[Tensor, Tensor]]):
-    """Records in memory, handed out a batch at a time instead of one by one."""
+    """Records in memory, handed out a batch at a time instead of one by one.
+
+    Attributes:
+        features: Shape `(n, ...)`.
+        labels: Shape `(n,)`.
+        fit: Which of them are records, `(n,)`; None: all are.
+        folder: Of the files that hold them and nobody else's, if there is one.
+    """
 
     record_wise = True
 
-    def __init__(
-        self,
-        features: Tensor,
-        labels: Tensor,
-        *,
-        fit: NDArray[np.bool_] | None = None,
-        folder: str | None = None,
-    ) -> None:
-        """Hold records.
-
-        Args:
-            features: Shape `(n, ...)`.
-            labels: Shape `(n,)`.
-            fit: Which of them are records, `(n,)`; None: all are.
-            folder: Of the files that hold them and nobody else's, if there is one.
-        """
-        self.features = features
-        self.labels = labels
-        self._fit = fit
-        self._folder = folder
+    features: Tensor
+    labels: Tensor
+    _: KW_ONLY
+    fit: NDArray[np.bool_] | None = None
+    folder: str | None = None
 
     def __len__(self) -> int:
         """Return how many there are, those without content included: their number is public."""
@@ -71,8 +65,8 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
         """Return a batch, without what is no record."""
-        if self._fit is not None:
-            rows = [row for row in rows if self._fit[row]]
+        if self.fit is not None:
+            rows = [row for row in rows if self.fit[row]]
         return self.features[rows], self.labels[rows]
 
     @property
@@ -83,8 +77,8 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
     @property
     def fingerprint(self) -> str:
         """A name for these records."""
-        if self._folder is not None:
-            return fingerprint_of_files(self._folder)
+        if self.folder is not None:
+            return fingerprint_of_files(self.folder)
         return fingerprint(self.features.cpu().numpy(), self.labels.cpu().numpy())
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,28 +30,24 @@ from .module_template import ModuleTemplate
 logger = logging.getLogger("flwr.fl_dp.client")
 
 
+@dataclass(eq=False)
 class SingleRecords:
     """Gradients by `vmap` over records, or by autograd record by record: `Gradients`.
 
     A batch that `vmap` can't follow raises, and is then given here record by record; a record that
     it can't follow goes through autograd. So each record decides for itself alone.
+
+    Attributes:
+        one_by_one: Never use `vmap`.
     """
 
     holds_all = True
 
-    def __init__(
-        self, template: ModuleTemplate, loss: nn.Module, *, one_by_one: bool = False
-    ) -> None:
-        """Take a model.
-
-        Args:
-            template: The model.
-            loss: Of a batch's outputs and targets; gives each record's, `(n,)`.
-            one_by_one: Never use `vmap`.
-        """
-        self.one_by_one = one_by_one
-        self._template, self._loss = template, loss
-        self._said = False
+    _template: ModuleTemplate
+    _loss: nn.Module  # gives each record's, `(n,)`
+    _: KW_ONLY
+    one_by_one: bool = False
+    _said: bool = field(default=False, init=False)
 
     def clipped_sums(self, inputs: Any, targets: Tensor, clip: Clip) -> Sequence[Tensor | None]:
         """Return the sum of the records' clipped gradients; see `Gradients.clipped_sums`."""

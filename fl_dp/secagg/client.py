@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -82,29 +82,19 @@ def bundle_cipher(root: bytes, terms: SumTerms, place: int, member: int) -> AESG
     return AESGCM(prf(root, "bundle", terms.hash, place, member))
 
 
+@dataclass(eq=False)
 class Participation:
-    """A client's part in one sum, from its mark to its message. Usable once.
+    """A client's part in one sum, once its mark is on disk, to its message. Usable once.
 
     Attributes:
         terms: Of the sum.
         place: The client's.
     """
 
-    def __init__(
-        self,
-        terms: SumTerms,
-        place: int,
-        root: Callable[[int], bytes],
-    ) -> None:
-        """Start, after the mark is on disk.
-
-        Args:
-            terms: Of the sum.
-            place: The client's.
-            root: Secret that the client shares with a place.
-        """
-        self.terms, self.place = terms, place
-        self._root, self._used = root, False
+    terms: SumTerms
+    place: int
+    _root: Callable[[int], bytes] = field(repr=False)  # the secret that it shares with a place
+    _used: bool = field(default=False, init=False)
 
     def message(self, values: NDArray[np.int64]) -> MaskedMessage:
         """Mask and share.
