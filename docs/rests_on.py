@@ -1,0 +1,186 @@
+"""The page of the files that must be right: for each kind of plan, the code that is called.
+
+    python docs/rests_on.py            # writes docs/rests_on.md
+
+A small training of each kind runs in a process of its own, from the plan to its statement. Of each
+file of the library in which a function is called meanwhile, the page has the first line. Calls while
+a file is imported do not count.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import logging
+import os
+import sys
+import tempfile
+import threading
+import tokenize
+import traceback
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PAGE = _ROOT / "docs" / "rests_on.md"
+_OF_APP = {"app", "commands", "lab", "tasks", "viewer"}
+_BEGIN, _END = "<!-- files -->\n", "<!-- end -->\n"
+
+if __name__ == "__main__":  # tests find what they share by themselves
+    os.environ |= {"OMP_NUM_THREADS": "1", "FL_DP_CALIBRATIONS": "off"}
+    sys.path[:0] = [str(_ROOT), str(_ROOT / "tests" / "support")]
+
+from fixed_draws import fix_draws
+from kind_trainings import PLANS, stated
+from owned_clock import answer_at_once
+from pytest import MonkeyPatch
+
+from fl_dp.plan.as_json import KINDS
+
+# --- What is called -------------------------------------------------------------------------------
+
+
+@cache
+def _in_library(file: str) -> bool:
+    path = Path(file)
+    if not path.is_relative_to(_ROOT):
+        return False
+    room, *below = path.relative_to(_ROOT).parts
+    return room == "strategies" or (room == "fl_dp" and below[0] not in _OF_APP)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    """Return whether a file of the library is being imported."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and _in_library(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _write_calls(written: int) -> None:
+    """Append the place of each function of the library that is called, also in forked processes.
+
+    Args:
+        written: Descriptor of a file.
+    """
+    known: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        code = frame.f_code
+        if event != "call" or code in known or not _in_library(code.co_filename):
+            return
+        if not _importing(frame):
+            known.add(code)
+            file = Path(code.co_filename).relative_to(_ROOT).as_posix()
+            os.write(written, f"{file}:{code.co_firstlineno}\n".encode())
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+
+
+def functions_called(kind: str) -> dict[str, set[int]]:
+    """Return the first lines of the functions that a training of a kind calls, by file.
+
+    Args:
+        kind: Of `KINDS`.
+
+    Raises:
+        RuntimeError: If the training fails.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        calls = Path(folder) / "calls.txt"
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                _train(kind, Path(folder), calls)
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            os._exit(code)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            raise RuntimeError(f"the training of a {kind} plan failed")
+        called: dict[str, set[int]] = {}
+        for line in calls.read_text(encoding="utf-8").split():
+            file, _, first = line.partition(":")
+            called.setdefault(file, set()).add(int(first))
+        return called
+
+
+def _train(kind: str, folder: Path, calls: Path) -> None:
+    logging.disable(logging.CRITICAL)
+    fix_draws(kind)
+    with MonkeyPatch.context() as patch:
+        answer_at_once(patch)  # nodes of secure sums wait for their slots otherwise
+        _write_calls(os.open(calls, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
+        stated(PLANS[kind](), folder)
+
+
+# --- The page -------------------------------------------------------------------------------------
+
+
+def written() -> str:
+    """Return what stands between the page's marks."""
+    called = {kind: functions_called(kind) for kind in KINDS}
+    shared = set.intersection(*(set(files) for files in called.values()))
+    rows = [
+        "| plan | who adds the noise | files | lines of code | in functions that are called |",
+        "|---|---|---|---|---|",
+    ]
+    for kind, files in called.items():
+        plan, lines = KINDS[kind], sum(len(_code_of(file)) for file in files)
+        of_calls = sum(_lines_called(file, firsts) for file, firsts in files.items())
+        rows.append(
+            f"| `{plan.__name__}` | {plan.place} | {len(files)} | {lines} | {of_calls} |"
+        )
+    parts = ["\n".join(rows), "## Every kind", _table(shared)]
+    for kind, files in called.items():
+        parts += [f"## {KINDS[kind].__name__}", _table(files.keys() - shared)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(files: set[str]) -> str:
+    rows = [f"| `{file}` | {len(_code_of(file))} | {_first_line(file)} |" for file in sorted(files)]
+    return "\n".join(["| file | lines | what must be right there |", "|---|---|---|", *rows])
+
+
+def _first_line(file: str) -> str:
+    docstring = ast.get_docstring(ast.parse((_ROOT / file).read_text(encoding="utf-8")))
+    return (docstring or "").partition("\n")[0].replace("|", "\\|")
+
+
+@cache
+def _code_of(file: str) -> frozenset[int]:
+    """Return a file's lines of code: neither blank, nor comment, nor docstring."""
+    source = (_ROOT / file).read_text(encoding="utf-8")
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.string.strip() and token.type != tokenize.COMMENT:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            lines.difference_update(_span(node))
+    return frozenset(lines)
+
+
+def _lines_called(file: str, firsts: set[int]) -> int:
+    """Return how many of a file's lines of code stand in functions with these first lines."""
+    inside: set[int] = set()
+    for node in ast.walk(ast.parse((_ROOT / file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef):
+            first = min(each.lineno for each in (node, *node.decorator_list))
+            if first in firsts:
+                inside.update(_span(node))
+    return len(inside & _code_of(file))
+
+
+def _span(node: ast.stmt) -> range:
+    return range(node.lineno, (node.end_lineno or node.lineno) + 1)
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1]) if len(sys.argv) > 1 else _PAGE
+    before, _, rest = _PAGE.read_text(encoding="utf-8").partition(_BEGIN)
+    page.write_text(f"{before}{_BEGIN}{written()}{_END}{rest.partition(_END)[2]}", encoding="utf-8")
