@@ -123,6 +123,7 @@ format: $(STAMP) ## Mend what can be mended
 
 docs: $(STAMP) ## Write the generated tables, follow every link, run the examples of the pages
 	$(BIN)/python docs/tables.py
+	PYTHONPATH=tests/support $(BIN)/python docs/rests_on.py
 	$(BIN)/python docs/draw_rooms.py
 	$(BIN)/python docs/draw_secure_sum.py
 	$(BIN)/python -m pytest -q tests/docs

@@ -1,10 +1,10 @@
 """The page of the files that must be right: for each kind of plan, the code that is called.
 
-    python docs/rests_on.py            # writes docs/rests_on.md
+    PYTHONPATH=tests/support python docs/rests_on.py
 
-A small training of each kind runs in a process of its own, from the plan to its statement. Of each
-file of the library in which a function is called meanwhile, the page has the first line. Calls while
-a file is imported do not count.
+writes docs/rests_on.md. A small training of each kind runs in a process of its own, from the plan
+to its statement. Of each file of the library in which a function is called meanwhile, the page has
+the first line. Calls while a file is imported do not count.
 """
 
 from __future__ import annotations
@@ -22,21 +22,18 @@ from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 
-_ROOT = Path(__file__).resolve().parent.parent
-_PAGE = _ROOT / "docs" / "rests_on.md"
-_OF_APP = {"app", "commands", "lab", "tasks", "viewer"}
-_BEGIN, _END = "<!-- files -->\n", "<!-- end -->\n"
-
-if __name__ == "__main__":  # tests find what they share by themselves
-    os.environ |= {"OMP_NUM_THREADS": "1", "FL_DP_CALIBRATIONS": "off"}
-    sys.path[:0] = [str(_ROOT), str(_ROOT / "tests" / "support")]
-
 from fixed_draws import fix_draws
 from kind_trainings import PLANS, stated
 from owned_clock import answer_at_once
 from pytest import MonkeyPatch
 
+from fl_dp.accounting.calibration_cache import SWITCH
 from fl_dp.plan.as_json import KINDS
+
+_ROOT = Path(__file__).resolve().parent.parent
+_PAGE = _ROOT / "docs" / "rests_on.md"
+_OF_APP = {"app", "commands", "lab", "tasks", "viewer"}
+_BEGIN, _END = "<!-- files -->\n", "<!-- end -->\n"
 
 # --- What is called -------------------------------------------------------------------------------
 
@@ -112,6 +109,7 @@ def functions_called(kind: str) -> dict[str, set[int]]:
 def _train(kind: str, folder: Path, calls: Path) -> None:
     logging.disable(logging.CRITICAL)
     fix_draws(kind)
+    os.environ[SWITCH] = "off"  # what lies on the disk would be calibrated by nobody
     with MonkeyPatch.context() as patch:
         answer_at_once(patch)  # nodes of secure sums wait for their slots otherwise
         _write_calls(os.open(calls, os.O_WRONLY | os.O_APPEND | os.O_CREAT))
@@ -132,9 +130,7 @@ def written() -> str:
     for kind, files in called.items():
         plan, lines = KINDS[kind], sum(len(_code_of(file)) for file in files)
         of_calls = sum(_lines_called(file, firsts) for file, firsts in files.items())
-        rows.append(
-            f"| `{plan.__name__}` | {plan.place} | {len(files)} | {lines} | {of_calls} |"
-        )
+        rows.append(f"| `{plan.__name__}` | {plan.place} | {len(files)} | {lines} | {of_calls} |")
     parts = ["\n".join(rows), "## Every kind", _table(shared)]
     for kind, files in called.items():
         parts += [f"## {KINDS[kind].__name__}", _table(files.keys() - shared)]
