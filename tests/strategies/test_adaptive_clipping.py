@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flwr.app import Message
 from local_grid import answer_with_update
+from played_rounds import HandOver, PaperLedger, play, reply_from
 from scipy import stats
 from trainings import SIX_SIGMA, plan_of, record, train
 
 from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import PoissonGaussianEvent
-from fl_dp.app.played_rounds import HandOver, PaperLedger, play, reply_from
 from fl_dp.mechanisms import AdaptiveClipping, PerLayerClipping
 from fl_dp.strategies import DPFedAvg, PrivateLoop
 
@@ -200,7 +200,7 @@ def least_joint_mu(kind: type[NormPutBack], rounds: int) -> float:
         {0: reply_from(0, {"w": long}), 1: reply_from(1, {"w": zero})},
     ):
         strategy = Played(HandOver(), plan=PAIR, ledger=PaperLedger(PAIR))  # type: ignore[arg-type]  # plays one
-        released, _ = play(strategy, replies, nodes=4, rounds=100 + rounds, size=2)
+        released = play(strategy, replies, nodes=4, rounds=100 + rounds, size=2)
         # The logarithm of the next norm is the noisy share of unclipped, but for constants.
         worlds.append(np.stack([released[:, 0], np.log(strategy.loop.next_norms)], axis=1))
     without, with_unit = (world[:100] for world in worlds)

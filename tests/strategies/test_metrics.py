@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord
 from local_grid import Answer, answer_with_app, arrays_of, reply
+from played_rounds import HandOver, PaperLedger, play, reply_from
 from scipy import stats
 from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
 
 from fl_dp import Plan
-from fl_dp.app.played_rounds import HandOver, PaperLedger, play, reply_from
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, ScalarMetric
 from fl_dp.mechanisms.events import GaussianEvent
@@ -185,7 +185,7 @@ def released_over_rounds(
 
     strategy = Watched(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]  # plays one
     replies = {n: reply_from(n, {"w": np.zeros(size)}, **each) for n, each in enumerate(reports)}
-    models, _ = play(strategy, replies, nodes=plan.num_clients, rounds=rounds, size=size)
+    models = play(strategy, replies, nodes=plan.num_clients, rounds=rounds, size=size)
     return np.array(seen), models
 
 

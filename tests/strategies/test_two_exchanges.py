@@ -12,10 +12,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import Result
 from local_grid import Answer, LocalGrid, reply
 from masked_mode import Masked, MaskedLoop, MaskedMode, MaskedNodes, repeated
+from played_rounds import HandOver
 from trainings import numbers, plan_of, record
 
 from fl_dp import PrivacyLedger
-from fl_dp.app.played_rounds import HandOver
 from fl_dp.strategies import Ask, Checkpoint, Cohort, RoundFailed
 
 N, SIZE = 6, 50

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, arrays_of, reply
+from played_rounds import HandOver, PaperLedger
 from scipy import stats
 from trainings import SIX_SIGMA, FixedClient, Training, able, plan_of, record, train
 
 from fl_dp import Plan
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, VisibleSampling
-from fl_dp.app.played_rounds import HandOver, PaperLedger
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.plan import CentralPlan

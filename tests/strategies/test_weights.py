@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from flwr.app import Message
 from local_grid import Answer, answer_with_app, arrays_of, reply
+from played_rounds import HandOver, PaperLedger
 from trainings import SIX_SIGMA, FixedClient, able, client_fn, plan_of, record, train
 
 from fl_dp import Plan
-from fl_dp.app.played_rounds import HandOver, PaperLedger
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.protocol.identity import Ability

@@ -1,0 +1,101 @@
+"""Rounds of a strategy played by hand, hundreds of them: nothing is sent, trained or charged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp.strategy import FedAvg
+from flwr.supercore.task_identity import TaskIdentity
+from local_grid import FIRST_NODE, LocalGrid, reply
+from numpy.typing import NDArray
+
+from fl_dp.ledger import Reservation
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import Plan
+from fl_dp.strategies import DPFedAvg
+
+
+class HandOver(FedAvg):
+    """The quickest server optimizer: the private mean is the step."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
+    ) -> Iterable[Message]:
+        content = RecordDict({"arrays": arrays, "config": config})
+        return [Message(content, dst_node_id=1, message_type="train")]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        [only] = replies
+        return only.content["arrays"], None
+
+    def configure_evaluate(self, *_: Any) -> Iterable[Message]:
+        return []
+
+    def summary(self) -> None: ...
+
+
+class PaperLedger:
+    """A ledger on no disk, which lets every round pass."""
+
+    location, rule, insecure = "nowhere", "none", False
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.participations: dict[str, int] = {}
+        self.charged = 0
+
+    def require_known(self, rng: SecureRandom) -> None: ...
+
+    def reserve(self, *, round: int, **_: Any) -> Reservation:
+        self.charged += 1
+        return Reservation(
+            sequence=self.charged,
+            what=f"round {round}",
+            noise_multiplier=self.plan.noise_multipliers[round - 1],
+            index=self.charged - 1,
+        )
+
+    def commit(self, reservation: Reservation) -> None: ...
+
+    def running_epsilon(self) -> float:
+        return 0.0
+
+    def close(self) -> None: ...
+
+
+def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
+    """Return a train reply of a node, to be used in any round."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    asked = Message(RecordDict(), dst_node_id=FIRST_NODE + node, message_type="train")
+    asked.metadata.__dict__["_message_id"] = f"asked-{node}"
+    return reply(asked, dict(arrays), **metrics)
+
+
+def play(
+    strategy: DPFedAvg, replies: Mapping[int, Message], *, nodes: int, rounds: int, size: int
+) -> NDArray[np.float64]:
+    """Play round 1 again and again from `w` of zeros.
+
+    Args:
+        strategy: Over a `PaperLedger`.
+        replies: What each node answers if it is asked; those without one are silent.
+        nodes: How many there are.
+        rounds: How often.
+        size: Length of the model.
+
+    Returns:
+        The released models, shape `(rounds, size)`.
+    """
+    grid = LocalGrid(lambda message, node: None, nodes)
+    model = ArrayRecord({"w": Array(np.zeros(size))})
+    released = np.empty((rounds, size))
+    for row in range(rounds):
+        messages = strategy.loop.open(1, model, ConfigRecord(), grid)
+        places = [message.metadata.dst_node_id - FIRST_NODE for message in messages]
+        mean, _ = strategy.loop.release(1, [replies[n] for n in places if n in replies])
+        assert mean is not None
+        released[row] = mean["w"].numpy()
+    return released
