@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,10 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 from local_grid import LocalGrid, answer_with_update
+from own_grids import OneByOne
 from trainings import plan_of, record
 
 from fl_dp import Plan, PrivacyLedger
-from fl_dp.app.in_process import InProcessGrid
-from fl_dp.app.virtual_time import VirtualTime
 from fl_dp.protocol.own_grid import OwnGrid
 from fl_dp.strategies import BufferedSelection, DPFedAvg, DPFedBuff
 
@@ -27,20 +26,9 @@ def echo(message: Message, context: Context) -> Message:
     return Message(message.content, reply_to=message)
 
 
-def in_process() -> OwnGrid:
-    return InProcessGrid(echo, [{}] * N)
-
-
-GRIDS: dict[str, Callable[[], OwnGrid]] = {
-    "in_process": in_process,
-    "virtual_time": lambda: VirtualTime(in_process(), lambda place: 1.0),
-}
-
-
 @pytest.mark.parametrize("name", ["reply_to_message_ids", "message_ids", None])
-@pytest.mark.parametrize("kind", GRIDS)
-def test_a_grid_of_ours_answers_to_either_name(kind: str, name: str | None) -> None:
-    grid = GRIDS[kind]()
+def test_a_grid_of_ours_answers_to_either_name(name: str | None) -> None:
+    grid = OneByOne(echo, N)
     message = Message(RecordDict(), dst_node_id=1, message_type="query")
     ids = list(grid.push_messages([message]))
     asked = grid.pull_messages(ids) if name is None else grid.pull_messages(**{name: ids})
@@ -51,7 +39,7 @@ def test_a_grid_of_ours_answers_to_either_name(kind: str, name: str | None) -> N
 @pytest.mark.parametrize("given", [{}, {"reply_to_message_ids": ["m"], "message_ids": ["m"]}])
 def test_neither_or_both_is_an_error_that_says_what_to_write(given: dict[str, list[str]]) -> None:
     with pytest.raises(TypeError, match=r"pull_messages\(reply_to_message_ids=\[...\]\)"):
-        in_process().pull_messages(**given)
+        OneByOne(echo, N).pull_messages(**given)
 
 
 def test_grids_of_ours_take_all_that_the_installed_flower_s_do() -> None:

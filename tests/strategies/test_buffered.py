@@ -13,17 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 from flat_plans import calibrated_plan
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Error, Message
 from killed_servers import Deadly, Killed, Watched
 from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, introducing, reply
 from noise_covariance import covariance, covariance_p
-from owned_clock import OwnedClock
+from own_grids import LateAnswers, unequal_delays
 from trainings import FixedClient, client_fn, plan_of
 
 from fl_dp import Plan, PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import NoiseSchedule, PoissonSampling, VisibleSampling
 from fl_dp.accounting.sampling import BufferedSampling
-from fl_dp.app.virtual_time import VirtualTime, drawn_delays
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
@@ -83,7 +82,7 @@ class Buffered:
     """
 
     strategy: DPFedBuff
-    clock: VirtualTime
+    clock: LateAnswers
     asked: list[int]
     models: list[Any] = field(default_factory=list)
 
@@ -109,7 +108,7 @@ def train(
     assert isinstance(sampling, BufferedSampling)
     selection = BufferedSelection(sampling.cohort, separation=sampling.separation, **of_selection)
     grid = grid or LocalGrid(answer, promised.num_clients)
-    clock = VirtualTime(grid, delay)
+    clock = LateAnswers(grid, delay)
     with PrivacyLedger.open(folder / "ledger.db", promised, rng=rng) as ledger:
         strategy = DPFedBuff(plan=promised, ledger=ledger, selection=selection, rng=rng)
         done = Buffered(strategy, clock, [])
@@ -142,7 +141,7 @@ def test_released_noise_has_the_law_that_the_plan_charges_for(
         promised,
         moving_by(np.zeros(SIZE)),
         model(SIZE),
-        delay=drawn_delays(spread=1.0, seed=1),
+        delay=unequal_delays(spread=1.0, seed=1),
     )
     # The denominator is the buffer's size, however many answers there were.
     noise = np.array(done.moves) * 2.0 / (promised.noise_multiplier * CLIP)
@@ -176,7 +175,7 @@ def test_a_training_is_charged_what_its_plan_says_and_its_statement_says_what_is
     tmp_path: Path,
 ) -> None:
     promised = plan(separation=3, rounds=7)
-    train(tmp_path, promised, moving_by(0.1), delay=drawn_delays(spread=1.0, seed=2))
+    train(tmp_path, promised, moving_by(0.1), delay=unequal_delays(spread=1.0, seed=2))
     with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
         assert ledger.rounds_committed == 7 and ledger.history == promised.history
         statement = privacy_statement(ledger)
@@ -260,7 +259,7 @@ def test_adaptive_clipping_takes_the_norm_of_the_release_that_an_answer_enters(
 ) -> None:
     clipping = AdaptiveClipping(initial_norm=0.05)
     promised = plan(rounds=6, clipping=clipping, noise_multiplier=0.01)
-    done = train(tmp_path, promised, moving_by(1.0), delay=drawn_delays(spread=1.0, seed=3))
+    done = train(tmp_path, promised, moving_by(1.0), delay=unequal_delays(spread=1.0, seed=3))
     assert done.strategy.clipping_norms[0] != 0.05
     # Two answers, each within its release's norm: their mean is, too.
     assert all(np.linalg.norm(move) < 0.25 for move in done.moves)
@@ -304,7 +303,7 @@ def test_a_hostile_unit_moves_all_releases_by_no_more_than_it_is_charged_and_non
                 introducing(answer),
                 model(100),
                 rng=SecureRandom(insecure_seed=3),
-                delay=drawn_delays(spread=0.5, seed=4),
+                delay=unequal_delays(spread=0.5, seed=4),
             )
         )
     assert runs[0].asked == runs[1].asked  # what an answer holds never decides who is next
@@ -399,7 +398,7 @@ def test_asks_are_on_disk_first_and_a_unit_waits_for_one_at_a_time(tmp_path: Pat
         plan(rounds=8),
         grid.answer,
         grid=grid,
-        delay=drawn_delays(spread=1.5, seed=6),
+        delay=unequal_delays(spread=1.5, seed=6),
         concurrency=5,
     )
     assert grid.most == 5 and set(done.asked) == set(range(N))
@@ -526,8 +525,8 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
             if saved:
                 strategy.resume(saved[-1])
             try:
-                clock = VirtualTime(
-                    Deadly(answer, N, dies), drawn_delays(spread=1.0, seed=processes)
+                clock = LateAnswers(
+                    Deadly(answer, N, dies), unequal_delays(spread=1.0, seed=processes)
                 )
                 strategy.start(clock, model(), num_rounds=promised.rounds)
                 ended = True
@@ -636,46 +635,3 @@ def test_one_line_wraps_a_strategy(tmp_path: Path) -> None:
     )
     result = strategy.start(LocalGrid(moving_by(0.1), N), model(), num_rounds=4)
     assert result.arrays is not None and strategy.rounds_completed == 4
-
-
-# --- Virtual time ---------------------------------------------------------------------------------
-
-
-def test_answers_come_in_the_order_of_their_delays_on_a_clock_that_never_waits() -> None:
-    grid = LocalGrid(moving_by(0.0), 4)
-    clock = VirtualTime(grid, lambda place: [4.0, 2.0, 3.0, 1.0][place])
-    content = RecordDict({"arrays": model(), "config": ConfigRecord()})
-    ids = list(
-        clock.push_messages(
-            Message(content, message_type="train", dst_node_id=FIRST_NODE + place, ttl=60.0)
-            for place in range(4)
-        )
-    )
-    seen: list[tuple[int, float]] = []
-    while len(seen) < 4:
-        replies = list(clock.pull_messages(ids))
-        seen += [(each.metadata.src_node_id - FIRST_NODE, clock.now) for each in replies]
-    assert seen == [(3, 1.0), (1, 2.0), (2, 3.0), (0, 4.0)]
-
-
-def test_a_silent_node_does_not_stop_the_clock_for_good(clock: OwnedClock) -> None:
-    answer = moving_by(0.0, 2)
-    grid = LocalGrid(lambda message, place: None if place == 0 else answer(message, place), 2)
-    virtual = VirtualTime(grid, lambda place: 1.0 + place)
-    content = RecordDict({"arrays": model(), "config": ConfigRecord()})
-    messages = [
-        Message(content, message_type="train", dst_node_id=FIRST_NODE + place, ttl=ttl)
-        for place, ttl in ((0, 1.0), (1, 60.0))
-    ]
-    ids = list(virtual.push_messages(messages))
-    clock.sleep(2.0)
-    assert [each.metadata.src_node_id for each in virtual.pull_messages(ids)] == [FIRST_NODE + 1]
-
-
-def test_delays_follow_their_seed_and_their_spread() -> None:
-    first, again = (drawn_delays(spread=1.0, seed=7) for _ in range(2))
-    drawn = [first(place) for place in range(400)]
-    assert drawn == [again(place) for place in range(400)]
-    assert 0.8 < np.median(drawn) < 1.2 and 0.8 < np.log(drawn).std() < 1.3
-    alike = drawn_delays(spread=0.0, seed=7)
-    assert all(0.5 <= alike(place) <= 1.5 for place in range(100))

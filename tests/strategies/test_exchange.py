@@ -15,10 +15,9 @@ from fl_dp.strategies.roster import RosterIncomplete, wait_for_roster
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from local_grid import EitherName
+from own_grids import LateAnswers, OneByOne
 from owned_clock import OwnedClock
 
-from fl_dp.app.in_process import InProcessGrid
-from fl_dp.app.virtual_time import VirtualTime
 from fl_dp.protocol.own_grid import OwnGrid
 
 Answer = Callable[[Message], Iterable[Message]]
@@ -361,7 +360,7 @@ def test_real_nodes_and_rounds_have_the_time_that_was_given(clock: OwnedClock) -
     assert {message.metadata.ttl for message in real.pushed} == {60.0}
 
 
-@pytest.mark.parametrize("ahead", [lambda grid: grid, lambda grid: VirtualTime(grid, lambda _: 1)])
+@pytest.mark.parametrize("ahead", [lambda grid: grid, lambda grid: LateAnswers(grid, lambda _: 1)])
 def test_nodes_that_answer_one_by_one_in_this_process_are_waited_for_before_a_training(
     clock: OwnedClock, ahead: Callable[[OwnGrid], OwnGrid]
 ) -> None:
@@ -371,7 +370,7 @@ def test_nodes_that_answer_one_by_one_in_this_process_are_waited_for_before_a_tr
         clock.sleep(40.0)
         return ok(message)
 
-    grid = ahead(InProcessGrid(slow, [{}] * 12))
+    grid = ahead(OneByOne(slow, 12))
     asked = [
         Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=60.0)
         for node in grid.get_node_ids()

@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import PoissonSampling, PrivacyBudget
 from fl_dp.app.in_process import flower_in_silence
-from fl_dp.app.played_rounds import HandOver, PaperLedger, as_arrays, play, reply_from
 from fl_dp.mechanisms import AdaptiveClipping, Clipping, FixedClipping, PerLayerClipping
 from fl_dp.plan import CentralPlan, Plan
 from fl_dp.strategies import DPFedAvg, PrivateLoop, Selection
+
+from .played_rounds import HandOver, PaperLedger, as_arrays, play, reply_from
 
 SIZE = 64
 """Length of the model: one direction for the game, those across it show the noise."""
