@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from asserting_kernels import CLASSES, TOKENS, Assertion, assert_as_a_gpu_does, reader, texts
 from torch import Tensor, nn
-from torch.func import debug_unwrap
-from torch.nn import functional
 
 from fl_dp.clients.clipped_gradients import ClippedGradients, Gradients
 from fl_dp.clients.index_ranges import (
@@ -25,37 +22,13 @@ from fl_dp.clients.module_template import ModuleTemplate
 from fl_dp.clients.opacus_gradients import GhostGradients, HookGradients
 from fl_dp.clients.record_loss import LossOfEach
 from fl_dp.clients.single_records import SingleRecords
-from fl_dp.tasks.training import evaluate, train_locally
 
-TOKENS, CLASSES = 5, 3
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-
-
-class Assertion(BaseException):
-    """What a GPU's assertion is like: nothing that catches exceptions survives it."""
-
-
-def _asserting(kernel: Any, end: Callable[[Tensor], int], ignored: int | None) -> Any:
-    def called(first: Tensor, second: Tensor, *args: Any, **options: Any) -> Any:
-        # Indices are the one, and what they choose from is the other.
-        indices, chosen = (second, first) if first.is_floating_point() else (first, second)
-        plain = debug_unwrap(indices)  # below vmap
-        named = plain if ignored is None else plain[plain != ignored]
-        if named.numel() and (int(named.min()) < 0 or int(named.max()) >= end(chosen)):
-            raise Assertion
-        return kernel(first, second, *args, **options)
-
-    return called
 
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, name, end, ignored in (
-        (torch, "embedding", lambda table: table.shape[0], None),
-        (functional, "cross_entropy", lambda logits: logits.shape[1], -100),
-    ):
-        kernel = getattr(module, name)
-        monkeypatch.setattr(module, name, _asserting(kernel, end, ignored))
+    assert_as_a_gpu_does(monkeypatch)
 
 
 def test_the_stand_in_asserts() -> None:
@@ -63,15 +36,6 @@ def test_the_stand_in_asserts() -> None:
         reader()(torch.tensor([[0, TOKENS]]))
     with pytest.raises(Assertion):
         nn.CrossEntropyLoss()(torch.zeros(1, CLASSES), torch.tensor([-1]))
-
-
-def reader() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(TOKENS, 4), nn.Flatten(), nn.Linear(8, CLASSES))
-
-
-def texts(count: int = 6) -> tuple[Tensor, Tensor]:
-    return torch.arange(2 * count).view(count, 2) % TOKENS, torch.arange(count) % CLASSES
 
 
 WRONG = pytest.mark.parametrize("wrong", [-1, 5, 2**62, -(2**63)])
@@ -94,31 +58,6 @@ def test_dp_sgd_refuses_it_before_table_and_loss_do(
     gradients.add(x, y)
     assert gradients.records == len(y) - 1 and gradients.failures == 1
     assert f"a {what} is {wrong}, and there are" in caplog.text
-
-
-@WRONG
-@pytest.mark.parametrize("what", ["token", "label"])
-def test_local_training_and_evaluation_refuse_it(what: str, wrong: int) -> None:
-    model = reader()
-    before = copy.deepcopy(model.state_dict())
-    x, y = texts()
-    (x[-1] if what == "token" else y[-1:])[0] = wrong
-    with pytest.raises(IndexError, match=f"a {what} is {wrong}"):
-        train_locally(model, x, y, learning_rate=0.1, epochs=2, batch_size=100, seed=0)
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
-    with pytest.raises(IndexError, match=f"a {what} is {wrong}"):
-        evaluate(model, x, y)
-
-
-def test_a_label_is_refused_before_the_first_step_wherever_it_stands() -> None:
-    model, (x, y) = reader(), texts(60)
-    before = copy.deepcopy(model.state_dict())
-    for place in range(0, 60, 7):
-        labels = y.clone()
-        labels[place] = CLASSES
-        with pytest.raises(IndexError, match="a label is 3"):
-            train_locally(model, x, labels, learning_rate=0.1, epochs=1, batch_size=2, seed=0)
-    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
 
 def test_what_a_loss_ignores_is_no_label() -> None:
@@ -162,10 +101,3 @@ def test_tables_are_looked_at_only_meanwhile() -> None:
     with pytest.raises(IndexError, match="a token is 7"), tokens_in_range(tables_of(model)):
         bag(torch.tensor([[7]]))
     assert not any(each._forward_pre_hooks for each in tables_of(model))
-
-
-def test_arrays_of_another_kind_are_refused_alike() -> None:
-    x: Any = np.array([[0, 1], [2, 9]], np.int32)
-    y: Any = np.array([0, 1], np.int32)
-    with pytest.raises(IndexError, match="a token is 9"):
-        train_locally(reader(), x, y, learning_rate=0.1, epochs=1, batch_size=1, seed=0)

@@ -1,4 +1,4 @@
-"""A new law of cohorts and a new kind of plan, in a copy of the package: each trains and is charged.
+"""A new law of cohorts and a new kind of plan, each added to a copy: they train and are charged.
 
 Each touches the files of its row in docs/architecture.md, and no other.
 """

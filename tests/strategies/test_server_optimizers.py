@@ -6,7 +6,6 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,6 @@ from local_grid import LocalGrid, answer_with_update
 from safetensors.numpy import load_file, save_file
 from trainings import numbers, plan_of, record
 
-from fl_dp.app.compose import compose_settings
-from fl_dp.app.settings import OPTIONS
-from fl_dp.app.settings.optimizers import (
-    FedAdagradSettings,
-    FedAdamSettings,
-    FedAvgMSettings,
-    FedYogiSettings,
-)
 from fl_dp.strategies import DPFedAvg
 from fl_dp.updates.arrays import ArrayForm, array_of
 
@@ -654,79 +645,3 @@ def test_the_state_of_something_else_is_refused() -> None:
 def test_what_pack_did_not_make_is_refused(arrays: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="not a saved state"):
         unpack(arrays)
-
-
-# From settings.
-
-
-_VALUES = {
-    "learning_rate": 0.7,
-    "linear_decay": True,
-    "momentum": 0.6,
-    "beta_1": 0.5,
-    "beta_2": 0.4,
-    "tau": 0.3,
-}
-
-
-@pytest.mark.parametrize("name", OPTIONS["server_optimizer"])
-def test_each_server_optimizer_is_made_with_its_keys(name: str) -> None:
-    default = OPTIONS["server_optimizer"][name]
-    settings = replace(default, **{key: _VALUES[key] for key in asdict(default) if key != "name"})
-    strategy = settings.make()
-    assert type(strategy).__name__.lower() == name
-    used = {
-        "fedavg": {},
-        "fedavgm": {"server_learning_rate": 0.7, "server_momentum": 0.6},
-        "fedadam": {"eta": 0.7, "beta_1": 0.5, "beta_2": 0.4, "tau": 0.3},
-        "fedyogi": {"eta": 0.7, "beta_1": 0.5, "beta_2": 0.4, "tau": 0.3},
-        "fedadagrad": {"eta": 0.7, "tau": 0.3},
-    }[name]
-    plain = vars(type(strategy)())
-    assert {k: v for k, v in vars(strategy).items() if k in used} == used
-    unused = plain.keys() - used.keys() - {"server_opt"}
-    assert all(vars(strategy)[key] == plain[key] for key in unused)
-
-
-@pytest.mark.parametrize("name", ["fedavgm", "fedadam", "fedyogi", "fedadagrad"])
-def test_a_falling_rate_reaches_zero_after_the_last_round_and_survives_a_resume(name: str) -> None:
-    settings = replace(OPTIONS["server_optimizer"][name], linear_decay=True, learning_rate=0.8)
-    rate = "server_learning_rate" if name == "fedavgm" else "eta"
-    optimizer = ServerOptimizer(settings.make_for(4))
-    model, rates = ArrayRecord({"w": Array(np.zeros(2))}), []
-    for number in range(1, 5):
-        if number == 3:  # in another process
-            optimizer, state = ServerOptimizer(settings.make_for(4)), optimizer.state()
-            optimizer.restore(state)
-        asked = optimizer.instruct(number, model, ConfigRecord(), [1])
-        stepped, _ = optimizer.step(number, ArrayRecord({"w": Array(np.ones(2))}), asked)
-        assert stepped is not None
-        model = stepped
-        rates.append(vars(optimizer.strategy)[rate])
-    assert rates == pytest.approx([0.8, 0.6, 0.4, 0.2])
-
-
-@pytest.mark.parametrize("name", OPTIONS["server_optimizer"])
-def test_each_server_optimizer_can_be_chosen(name: str) -> None:
-    assert compose_settings([f"server_optimizer={name}"]).server_optimizer.name == name
-
-
-@pytest.mark.parametrize(
-    ("settings", "key", "value", "instead"),
-    [
-        (FedAvgMSettings, "learning_rate", 0.0, "positive and finite"),
-        (FedAvgMSettings, "momentum", 1.0, "for example 0.9"),
-        (FedAdamSettings, "beta_1", 1.0, "for example 0.9"),
-        (FedAdamSettings, "beta_1", float("nan"), "for example 0.9"),
-        (FedYogiSettings, "beta_2", -0.1, "for example 0.99"),
-        (FedAdagradSettings, "tau", 0.0, "for example 0.001"),
-    ],
-)
-def test_a_wrong_setting_says_what_to_write(
-    settings: type, key: str, value: float, instead: str
-) -> None:
-    with pytest.raises(ValueError) as refused:
-        settings(**{key: value})
-    assert str(refused.value).startswith(f"server_optimizer.{key} must ")
-    assert str(value) in str(refused.value)
-    assert instead in str(refused.value)

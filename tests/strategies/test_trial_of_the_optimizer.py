@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from local_grid import LocalGrid, answer_with_update
 from trainings import numbers, plan_of, record
 
 from fl_dp import PrivacyLedger
-from fl_dp.app.settings import OPTIONS
 from fl_dp.mechanisms import ScalarMetric
 from fl_dp.strategies import Checkpoint, DPFedAvg, RehearsalFailed, UnfitModel
 
@@ -135,23 +133,6 @@ def test_a_trial_leaves_nothing_in_the_strategy(
     monkeypatch.setattr(type(tried.strategy.optimizer), "rehearse", lambda *_, **__: None)
     untried = numbers(Run(open_ledger, inner(**arguments)).start().arrays)["w"]
     np.testing.assert_allclose(model, untried, atol=0.05)
-
-
-FALLING = [
-    name
-    for name, of in OPTIONS["server_optimizer"].items()
-    if "linear_decay" in {field.name for field in fields(of)}
-]
-
-
-@pytest.mark.parametrize("name", FALLING)
-def test_a_falling_rate_falls_on_the_copy_alone(open_ledger: Any, name: str) -> None:
-    settings = OPTIONS["server_optimizer"][name]
-    inner = replace(settings, linear_decay=True).make_for(2)
-    run = Run(open_ledger, inner)
-    before = {key: value for key, value in vars(inner).items() if key != "aggregate_train"}
-    run.strategy.optimizer.rehearse(2, record(w=np.zeros(3)), {}, [1], metrics=[], saved=False)
-    assert {key: value for key, value in vars(inner).items() if key != "aggregate_train"} == before
 
 
 def test_a_strategy_that_can_t_be_copied_is_said_and_trained(
