@@ -51,9 +51,9 @@ FLWR ?= flwr==1.41.*
 
 # The tests in which Flower itself works: its messages, grids, strategies, commands, engine and nodes.
 FLOWER := tests/protocol tests/deploy tests/faults/test_real_nodes.py tests/app/local \
-  tests/app/test_deployment.py tests/app/test_in_process.py tests/app/test_interruption.py \
+  tests/app/test_deployment.py tests/app/test_hostile_server.py tests/app/test_in_process.py tests/app/test_interruption.py \
   tests/app/test_node_owners.py tests/app/test_refusals.py tests/app/test_secure_deployment.py \
-  tests/app/test_simulation.py tests/clients/test_hostile_server.py tests/clients/test_node_policy.py \
+  tests/app/test_simulation.py tests/clients/test_node_policy.py \
   tests/clients/test_node_privacy.py tests/clients/test_numpy_client_app.py \
   tests/commands/test_status_command.py tests/commands/new_app tests/examples/test_extend.py \
   tests/examples/test_hub.py tests/strategies/test_exchange.py tests/strategies/test_field_cases.py \

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import uvicorn
@@ -18,7 +17,6 @@ import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message, RecordDict
 
-from fl_dp.app.local import superlink, supernode
 from fl_dp.protocol import flower_compat
 from fl_dp.protocol.flower_versions import TESTED, FlowerChanged, parts_of_flower
 
@@ -44,9 +42,8 @@ def with_a_part_of_old() -> None:
 @pytest.mark.parametrize(
     ("started", "gone"),
     [
-        ("fl_dp.client_app", "flwr.common.constant.ErrorCode"),
+        ("fl_dp.clients.numpy_client_app", "flwr.common.constant.ErrorCode"),
         ("fl_dp.strategies.dp_fedavg", "flwr.common.constant.ErrorCode"),
-        ("fl_dp.app.local.simulation", "flwr.supercore.task_identity.TaskIdentity"),
     ],
 )
 def test_what_starts_says_so_at_once(started: str, gone: str) -> None:
@@ -157,18 +154,6 @@ def test_a_field_that_is_read_no_more_is_named_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(type(message.metadata), "message_id", "of another field")
     with pytest.raises(FlowerChanged, match="_message_id"):
         flower_compat.give_id(message, "m2")
-
-
-@pytest.mark.parametrize("command", [superlink, supernode])
-def test_a_guarded_command_without_its_part_of_flower_ends_in_one_line(
-    command: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = command.__name__.rpartition(".")[2]
-    monkeypatch.setattr(sys, "argv", [name])
-    monkeypatch.setitem(sys.modules, f"flwr.{name}.cli", None)
-    with pytest.raises(SystemExit, match=r"^error: flwr 1\..* lacks .*pip install 'flwr==") as said:
-        command.main()
-    assert "\n" not in str(said.value)
 
 
 def test_no_interface_without_a_guard_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,9 +324,8 @@ def test_no_file_of_a_run_holds_the_noise(tmp_path: Path) -> None:
     models: list[np.ndarray] = []
 
     def after_round(checkpoint: Checkpoint) -> None:
-        (tmp_path / "checkpoint.pickle").write_bytes(
-            pickle.dumps(checkpoint)
-        )  # all that is handed out
+        # All that is handed out.
+        (tmp_path / "checkpoint.pickle").write_bytes(pickle.dumps(checkpoint))
         models.append(checkpoint.model["w"].numpy())
         for noise in memory_of(stream)[: stream.remembered].astype(np.int64):
             noised = noise * step

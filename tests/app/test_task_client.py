@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asked_node import Node, arrays_in, metrics_in, record_of
 from flwr.app import ConfigRecord
 
 from fl_dp.app.settings import SETTINGS_KEY, Settings, SimulationSettings, TaskSettings
@@ -66,12 +67,13 @@ def measured(index: int) -> tuple[float, float]:
 
 
 @pytest.fixture
-def train(node: Any, read: Any) -> Callable[..., Any]:
+def train() -> Callable[..., Any]:
     """Return arrays and metrics of one node's reply to a train message."""
 
     def ask(partition: int, asked: Any = None, *, units_per_node: int = 1) -> Any:
         config = {SETTINGS_KEY: settings_of(units_per_node).to_json(), "server-round": 1}
-        return read(node(app, {"partition-id": partition}).train(MODEL, asked, **config))
+        reply = Node(app, {"partition-id": partition}).train(MODEL, asked, **config)
+        return arrays_in(reply), metrics_in(reply)
 
     return ask
 
@@ -125,17 +127,15 @@ def test_a_node_beyond_the_roster_returns_the_model_it_got(train: Callable[..., 
     assert metrics == {"num-examples": 1}
 
 
-def test_a_plain_evaluation_says_the_loss_and_not_the_number_of_records(
-    node: Any, read_metrics: Any, record: Any
-) -> None:
+def test_a_plain_evaluation_says_the_loss_and_not_the_number_of_records() -> None:
     config = ConfigRecord({SETTINGS_KEY: SETTINGS.to_json()})
-    content = {"arrays": record(MODEL), "config": config}
-    metrics = read_metrics(node(app, {"partition-id": 3}).ask("evaluate", content))
+    content = {"arrays": record_of(MODEL), "config": config}
+    metrics = metrics_in(Node(app, {"partition-id": 3}).ask("evaluate", content))
     assert metrics == {"num-examples": 1, "loss": measured(3)[0]}
 
 
-def test_a_node_without_a_partition_is_an_error(node: Any) -> None:
-    reply = node(app, {}).train(MODEL, None, **{SETTINGS_KEY: SETTINGS.to_json()})
+def test_a_node_without_a_partition_is_an_error() -> None:
+    reply = Node(app, {}).train(MODEL, None, **{SETTINGS_KEY: SETTINGS.to_json()})
     assert reply.error.reason == "ValueError"
 
 
@@ -194,7 +194,7 @@ def test_without_named_units_a_node_of_several_is_its_first(train: Callable[...,
 
 
 @pytest.fixture
-def contribution(node: Any, read_metrics: Any) -> Callable[..., Any]:
+def contribution() -> Callable[..., Any]:
     """Return one node's contribution to a statistic."""
 
     def ask(query: Any, name: str, partition: int, *, units_per_node: int = 1) -> Any:
@@ -204,8 +204,8 @@ def contribution(node: Any, read_metrics: Any) -> Callable[..., Any]:
             SETTINGS_KEY: settings_of(units_per_node).to_json(),
         }
         content = {"config": ConfigRecord(config)}
-        here = node(app, {"partition-id": partition})
-        return read_metrics(here.ask(f"query.{STATISTIC_ACTION}", content))[CONTRIBUTION_METRIC]
+        here = Node(app, {"partition-id": partition})
+        return metrics_in(here.ask(f"query.{STATISTIC_ACTION}", content))[CONTRIBUTION_METRIC]
 
     return ask
 
@@ -228,14 +228,12 @@ def test_each_hosted_unit_contributes_on_its_own(contribution: Callable[..., Any
     assert contribution(query, "records", 3, units_per_node=4) == []
 
 
-def test_a_utility_query_measures_the_model_in_the_message(
-    node: Any, read_metrics: Any, record: Any
-) -> None:
+def test_a_utility_query_measures_the_model_in_the_message() -> None:
     for utility, expected in (("loss", measured(7)[0]), ("records", len(part(7)[1]))):
         query = UtilityQuery(utility=utility, high=500.0, noise_multiplier=1e-6, units=(3,))
         config = ConfigRecord(
             {UTILITY_QUERY_KEY: encode_text(query), SETTINGS_KEY: settings_of(4).to_json()}
         )
-        content = {"model": record(MODEL), "config": config}
-        reply = node(app, {"partition-id": 1}).ask(f"query.{UTILITY_ACTION}", content)
-        assert read_metrics(reply)[UTILITY_METRIC] == pytest.approx([expected], abs=0.01)
+        content = {"model": record_of(MODEL), "config": config}
+        reply = Node(app, {"partition-id": 1}).ask(f"query.{UTILITY_ACTION}", content)
+        assert metrics_in(reply)[UTILITY_METRIC] == pytest.approx([expected], abs=0.01)
