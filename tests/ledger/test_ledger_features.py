@@ -28,7 +28,6 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.accounting.events import TruncatedPoissonGaussianEvent
-from fl_dp.commands.terminal.ledger_view import ledger_json, write_csv
 from fl_dp.ledger import LedgerCorrupted
 from fl_dp.ledger.entries import SCHEMA, LedgerEntry, next_entry
 from fl_dp.ledger.state import ParticipationCapReached
@@ -294,7 +293,7 @@ def test_names_in_the_ledger_can_be_printed(path: Path) -> None:
         ledger.reserve_release("two\nlines", GaussianEvent(noise_multiplier=3.0))
 
 
-def test_only_the_opening_of_a_ledger_has_a_time(path: Path, tmp_path: Path) -> None:
+def test_only_the_opening_of_a_ledger_has_a_time(path: Path) -> None:
     """The gap between two rounds shows a client that hung, and so that it took part."""
     plan = replace(PLAN, other_releases=((MEANS, 1),))
     with PrivacyLedger.open(path, plan) as ledger:
@@ -302,13 +301,9 @@ def test_only_the_opening_of_a_ledger_has_a_time(path: Path, tmp_path: Path) -> 
         ledger.commit(ledger.reserve_release("means", MEANS))
     with PrivacyLedger.read(path) as ledger:
         told = [entry.fields for entry in ledger.entries]
-        write_csv(ledger, tmp_path / "entries.csv")
-        exported = json.dumps(
-            ledger_json(ledger) | {"statement": privacy_statement(ledger).to_dict()}
-        )
+        statement = json.dumps(privacy_statement(ledger).to_dict())
     assert [fields["kind"] for fields in told if clock_times(json.dumps(fields))] == ["run"]
-    assert len(clock_times((tmp_path / "entries.csv").read_text())) == 1
-    assert len(clock_times(exported)) == 1
+    assert clock_times(statement) == []
 
 
 def clock_times(text: str) -> list[str]:

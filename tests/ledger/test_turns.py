@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flat_plans import noised_plan
 from trainings import plan_of
-from typer.testing import CliRunner
 
 from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import (
@@ -18,7 +16,6 @@ from fl_dp.accounting import (
     PrivacyBudgetExhausted,
     VisibleSampling,
 )
-from fl_dp.commands.app import app
 from fl_dp.ledger import LedgerCorrupted
 from fl_dp.ledger.state import ParticipationCapReached, SeparationBroken
 from fl_dp.ledger.training import PlanMismatch
@@ -61,16 +58,6 @@ def test_units_are_dealt_in_the_order_of_their_names_once_and_for_good(place: Pa
         assert [groups[name] for name in NAMES] == [0, 1, 2, 3, 0, 1]
         assert ledger.assign(NAMES[2:3]) == groups
         assert len(entries(ledger, "assign")) == 2  # in the open, and not twice
-
-
-def test_groups_that_were_dealt_are_a_line_of_what_is_shown(place: Path) -> None:
-    with PrivacyLedger.open(place, CYCLIC) as ledger:
-        ledger.assign(NAMES)
-    result = CliRunner().invoke(app, ["ledger", str(place)])
-    assert (result.exit_code, result.exception) == (0, None)
-    assert "units to groups: 6 to 4" in " ".join(result.stdout.split())
-    shown = json.loads(CliRunner().invoke(app, ["ledger", str(place), "--json"]).stdout)
-    assert shown["entries"][-1]["groups"]["ward-4"] == 0
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,9 @@ from flat_plans import noised_plan
 from flwr.app import Context, RecordDict
 from postgres_server import PostgresServer
 from postgres_server import postgres_server as postgres_server
-from typer.testing import CliRunner
 
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.clients.node_privacy import NodePrivacy, simulated_nodes
-from fl_dp.codec import encode_text
-from fl_dp.commands.app import app
 from fl_dp.ledger import (
     LedgerAnchor,
     LedgerCorrupted,
@@ -363,35 +360,6 @@ def test_a_place_that_can_be_no_witness_is_told_in_one_line(place: str, said: st
         witness_at(place)
 
 
-def test_the_command_begins_compares_and_refuses(path: Path, file: Path) -> None:
-    def call(*arguments: object) -> tuple[int, str]:
-        result = CliRunner().invoke(app, ["ledger", *map(str, arguments)])
-        return result.exit_code, " ".join(result.output.split())
-
-    spend(path, None, 1)
-    assert call(path, "--begin-witness", file)[0] == 0
-    status, said = call(path, "--witness", file)
-    assert status == 0
-    assert "agreement: its witness" in said
-    with file.open("ab") as stream:
-        later = LedgerAnchor(entries=9, hash="0" * 64)
-        stream.write(encode_text(later).encode() + b"\n")
-    status, said = call(path, "--witness", file)
-    assert status == 1
-    assert "older copy" in said
-    assert call(path, "--begin-witness", file)[0] == 2  # it knows something
-    assert call(path, "--begin-witness", file, "--csv", str(path.with_suffix(".csv")))[0] == 2
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_one_witness_is_of_one_node(tmp_path: Path, file: Path) -> None:
-    for number in range(2):
-        NodeLedger.open(tmp_path / f"node-{number}.db").close()
-    result = CliRunner().invoke(app, ["ledger", str(tmp_path), "--witness", str(file)])
-    assert result.exit_code == 2
-    assert "a witness belongs to one ledger, and here are 2" in " ".join(result.output.split())
-
-
 def test_a_ledger_that_nothing_is_compared_with_says_so_when_it_is_opened(
     path: Path, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -424,5 +392,3 @@ def test_a_real_node_s_ledger_without_a_witness_says_so_and_a_simulated_one_s_do
         opened()
         opened()
     assert caplog.text.count("an end that was cut off would not be noticed") == 1
-    shown = CliRunner().invoke(app, ["ledger", str(path)])
-    assert "entries that are cut off the end" in " ".join(shown.stdout.split())
