@@ -1,4 +1,4 @@
-"""The library needs no room of the app: without them it imports, and trains README's lines."""
+"""The library needs no room of the app: it imports, trains README's lines, and is tested alone."""
 
 from __future__ import annotations
 
@@ -41,6 +41,24 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in ("fl_dp", "strategies"):
         shutil.copytree(ROOT / package, folder / package, ignore=ignored)
     return folder
+
+
+@pytest.fixture(scope="module")
+def tests(copy: Path) -> Path:
+    """Return the folder of the library's own tests beside it."""
+    rooms = {room.name for room in (copy / "fl_dp").iterdir()} | {"strategies"}
+    for name in ("pyproject.toml", "README.md", "docs"):  # pages that tests read
+        (copy / name).symlink_to(ROOT / name)
+    for part in (ROOT / "tests").iterdir():
+        if part.name in rooms | {"support", "conftest.py"}:
+            ignored = shutil.ignore_patterns("__pycache__", "axe")
+            place = copy / "tests" / part.name
+            place.parent.mkdir(exist_ok=True)
+            if part.is_dir():
+                shutil.copytree(part, place, ignore=ignored)
+            else:
+                shutil.copy(part, place)
+    return copy / "tests"
 
 
 def printed(copy: Path, folder: Path, code: str) -> str:
@@ -124,3 +142,45 @@ def test_readme_s_lines_train_around_a_strategy_of_flower(
     assert len(mean) == 2
     assert mean != [0.0, 0.0]
     assert (tmp_path / "ledger.db").is_file()
+
+
+def imported(file: Path) -> set[str]:
+    """Return the modules that a file imports, and what it imports of them, by their full names."""
+    names = set()
+    for _, node in nodes_of([file]):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def test_the_library_s_tests_and_their_helpers_import_nothing_of_the_app(tests: Path) -> None:
+    files = [file for file in tests.rglob("*.py") if file.parent.name != "support"]
+    assert len(files) > 150
+    app = re.compile(rf"fl_dp\.(?:{'|'.join(name.removesuffix('.py') for name in APP)})\b")
+    importing, read = [], set[Path]()
+    while files:
+        file = files.pop()
+        read.add(file)
+        names = imported(file)
+        place = file.relative_to(tests).as_posix()
+        importing += [(place, name) for name in names if app.match(name)]
+        helpers = {tests / "support" / f"{name.partition('.')[0]}.py" for name in names}
+        files += [helper for helper in helpers - read if helper.is_file()]
+    assert importing == []
+
+
+@pytest.mark.nightly
+def test_the_library_s_tests_are_collected_without_the_app(copy: Path, tests: Path) -> None:
+    rooms = [room for room in tests.iterdir() if room.is_dir() and room.name != "support"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--collect-only", "-q", *map(str, rooms)],
+        cwd=copy,
+        env=os.environ | {"PYTHONPATH": str(copy)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert int(re.findall(r"(\d+)/?\d* tests collected", done.stdout)[0]) > 3000
