@@ -166,7 +166,7 @@ def _lines_called(file: str, firsts: set[int]) -> int:
     inside: set[int] = set()
     for node in ast.walk(ast.parse((_ROOT / file).read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef):
-            first = min(each.lineno for each in (node, *node.decorator_list))
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             if first in firsts:
                 inside.update(_span(node))
     return len(inside & _code_of(file))
