@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import GaussianMechanism
-from fl_dp.plan import DistributedNoise, SharedNoisePlan
+from fl_dp.plan import DistributedNoise
 from fl_dp.protocol.secure_sum import SUM_KEY
 from fl_dp.statistics import Answer, NoiseChoice
 from fl_dp.statistics.query import SumQuery
@@ -101,9 +101,8 @@ def _noise_in_shares(
             noise supposes.
         ValueError: If they are to answer for other numbers of units.
     """
-    plan = ledger.plan
-    assert isinstance(plan, SharedNoisePlan)  # as the caller has looked
-    noise, hosting = plan.noise, plan.hosting
+    noise, hosting = ledger.plan.noise, ledger.plan.hosting
+    assert noise is not None  # as the caller has looked
     if hosting.of_records:
         raise ValueError(
             "one record can change its node's whole answer, by twice what a statistic is charged "

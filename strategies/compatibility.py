@@ -9,7 +9,7 @@ from fl_dp.accounting import freeze
 from fl_dp.accounting.shared_noise import sampler_slack
 from fl_dp.files import free_memory
 from fl_dp.ledger import SpentLedger
-from fl_dp.plan import Plan, SharedNoisePlan
+from fl_dp.plan import Plan
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import read
 from fl_dp.updates.batch_norm import running_statistics
@@ -98,8 +98,8 @@ def require_trainable(plan: Plan, layout: VectorLayout, units: int) -> None:
             f"{units} units are connected and at most {most} can be summed exactly at noise "
             f"multiplier {plan.noise_multiplier:.4g}"
         )
-    if isinstance(plan, SharedNoisePlan):  # the model may be larger than was accounted
-        plan.shared_bundle(plan.noise_multiplier, size=layout.size)
+    if plan.noise is not None:  # the model may be larger than was accounted
+        plan.noise.shared_bundle(plan.bundle(plan.noise_multiplier), layout.size)
 
 
 def float64_error_of(plan: Plan, layout: VectorLayout) -> str | None:

@@ -22,7 +22,6 @@ from fl_dp.accounting import NeighboringRelation
 from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import LocalPlan
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
     STATISTIC_ACTION,
@@ -234,7 +233,7 @@ def _answered(
 ) -> Answer:
     """Charge and ask, by a secure sum where the plan's noise is in shares."""
     plan, per_node = ledger.plan, question.units_per_node
-    if isinstance(plan, LocalPlan):
+    if not plan.of_sums:
         raise ValueError(
             "the plan's noise is at the clients, who trust no server, and a statistic would show "
             "it their vectors: plan with secure_sum=SecureSum() instead of client_scheme"

@@ -25,7 +25,7 @@ from fl_dp.files import private_folder, write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.plan import CentralPlan, DistributedPlan, Plan, SharedNoisePlan
+from fl_dp.plan import CentralPlan, DistributedPlan, Plan
 from fl_dp.plan.fields import plan_of
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 from fl_dp.statement import privacy_statement
@@ -221,7 +221,7 @@ def statistic_query(settings: Settings) -> Query:
 def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]:
     """Return what a statistic is, and what it costs, as plain JSON values."""
     noise = choice.explanation
-    if isinstance(plan, SharedNoisePlan):
+    if plan.noise is not None:
         (mechanism,) = choice.mechanisms
         assert isinstance(mechanism, GaussianMechanism)  # the one that nodes can share
         shared = plan.noise.shared_statistic(

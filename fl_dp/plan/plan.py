@@ -44,6 +44,7 @@ from fl_dp.mechanisms.grid import least_noise_multiplier
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .argument_checks import require_types
+from .distributed_noise import DistributedNoise
 from .hosting import Hosting
 from .release import Release
 
@@ -141,6 +142,11 @@ class Plan(ABC):
     @property
     def coefficients(self) -> tuple[int, ...] | None:
         """Those of noise that is correlated over rounds; None: each round's is independent."""
+        return None
+
+    @property
+    def noise(self) -> DistributedNoise | None:
+        """Noise in shares under secure sums; None: one party adds all that a release has."""
         return None
 
     @property

@@ -7,7 +7,7 @@ from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.accounting.second_figure import SecondFigure, second_figure
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
-from fl_dp.plan import Plan, SharedNoisePlan
+from fl_dp.plan import Plan
 
 from .promise import OwnPromise, PrivacyStatement, SecureSumClaims
 from .sentences import NOT_COVERED_OF_CLIENTS, UNITS
@@ -30,7 +30,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         "seed": ledger.insecure,
         "figure": second.above_ours,
         "choice": chosen is None,
-        "liars": not isinstance(plan, SharedNoisePlan),  # which says itself what they can do
+        "liars": plan.noise is None,  # which says itself what they can do
         "best of many": any(isinstance(event, RandomStoppingEvent) for event, _ in ledger.history),
         "so far": promised != spent,
         "items": plan.hosting.of_records,
@@ -126,10 +126,9 @@ def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
 
 def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
     """Return what secure sums promise against whom; None if the noise is not in shares."""
-    plan = ledger.plan
-    if not isinstance(plan, SharedNoisePlan):
+    plan, noise = ledger.plan, ledger.plan.noise
+    if noise is None:
         return None
-    noise = plan.noise
     planned = freeze([(plan.event_at(each), 1) for each in plan.noise_multipliers])
     # Other releases may have their noise elsewhere, and could look the same.
     rounds = dict(planned).keys() - dict(plan.other_releases).keys()

@@ -10,10 +10,9 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.accounting import OwnRatesSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
-from fl_dp.plan import LocalPlan, Plan
+from fl_dp.plan import LocalPlan
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, applied_noise
 from fl_dp.protocol.keys import NOISED_KEY
 from fl_dp.updates import Compression, RefusedUpdate, VectorLayout
@@ -38,7 +37,7 @@ class ClientNoiseMode(Mode):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LocalPlan,
         noise_multiplier: float,
         layout: VectorLayout,
         origin: NDArray[np.float64],
@@ -61,7 +60,7 @@ class ClientNoiseMode(Mode):
             noise = client_noise_of(plan, noise_multiplier, instruction.compression, group=group)
             return replace(instruction, client_noise=noise)
 
-        self._law = plan.sampling if isinstance(plan.sampling, OwnRatesSampling) else None
+        self._law = plan.groups
         groups = 1 if self._law is None else self._law.num_groups
         self._instructions = [of_group(group) for group in range(groups)]
         self._group_of = group_of
@@ -104,7 +103,7 @@ class ClientNoiseMode(Mode):
 
 
 def client_noise_of(
-    plan: Plan, noise_multiplier: float, compression: Compression | None, *, group: int
+    plan: LocalPlan, noise_multiplier: float, compression: Compression | None, *, group: int
 ) -> NoiseInstruction:
     """Return the noise that clients have to add in a round of that noise multiplier.
 
@@ -114,9 +113,9 @@ def client_noise_of(
         compression: Of the noised update.
         group: Of the clients; looked at only where groups have budgets of their own.
     """
-    assert isinstance(plan, LocalPlan)  # no other noise is told to clients
     budget = budget_for_nodes(plan)
-    if isinstance(law := plan.sampling, OwnRatesSampling):
+    law = plan.groups
+    if law is not None:
         noise_multiplier /= law.scale_of(group)
         if budget is not None:
             budget = replace(budget, epsilon=law.budgets[group])

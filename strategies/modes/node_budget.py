@@ -8,7 +8,7 @@ from dataclasses import replace
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.accounting.filters import RenyiOdometer
-from fl_dp.plan import Plan, SharedNoisePlan
+from fl_dp.plan import Plan
 from fl_dp.protocol.instruction import SumInstruction
 
 _MARGIN = 1.01  # a node takes its own error off first, and its orders are a hair away
@@ -26,7 +26,7 @@ def budget_for_nodes(plan: Plan) -> PrivacyBudget | None:
     if len(set(plan.noise_multipliers)) > 1:
         return None
     budget = replace(plan.budget, delta=min(0.5, plan.budget.delta / DECLARED_SHARE))
-    if isinstance(plan, SharedNoisePlan) and len(plan.history) > 1:
+    if plan.noise is not None and len(plan.history) > 1:
         return _room_for_several(plan, budget)
     return budget
 

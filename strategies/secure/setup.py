@@ -12,7 +12,7 @@ from flwr.app import Message, MessageType, RecordDict
 
 from fl_dp.accounting import SharedNoise
 from fl_dp.accounting.shared_noise import usual_colluding
-from fl_dp.plan import Plan, SharedNoisePlan
+from fl_dp.plan import Plan
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
@@ -355,7 +355,8 @@ def secure_sums_of(plan: Plan, roster: Roster | None) -> SecureSums | None:
     Raises:
         ValueError: If a roster is given and the plan supposes none, or the other way round.
     """
-    supposed = isinstance(plan, SharedNoisePlan) and plan.secure_sum.roster
+    noise = plan.noise
+    supposed = noise is not None and noise.secure_sum.roster
     if supposed != (roster is not None):
         has = "supposes" if supposed else "does not suppose"
         raise ValueError(
@@ -363,10 +364,10 @@ def secure_sums_of(plan: Plan, roster: Roster | None) -> SecureSums | None:
             f"(SecureSum(roster=...)), and secure_roster is "
             f"{'left out' if roster is None else 'given'}: change one of them"
         )
-    if not isinstance(plan, SharedNoisePlan):
+    if noise is None:
         return None
     if roster is not None:
-        _warn_of_more_colluding(plan.noise.shares, len(roster.members))
+        _warn_of_more_colluding(noise.shares, len(roster.members))
     return SecureSums(roster)
 
 

@@ -15,7 +15,7 @@ from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 from fl_dp.codec import encode
-from fl_dp.plan import Plan, SharedNoisePlan
+from fl_dp.plan import Plan
 from fl_dp.statement.of_clients import promise_in_words
 
 from .numbers import bound_rows, numbers_table, span
@@ -207,9 +207,10 @@ def _shown_rounds(rounds: int) -> list[int]:
 
 def _share_rows(plan: Plan) -> list[tuple[str, str]]:
     """Return what noise in shares rests on; nothing for other noise."""
-    if not isinstance(plan, SharedNoisePlan):
+    noise = plan.noise
+    if noise is None:
         return []
-    noise, one = plan.noise, plan.shared_bundle(plan.noise_multiplier, size=1)
+    one = noise.shared_bundle(plan.bundle(plan.noise_multiplier), 1)
     opened = f"{noise.shares.least} of {noise.shares.cohort}"
     if noise.secure_sum.roster:
         opened += f"; {noise.shares.guaranteed} if the server lies"

@@ -21,7 +21,7 @@ from fl_dp.lab.audit.verdict import AuditReport
 from fl_dp.lab.audit.whole_run import SeenRound
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
-from fl_dp.plan import Plan, SharedNoisePlan
+from fl_dp.plan import Plan
 from fl_dp.plan.distributed_noise import DistributedNoise
 from fl_dp.plan.shared_bundle import SharedBundle
 from fl_dp.secagg.opening import centred_words
@@ -54,10 +54,9 @@ def report_of_sums(
     Raises:
         ValueError: If there are more canaries than the model or a node's values hold.
     """
-    if not isinstance(plan, SharedNoisePlan):
-        raise TypeError(f"noise {plan.place} has no shares")
-    shares = [plan.shared_bundle(each, size=size) for each in plan.noise_multipliers]
-    honest, first = plan.noise.honest_shares, shares[0].segments[0]
+    noise = shares_of(plan)
+    shares = [noise.shared_bundle(plan.bundle(each), size) for each in plan.noise_multipliers]
+    honest, first = noise.honest_shares, shares[0].segments[0]
     if count is None:
         cap = first.cap / first.scale / first.clipping_norm
         fitting = size * (cap / _LONGEST) ** 2  # on each node
@@ -96,7 +95,7 @@ def shares_of(plan: Plan) -> DistributedNoise:
     Raises:
         TypeError: If it is not.
     """
-    if not isinstance(plan, SharedNoisePlan):
+    if plan.noise is None:
         raise TypeError(f"noise {plan.place} has no shares")
     return plan.noise
 
