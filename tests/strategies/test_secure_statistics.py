@@ -319,7 +319,12 @@ def test_what_the_plan_did_not_put_aside_is_refused(tmp_path: Path) -> None:
 
 
 ONE = chosen(Count())
-CLIENTS_NOISE: dict[str, Any] = {"client_scheme": "gaussian", "secure_sum": None, "rounds": 1}
+CLIENTS_NOISE: dict[str, Any] = {
+    "client_scheme": "gaussian",
+    "secure_sum": None,
+    "units_per_node": None,
+    "rounds": 1,
+}
 
 
 @pytest.mark.parametrize(
