@@ -46,9 +46,6 @@ class TwiceDrawnSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class TruncatedPoissonSampling''',
-            "        PoissonSampling,\n        Trunc": (
-                "        PoissonSampling,\n        TwiceDrawnSampling,\n        Trunc"
-            ),
         },
         "fl_dp/plan/central.py": {
             "from fl_dp.option_errors": (
@@ -141,8 +138,8 @@ from pathlib import Path
 from kind_trainings import NODES, stated
 
 from fl_dp import PrivacyBudget, PrivacyLedger
-from fl_dp.accounting.events import event_to_dict
 from fl_dp.accounting.sampling import TwiceDrawnSampling
+from fl_dp.codec import encode
 from fl_dp.plan import CentralPlan
 from fl_dp.plan.everybody import EverybodyPlan
 
@@ -160,7 +157,7 @@ for name, draft in {
     with PrivacyLedger.read(folder / "ledger.db") as ledger:
         found[name] = {
             "read": ledger.plan == draft.calibrated(),
-            "charged": [[event_to_dict(event), count] for event, count in ledger.history],
+            "charged": [[encode(event), count] for event, count in ledger.history],
             "epsilon": ledger.epsilon().best,
             "statement": statement,
         }
@@ -185,7 +182,7 @@ def test_it_touches_three_files_at_most_which_its_row_names(addition: Addition) 
 def test_a_law_that_was_added_is_drawn_charged_read_back_and_stated(found: dict[str, Any]) -> None:
     law = found["law of cohorts"]
     [(event, count)] = law["charged"]
-    assert (event["event"], count) == ("poisson-gaussian", 2)
+    assert (event["kind"], count) == ("poisson-gaussian", 2)
     assert math.isclose(event["sampling_rate"], 0.36)
     assert 7.5 < law["epsilon"] <= 8.0
     assert law["read"]
@@ -197,7 +194,7 @@ def test_a_kind_that_was_added_trains_and_is_charged_read_back_and_stated(
 ) -> None:
     kind = found["kind of plan"]
     [(event, count)] = kind["charged"]
-    assert (event["event"], count) == ("gaussian", 2)
+    assert (event["kind"], count) == ("gaussian", 2)
     assert 7.5 < kind["epsilon"] <= 8.0
     assert kind["read"]
     assert "every round is charged in full" in kind["statement"]
