@@ -30,11 +30,10 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, SUM_KEY, terms_in, without_terms
 
-from .app_verification import apps_are_verified
+from .mod_host import present_host
 from .node_config import DISTRIBUTED, LOCAL, RECORD, RECORD_SUMS, NodeConfig
 from .node_privacy import in_simulation
 from .round_interval import RoundInterval
-from .running_app import running_app
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -186,7 +185,7 @@ def _require_allowed_app(owner: NodeConfig) -> None:
     """Refuse apps that the owner does not name."""
     if owner.allowed_apps is None:
         return
-    app = running_app()
+    app = present_host().running_app()
     if app is None:
         raise PolicyRefusal(
             "it can't be seen which app this is, and dp-allowed-apps names those that are "
@@ -267,7 +266,7 @@ def _units_charged(config: Mapping[str, Any]) -> set[str]:
 
 
 def _require_verified_apps() -> None:
-    verified = apps_are_verified()
+    verified = present_host().apps_are_verified()
     if verified is False:
         raise PolicyRefusal(
             "this node runs whatever app the server sends, so nothing that its owner requires "

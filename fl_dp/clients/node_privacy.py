@@ -27,8 +27,8 @@ from fl_dp.protocol.flower_compat import is_engine_s_worker
 from fl_dp.protocol.instruction import NoiseInstruction, SumInstruction
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 
+from .mod_host import present_host
 from .node_config import NodeConfig
-from .running_app import running_app
 
 if TYPE_CHECKING:
     from fl_dp.ledger import NodeLedger, Witness
@@ -204,7 +204,7 @@ class NodePrivacy:
         """
         from fl_dp.ledger.node import Use  # with SciPy, for a node that keeps a ledger alone
 
-        app = running_app()
+        app = present_host().running_app()
         return Use(run=self.run, purpose=purpose, app=None if app is None else str(app))
 
 

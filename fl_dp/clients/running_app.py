@@ -33,7 +33,7 @@ class RunningApp:
     Attributes:
         name: `publisher/name`.
         version: Of the app.
-        fab_hash: First eight hexadecimal digits of its bundle's SHA-256.
+        fab_hash: First hexadecimal digits of its bundle's SHA-256: eight, or all of them.
     """
 
     name: str
@@ -73,7 +73,7 @@ class AppRule:
         text: As the owner wrote it.
         name: `publisher/name`.
         versions: Those that are allowed; an empty set allows all.
-        fab_hash: First digits of the bundle's SHA-256, eight; empty: any bundle.
+        fab_hash: First digits of the bundle's SHA-256, eight or more; empty: any bundle.
     """
 
     text: str
@@ -107,12 +107,13 @@ class AppRule:
             raise ValueError(
                 f"versions are written as >=1.2,<2 or ==1.2.0 without spaces; got '{text}'"
             ) from None
-        # Flower shows no more digits than these.
-        return cls(text=text, name=name, versions=allowed, fab_hash=digest[:_HASH_DIGITS])
+        return cls(text=text, name=name, versions=allowed, fab_hash=digest)
 
     def allows(self, app: RunningApp) -> bool:
         """Tell whether an app is one of these; a version that can't be read is none."""
-        if app.name != self.name or self.fab_hash not in ("", app.fab_hash):
+        # An app's folder shows eight digits, and the bundle itself all of them.
+        digits = min(len(self.fab_hash), len(app.fab_hash))
+        if app.name != self.name or self.fab_hash[:digits] != app.fab_hash[:digits]:
             return False
         try:
             return self.versions.contains(Version(app.version), prereleases=True)

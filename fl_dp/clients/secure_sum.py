@@ -45,6 +45,7 @@ from fl_dp.secagg.terms import require_time, work_ends
 from fl_dp.user_code import Contained
 
 from .cut_off import Apart
+from .mod_host import present_host
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation
 from .records import config_of, instruction_of
@@ -184,7 +185,7 @@ def _forked(work: Callable[[], Values], terms: SumTerms, slots: Slots) -> Apart:
         with working_in(slots):
             return np.concatenate(work())
 
-    return Apart(flat, terms.size, until=slots.until)
+    return present_host().apart(flat, terms.size, until=slots.until)
 
 
 def _values_of(apart: Apart, terms: SumTerms) -> Values:

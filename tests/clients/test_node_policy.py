@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fl_dp.clients import app_verification, node_policy, numpy_client_app
+from fl_dp.clients import app_verification, mod_host, node_policy, numpy_client_app
 from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
@@ -229,7 +229,7 @@ def test_a_bad_configuration_answers_nothing(node: Any, told: Any) -> None:
 def test_where_unverified_apps_run_nothing_is_answered(
     owned: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(node_policy, "apps_are_verified", lambda: False)
+    monkeypatch.setattr(mod_host, "apps_are_verified", lambda: False)
     here, client = owned()
     with caplog.at_level(logging.ERROR):
         assert refused(here.train(MODEL, NOISED))
@@ -244,7 +244,7 @@ def test_where_unverified_apps_run_nothing_is_answered(
 def test_where_it_can_not_be_seen_the_log_says_once_what_to_do(
     owned: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(node_policy, "apps_are_verified", lambda: None)
+    monkeypatch.setattr(mod_host, "apps_are_verified", lambda: None)
     node_policy._say_once_what_the_owner_must_do.cache_clear()
     here, client = owned()
     with caplog.at_level(logging.WARNING):

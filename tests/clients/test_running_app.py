@@ -57,6 +57,13 @@ def test_what_can_not_be_read_is_no_app(
     assert running_app() is None
 
 
+def test_where_all_digits_of_the_bundle_are_seen_all_of_the_rule_s_are_compared() -> None:
+    whole = RunningApp(name="hospital/heart", version="1.4.0", fab_hash="3f2a9c01" + "a" * 56)
+    assert AppRule.parse("hospital/heart@3f2a9c01" + "a" * 56).allows(whole)
+    assert AppRule.parse("hospital/heart@3f2a9c01").allows(whole)
+    assert not AppRule.parse("hospital/heart@3f2a9c01" + "a" * 55 + "b").allows(whole)
+
+
 @pytest.mark.parametrize(
     ("rule", "allowed"),
     [
