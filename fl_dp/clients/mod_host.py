@@ -49,12 +49,13 @@ class ModHost:
         return Apart(work, size, until=until)
 
 
-_present: ContextVar[ModHost] = ContextVar("mod_host", default=ModHost())
+_OF_THE_APP = ModHost()
+_present: ContextVar[ModHost | None] = ContextVar("mod_host", default=None)
 
 
 def present_host() -> ModHost:
     """Return the host of the mods that run now; the app's own process unless somebody says else."""
-    return _present.get()
+    return _present.get() or _OF_THE_APP
 
 
 @contextmanager
