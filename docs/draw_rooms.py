@@ -29,7 +29,7 @@ UPDATE = ("strategies", "protocol", "clients", "tasks", "updates", "mechanisms")
 CHARGE = ("plan", "ledger", "accounting", "statement", "viewer")
 
 # Each building, and a room of its highest floor.
-BUILDINGS = {"the wings": "lab", "the app": "server_app", "the library": "strategies"}
+BUILDINGS = {"the wings": "lab", "the app": "server_app", "the library": "gate"}
 
 _WIDTH, _HEIGHT, _GAP, _BETWEEN = 13.0, 0.86, 0.14, 0.34
 _LEFT = 0.55  # of the rooms; a building's name stands beside them

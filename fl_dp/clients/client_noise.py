@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 
 import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
 from fl_dp.mechanisms import ClientScheme, SecureRandom
@@ -59,31 +60,67 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     if instruction is None or noise is None:
         return call_next(message, context)
     scheme = noise.mechanism()
+    content = released_content(
+        message,
+        context,
+        call_next,
+        charge=lambda: _charge(noise, scheme, message, context),
+        release=lambda update: scheme.privatize(update, SecureRandom()),
+    )
+    content[NOISED_KEY] = applied_noise(instruction)
+    return Message(content, reply_to=message)
+
+
+def released_content(
+    message: Message,
+    context: Context,
+    call_next: ClientAppCallable,
+    *,
+    charge: Callable[[], None],
+    release: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+) -> RecordDict:
+    """Let a handler train, and return the model with what may leave of its update.
+
+    Nothing else of the handler's reply is used. What fails counts as a zero update.
+
+    Args:
+        message: With one model.
+        context: The node's.
+        call_next: The handler.
+        charge: Pays for the release before the handler is called. It raises
+            `PrivacyBudgetExhausted` where nothing may be trained any more.
+        release: Returns what may leave of an update, float64 of shape `(size,)`; of one that is not
+            finite, too.
+
+    Returns:
+        One ArrayRecord under the message's key, and `num-examples` of 1.
+
+    Raises:
+        ValueError: If the message has not exactly one model. It never depends on the node's data.
+    """
     key, received = only_record(message.content.array_records, "ArrayRecord")
     # A copy: a handler may train in place, inside the message, and what is kept goes back.
     model = ArrayRecord({name: copy(array) for name, array in received.items()})
     layout = VectorLayout.of(model)
     origin = layout.flatten(model)
     update = np.zeros(layout.size)
-    line = unless_simulated("the client failed; the server gets the noise around a zero update")
+    line = unless_simulated("the client failed, and counts as a zero update")
     with Contained(line) as attempt:
         try:
             # Where it is caught: a reply after a budget is spent looks like any other.
-            _charge(noise, scheme, message, context)
+            charge()
             reply = call_next(message, context)
             if reply.has_error():
                 raise ValueError("the handler replied with an error")
             update = layout.flatten(only_array_record(reply.content)) - origin
         except PrivacyBudgetExhausted as exhausted:
-            logger.info("%s; the server gets the noise around a zero update", exhausted)
+            logger.info("%s; it counts as a zero update", exhausted)
     note_failure(attempt.failure)
     # Rounding to the model's dtypes comes after the noise, so it costs no privacy.
-    private = layout.unflatten(origin, scheme.privatize(update, SecureRandom()))
+    private = layout.unflatten(origin, release(update))
     # The weight is 1 for everybody: the number of records would be a release of its own.
     sent, metrics = layout.merge(private, model), MetricRecord({"num-examples": 1})
-    noised = applied_noise(instruction)
-    content = RecordDict({key: sent, METRICS_KEY: metrics, NOISED_KEY: noised})
-    return Message(content, reply_to=message)
+    return RecordDict({key: sent, METRICS_KEY: metrics})
 
 
 def noised_client_app(mods: list[Mod] | None = None) -> ClientApp:

@@ -13,10 +13,10 @@ privacy, unless the owner writes that it does not.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -82,6 +82,7 @@ _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _File = Annotated[_Text, AfterValidator(_absolute)]
 _FileOrURL = Annotated[_Text, AfterValidator(_absolute_or_url)]
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
+Model = TypeVar("Model", bound=BaseModel)
 _Digest = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 
@@ -247,14 +248,9 @@ class NodeConfig(BaseModel):
     @classmethod
     def _read(cls, given: Mapping[str, Any]) -> Self:
         try:
-            return cls.model_validate(dict(given))
-        except ValidationError as error:
-            wrong = error.errors(include_url=False)[0]
-            key = str(wrong["loc"][0])
-            if wrong["type"] == "extra_forbidden":
-                raise _error(f"'{key}' is no key of fl-dp: {_meant_by(key)}") from None
-            what = wrong["msg"].removeprefix("Value error, ").replace("Input ", "", 1)
-            raise _error(f"{key} {what}, got {given[key]!r:.50}") from None
+            return checked_keys(cls, given)
+        except NodeConfigError as error:
+            raise _error(str(error)) from None
 
     @property
     def cap(self) -> PrivacyBudget | None:
@@ -352,8 +348,44 @@ def means_ours(key: str) -> bool:
     return written.startswith(PREFIX) or PREFIX + written in POLICY_KEYS
 
 
-def _policy_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what stands in a policy's file, none of which is given beside it."""
+def checked_keys(model: type[Model], given: Mapping[str, Any], file: str = "") -> Model:
+    """Return keys as a model reads them.
+
+    Args:
+        model: The class of the keys.
+        given: Value of each.
+        file: Where they stand; empty: in `--node-config`.
+
+    Raises:
+        NodeConfigError: If one is missing, is none of the model's, or its value can't be meant.
+    """
+    place = f"{file}: " if file else ""
+    try:
+        return model.model_validate(dict(given))
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        key = str(wrong["loc"][0])
+        if wrong["type"] == "extra_forbidden":
+            raise NodeConfigError(
+                f"{place}'{key}' is no key of fl-dp: {_meant_by(key, POLICY_KEYS)}"
+            ) from None
+        if wrong["type"] == "missing":
+            raise NodeConfigError(f"{place}{key} is missing: add a line for it") from None
+        what = wrong["msg"].removeprefix("Value error, ").replace("Input ", "", 1)
+        raise NodeConfigError(f"{place}{key} {what}, got {given[key]!r:.50}") from None
+
+
+def policy_in_file(path: str, keys: Collection[str]) -> dict[str, Any]:
+    """Return what stands in a policy's file.
+
+    Args:
+        path: Of the file.
+        keys: Those that it may have.
+
+    Raises:
+        NodeConfigError: If it can't be read, or has another key, or one that is given twice or has
+            no value.
+    """
     try:
         with Path(path).open("rb") as stream:
             text = stream.read(_LONGEST_POLICY + 1)
@@ -362,27 +394,37 @@ def _policy_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
         policy = plain_yaml(text, "it")
     except (OSError, ValueError) as error:  # a day that there is not, for one
         reason = " ".join(str(error).split())
-        raise _error(
-            f"{POLICY_PATH_KEY}={path} can't be read, so nothing is answered: {reason}"
-        ) from error
+        raise NodeConfigError(f"{path} can't be read, so nothing is answered: {reason}") from error
     if not isinstance(policy, dict) or not all(isinstance(key, str) for key in policy):
-        raise _error(f"{path} must hold lines like `dp-max-epsilon: 4.0`, and holds others")
+        raise NodeConfigError(
+            f"{path} must hold lines like `dp-max-epsilon: 4.0`, and holds others"
+        )
     # YAML itself takes the last of two lines with one key, and an empty value for none.
     if twice := keys_given_twice(text):
-        raise _error(f"{path}: '{twice[0]}' is given twice: keep one")
+        raise NodeConfigError(f"{path}: '{twice[0]}' is given twice: keep one")
     # No other project reads this file: what is not fl-dp's is a mistake.
     for key, value in policy.items():
-        if key not in POLICY_KEYS or key == POLICY_PATH_KEY:
-            raise _error(f"{path}: '{key}' is no key of a policy: {_meant_by(key)}")
-        if key in given:
-            raise _error(f"{key} is given twice, in --node-config and in {path}: keep one")
+        if key not in keys:
+            raise NodeConfigError(f"{path}: '{key}' is no key of a policy: {_meant_by(key, keys)}")
         if value is None:
-            raise _error(f"{path}: {key} has no value: write one, or leave the line out")
+            raise NodeConfigError(f"{path}: {key} has no value: write one, or leave the line out")
     return policy
 
 
-def _meant_by(key: str) -> str:
-    nearest = difflib.get_close_matches(key, POLICY_KEYS, n=1, cutoff=0.0)[0]
+def _policy_in(path: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what stands in a policy's file, none of which is given beside it."""
+    try:
+        policy = policy_in_file(path, POLICY_KEYS.keys() - {POLICY_PATH_KEY})
+    except NodeConfigError as error:
+        raise _error(f"{POLICY_PATH_KEY}={error}") from error
+    for key in policy:
+        if key in given:
+            raise _error(f"{key} is given twice, in --node-config and in {path}: keep one")
+    return policy
+
+
+def _meant_by(key: str, keys: Collection[str]) -> str:
+    nearest = difflib.get_close_matches(key, sorted(keys), n=1, cutoff=0.0)[0]
     return f"did you mean {nearest}?"
 
 

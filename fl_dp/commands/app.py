@@ -22,6 +22,7 @@ from .plan import plan
 from .run import run
 from .stats import stats
 from .status import status
+from .supernode import OTHER_OPTIONS, supernode
 from .wings import command_wings
 
 _COMMANDS = (
@@ -101,6 +102,7 @@ app = typer.Typer(
 for command in _COMMANDS:
     app.command()(command)
 app.add_typer(node, name="node")
+app.command(context_settings=OTHER_OPTIONS)(supernode)
 for wing in command_wings():
     wing.add_commands(app)
 

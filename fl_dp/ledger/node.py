@@ -58,6 +58,7 @@ from fl_dp.accounting.filters import RenyiOdometer
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import renyi_epsilon
+from fl_dp.option_errors import require_positive
 
 from .chain import ChainedLedger
 from .entries import (
@@ -132,6 +133,27 @@ class UseOfData:
     def history(self) -> FrozenHistory:
         """Every release, merged and in one fixed order."""
         return freeze(self.releases)
+
+
+@dataclass(kw_only=True, eq=False)
+class Reliance:
+    """Answers that left clipped alone: the site counts no epsilon, and trusts the server's noise.
+
+    Attributes:
+        use: Run, app and purpose.
+        source: Name of the data.
+        clipping_norm: The largest that an answer was clipped to.
+        first_day: Of the answers, in UTC.
+        last_day: Of the answers, in UTC.
+        answers: How many there were.
+    """
+
+    use: Use
+    source: str
+    clipping_norm: float
+    first_day: str
+    last_day: str
+    answers: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -516,6 +538,7 @@ class NodeLedger(ChainedLedger):
         self._revoked: str | None = None
         self._marks: dict[str, Marks] = {}
         self._uses: dict[tuple[Use | None, str, str], UseOfData] = {}
+        self._reliances: dict[tuple[Use, str], Reliance] = {}
 
     @classmethod
     def open(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
@@ -596,6 +619,11 @@ class NodeLedger(ChainedLedger):
         """By whom and for what the data were used, in the order of the first charge."""
         return tuple(self._uses.values())
 
+    @property
+    def reliances(self) -> tuple[Reliance, ...]:
+        """By whom and for what the server's noise was relied upon, in the order of the first."""
+        return tuple(self._reliances.values())
+
     def revoke(self) -> None:
         """Write down that nothing is ever charged again.
 
@@ -610,6 +638,39 @@ class NodeLedger(ChainedLedger):
             if self._revoked is not None:
                 raise ValueError(f"every use was revoked already, on {self._revoked}")
             self._append(connection, {"kind": "revoked", "day": today()})
+
+    def note_reliance(self, source: str, *, clipping_norm: float, use: Use) -> None:
+        """Write down, before it is made, that an answer leaves clipped and without noise.
+
+        Nothing is charged: how private it is depends on noise that the server adds.
+
+        Args:
+            source: Name of the data.
+            clipping_norm: Bound on the answer's update.
+            use: For what and on whose behalf.
+
+        Raises:
+            ConsentRevoked: If the owner has revoked every use; then nothing is written.
+            LedgerUnavailable: If it can't be written; then nothing may be released.
+            ValueError: If an argument is out of range.
+        """
+        require_printable(source)
+        require_positive(clipping_norm=clipping_norm)
+        with self._transaction() as connection:
+            if self._revoked is not None:
+                raise ConsentRevoked(
+                    f"no answer is allowed: the owner revoked every use on {self._revoked}"
+                )
+            self._append(
+                connection,
+                {
+                    "kind": "relied",
+                    "source": source,
+                    "clipping_norm": clipping_norm,
+                    "day": today(),
+                    "use": asdict(use),
+                },
+            )
 
     def note_marks(self, store: str, marks: Marks) -> None:
         """Write down how far a store of secure sums has come: an older copy of it is known by that.
@@ -833,6 +894,8 @@ class NodeLedger(ChainedLedger):
             case "revoked":
                 require_printable(fields["day"])
                 self._revoked = fields["day"]
+            case "relied":
+                self._replay_reliance(fields)
             case "marks":
                 self._marks[fields["store"]] = Marks(count=fields["count"], last=fields["last"])
             case _:
@@ -870,6 +933,20 @@ class NodeLedger(ChainedLedger):
         found.first_day, found.last_day = min(found.first_day, day), max(found.last_day, day)
         found.charges += 1
         found.releases[charge.event] += charge.count
+
+    def _replay_reliance(self, fields: dict[str, Any]) -> None:
+        use, source, day = Use(**fields["use"]), fields["source"], fields["day"]
+        norm = fields["clipping_norm"]
+        require_printable(source)
+        require_printable(day)
+        require_positive(clipping_norm=norm)
+        found = self._reliances.setdefault(
+            (use, source),
+            Reliance(use=use, source=source, clipping_norm=norm, first_day=day, last_day=day),
+        )
+        found.clipping_norm = max(found.clipping_norm, norm)
+        found.first_day, found.last_day = min(found.first_day, day), max(found.last_day, day)
+        found.answers += 1
 
     def _replay_name(self, fields: dict[str, Any]) -> None:
         charged = self._unread.pop(fields["charge"])

@@ -1,9 +1,9 @@
 """Every reach into parts of Flower, its engine's Ray and its web server that may move.
 
-Nothing else of fl-dp imports a part that Flower's documentation leaves out; a test walks every
-import. Each reach says what it relies on and what to do when that moves. What can't be imported
-ends in `FlowerChanged`, which stands in `flower_versions.py` so that it can be caught when this
-fails.
+Nothing else of fl-dp imports a part that Flower's documentation leaves out, but the hook of a gate
+(`fl_dp/gate/flower_hook.py`); a test walks every import. Each reach says what it relies on and what
+to do when that moves. What can't be imported ends in `FlowerChanged`, which stands in
+`flower_versions.py` so that it can be caught when this fails.
 """
 
 from __future__ import annotations
@@ -124,8 +124,12 @@ def parsed_config(text: str) -> dict[str, Any]:
     return dict(parse_config_args([text]))
 
 
-def bundle_name_and_version(file: Path) -> tuple[str, str]:
-    """Return the name `publisher/name` and the version of a bundle that `flwr build` wrote."""
+def bundle_name_and_version(file: Path | bytes) -> tuple[str, str]:
+    """Return the name `publisher/name` and the version of a bundle that `flwr build` wrote.
+
+    Args:
+        file: Of the bundle, or its bytes.
+    """
     # Relies on: the readers of `flwr install`. Moved: read pyproject.toml in the bundle.
     with parts_of_flower():
         from flwr.common.config import get_fab_config, get_metadata_from_config

@@ -10,6 +10,7 @@ import pytest
 
 from fl_dp.clients import NodeConfig, NodeConfigError
 from fl_dp.clients.node_config import POLICY_KEYS, PREFIX
+from fl_dp.gate.policy import GATE_KEYS
 
 ROOT = Path(__file__).resolve().parents[2]
 LEDGER = {"dp-ledger-path": "/data/ledger.db"}
@@ -107,7 +108,7 @@ def test_every_key_that_is_named_anywhere_is_one() -> None:
     texts = (file.read_text() for file in files if file.is_file() and file.suffix != ".pyc")
     named = {word for text in texts for word in WORD.findall(text)}
     # A package, and what a page misspells on purpose.
-    assert named - {"dp-accounting", "dp-require-privcy"} <= POLICY_KEYS.keys()
+    assert named - {"dp-accounting", "dp-require-privcy"} <= POLICY_KEYS.keys() | GATE_KEYS.keys()
     assert named >= {"dp-max-epsilon", "dp-ledger-path"}
 
 

@@ -98,6 +98,8 @@ ROLES = {
             "fl_dp.commands.node",
             "fl_dp.commands.shown_ledger",
             "fl_dp.commands.shown_uses",
+            "fl_dp.commands.supernode",
+            "fl_dp.gate",
         ),
         on_demand=frozenset(EXTRA_OF),
     ),

@@ -47,6 +47,7 @@ class OwnedClock:
         self.pauses: list[float] = []
         self._now = 0.0
         self._left_waiting = multiprocessing.RawValue("q", 0)  # process that waits in vain
+        self._waits_in_vain = 0  # of threads of this process
 
     def put_in_place(self, patch: pytest.MonkeyPatch) -> None:
         """Have the product read this clock."""
@@ -63,12 +64,21 @@ class OwnedClock:
     def readable(self, source: Connection | int, seconds: float | None) -> bool:
         """Wait as long as the other end takes, or until it says that it hangs."""
         while not wait([source], _LOOK):
+            if self._waits_in_vain:
+                assert seconds is not None, "nobody may wait without limit for what hangs"
+                self._waits_in_vain -= 1
+                self.sleep(seconds)
+                return False
             if self._left_waiting.value == os.getpid():
                 assert seconds is not None, "nobody may wait without limit for what hangs"
                 self._left_waiting.value = 0
                 self.sleep(seconds)
                 return False
         return True
+
+    def let_this_process_hang(self, times: int = 1) -> None:
+        """Let the time of a thread of this process be over, of as many waits as that."""
+        self._waits_in_vain = times
 
     def hang(self) -> None:
         """Never come back, in a process that another one waits for."""

@@ -11,7 +11,7 @@ from rich.table import Table
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.accounting.events import event_to_dict
 from fl_dp.ledger import NodeLedger
-from fl_dp.ledger.node import Spending
+from fl_dp.ledger.node import Reliance, Spending
 from fl_dp.statement.sentences import ACCOUNTANTS
 from fl_dp.statement.words import describe_event, rounded_up
 
@@ -100,12 +100,28 @@ def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict
             }
             for each in ledger.uses
         ],
+        "relied_upon_the_server": [
+            {
+                "run": reliance.use.run,
+                "app": reliance.use.app,
+                "purpose": reliance.use.purpose,
+                "data": reliance.source,
+                "clipping_norm": reliance.clipping_norm,
+                "first_day": reliance.first_day,
+                "last_day": reliance.last_day,
+                "answers": reliance.answers,
+            }
+            for reliance in ledger.reliances
+        ],
         "accounts": [_account_json(each) | {"left": _left(each, cap)} for each in ledger.spendings],
     }
 
 
 def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> list[Table]:
-    """Return the same as two tables for the terminal: the uses, and what is left."""
+    """Return the same as tables for the terminal: the uses, and what is left.
+
+    Where answers left without noise, one more says so.
+    """
     uses = []
     for each in ledger.uses:
         run = "not written down" if each.use is None else str(each.use.run)
@@ -128,10 +144,34 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
                 _delta(spending),
             )
         )
-    return [
+    tables = [
         sheet("Uses of the data", ("run", "app", "for", "data", "unit", "days", "answers"), uses),
         sheet("Epsilon", ("data", "unit", "spent", "left", "of", "delta"), left),
     ]
+    if ledger.reliances:
+        tables.append(_reliances_table(ledger.reliances))
+    return tables
+
+
+def _reliances_table(reliances: Sequence[Reliance]) -> Table:
+    """Return the answers that were clipped alone, as a table."""
+    headings = ("run", "app", "for", "data", "days", "clipped to", "answers")
+    rows = []
+    for reliance in reliances:
+        use = reliance.use
+        days = sorted({reliance.first_day, reliance.last_day})
+        rows.append(
+            (
+                str(use.run),
+                use.app or "not known",
+                _PURPOSES.get(use.purpose, use.purpose),
+                reliance.source,
+                " to ".join(days),
+                f"{reliance.clipping_norm:g}",
+                str(reliance.answers),
+            )
+        )
+    return sheet("Relied upon the server's noise, no epsilon of this site's own", headings, rows)
 
 
 def _left(spending: Spending, cap: PrivacyBudget | None) -> float | None:

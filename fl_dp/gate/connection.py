@@ -1,0 +1,259 @@
+"""A gated connection: Flower's eight functions, with the owner's gate between them and the server.
+
+In: a message is fetched whole, checked and paid for before Flower hears of it. Out: of a reply all
+objects are taken, none is sent on, and the gate's own answer leaves by the real functions.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flwr.app import Error, Message
+
+from fl_dp.clients.running_app import RunningApp
+from fl_dp.protocol.flower_compat import ErrorCode, bundle_name_and_version
+from fl_dp.user_code import Contained
+
+from .exchange import Exchange
+from .flower_hook import (
+    Connection,
+    Fab,
+    ObjectTree,
+    Parts,
+    Run,
+    handed_to_app,
+    ids_in,
+    inflated,
+    parts_of,
+    pulled,
+    push,
+)
+from .gate import Gate
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+_WIDER = 8  # times the bytes of a model: float64 for float16, and as much again
+_SLACK = 1 << 20  # bytes besides
+_MOST_MORE = 1_000  # objects of a reply, besides those of the message
+
+
+@dataclass(kw_only=True)
+class _Reply:
+    """A reply of the app on its way, as far as it has come.
+
+    Attributes:
+        tree: Ids of its objects.
+        ids: The same as a set.
+        limit: Bytes beyond which it is no model of this message.
+        contents: Bytes of each object that came.
+        size: Number of bytes that came.
+    """
+
+    tree: ObjectTree
+    ids: set[str]
+    limit: int
+    contents: dict[str, bytes] = field(default_factory=dict)
+    size: int = 0
+
+    def message(self) -> Message | None:
+        """Return the reply; None: nobody can read it."""
+        with Contained("the app's reply can't be read") as attempt:
+            if self.size > self.limit:
+                raise ValueError(f"it is larger than {self.limit:,} bytes")
+            return inflated(self.tree, self.contents)
+        assert attempt.failure is not None
+        return None
+
+
+@dataclass(kw_only=True)
+class _Passed:
+    """A message that the app has.
+
+    Attributes:
+        exchange: Ends with its answer.
+        came_as: Its id at the server.
+        parts: What Flower has of it.
+    """
+
+    exchange: Exchange
+    came_as: str
+    parts: Parts
+
+
+class GatedConnection:
+    """One SuperNode's connection. Flower works on one message at a time."""
+
+    def __init__(self, gate: Gate, real: Connection, abandon: Callable[[], None]) -> None:
+        """Stand before a connection.
+
+        Args:
+            gate: Judges messages and replies.
+            real: Flower's own connection.
+            abandon: Ends this SuperNode.
+        """
+        self._gate, self._real, self._abandon = gate, real, abandon
+        self._passed: _Passed | None = None
+        self._replies: dict[str, _Reply] = {}  # by the session of the gate's own
+        self._apps: dict[int, RunningApp] = {}  # of each run, as it was at first
+        self._lock = threading.Lock()  # Flower pushes from several threads
+
+    def functions(self) -> Connection:
+        """Return what Flower gets in place of its own connection."""
+        return Connection(
+            node_id=self._real.node_id,
+            receive=self.receive,
+            send=self.send,
+            get_run=self.get_run,
+            get_fab=self.get_fab,
+            pull_object=self.pull_object,
+            push_object=self.push_object,
+            confirm_message_received=self.confirm,
+        )
+
+    def receive(self) -> tuple[Message, ObjectTree] | None:
+        """Return the next message that the app may have, after all others were answered."""
+        if self._passed is not None:  # Flower has given up on it
+            self._end(None)
+        got = self._real.receive()
+        if got is None:
+            return None
+        shell, tree = got
+        run, came_as = shell.metadata.run_id, shell.metadata.message_id
+        try:
+            asked = pulled(shell, tree, lambda each: self._real.pull_object(run, each))
+            app = self._app_of(run)
+        except Exception:  # whatever hostile bytes make Flower raise
+            logger.exception("a message can't be read, and is refused")
+            refused = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "unreadable")
+            self._real.confirm_message_received(run, came_as)
+            self._release(Message(refused, reply_to=shell))
+            return None
+        confirmed = False
+
+        def release(answer: Message) -> None:
+            if not confirmed:
+                self._real.confirm_message_received(run, came_as)
+            # Anew, at the moment of its leaving: a message says when it was made.
+            made = answer.error if answer.has_error() else answer.content
+            self._release(Message(made, reply_to=asked))
+
+        ruling = self._gate.judge(asked, app)
+        exchange = Exchange(
+            ruling.answer, release, answer_after=ruling.answer_after, abandon=self._abandon
+        )
+        for_app = exchange.begin()
+        if for_app is None:
+            return None
+        confirmed = True  # by Flower, once it has all objects
+        parts = handed_to_app(asked, for_app.content)
+        self._passed = _Passed(exchange=exchange, came_as=came_as, parts=parts)
+        return parts.shell, parts.tree
+
+    def confirm(self, run_id: int, message_id: str) -> None:
+        """Confirm a message by the id that the server knows."""
+        passed = self._passed
+        if passed is not None and message_id == passed.parts.tree.object_id:
+            message_id = passed.came_as
+        self._real.confirm_message_received(run_id, message_id)
+
+    def pull_object(self, run_id: int, object_id: str) -> bytes:
+        """Return an object of the message that the app may have, and no other."""
+        if self._passed is None or object_id not in self._passed.parts.contents:
+            raise KeyError(f"no object {object_id:.80} of the present message")
+        return self._passed.parts.contents[object_id]
+
+    def send(
+        self, message: Message, tree: ObjectTree, clientapp_runtime: float
+    ) -> tuple[set[str], str]:
+        """Ask for all objects of a reply, and send nothing of it."""
+        passed = self._passed
+        answers = message.metadata.reply_to_message_id
+        if passed is None or self._replies or answers != passed.parts.tree.object_id:
+            logger.error("the app sent a message that answers nothing, and it is dropped")
+            return set(), ""
+        asked = passed.parts.contents
+        try:
+            ids = ids_in(tree, len(asked) + _MOST_MORE)
+        except (ValueError, RecursionError):
+            logger.exception("the app's reply can't be read")
+            self._end(None)
+            return set(), ""
+        limit = _WIDER * sum(map(len, asked.values())) + _SLACK
+        session = secrets.token_hex(8)
+        self._replies[session] = _Reply(tree=tree, ids=ids, limit=limit)
+        return set(ids), session
+
+    def push_object(self, run_id: int, session: str, object_id: str, content: bytes) -> None:
+        """Take an object of a reply; with the last one the gate's own answer leaves."""
+        with self._lock:
+            reply = self._replies[session]
+            reply.size += len(content or b"")
+            reply.contents[object_id] = content if reply.size <= reply.limit else b""
+            if reply.contents.keys() != reply.ids:
+                return
+            del self._replies[session]
+        self._end(reply.message())
+
+    def get_run(self, run_id: int) -> Run:
+        """Return a run, of the app that the gate has judged."""
+        run = self._real.get_run(run_id)
+        self._require_same(run_id, run.fab_hash)
+        return run
+
+    def get_fab(self, fab_hash: str, run_id: int) -> Fab:
+        """Return a run's bundle, which is the one that the gate has judged."""
+        fab = self._real.get_fab(fab_hash, run_id)
+        self._require_same(run_id, hashlib.sha256(fab.content).hexdigest())
+        return fab
+
+    def _require_same(self, run_id: int, fab_hash: str) -> None:
+        """Refuse another app than the one that was judged.
+
+        Raises:
+            PermissionError: If it is another one.
+        """
+        app = self._apps.get(run_id)
+        if app is None or app.fab_hash != fab_hash:
+            raise PermissionError(f"the server has changed the app of run {run_id}")
+
+    def _app_of(self, run_id: int) -> RunningApp:
+        """Return the app of a run: what its bundle says of itself, and the bundle's own hash.
+
+        Raises:
+            ValueError: If the bundle can't be read, or is not what the run names.
+        """
+        if run_id not in self._apps:
+            run = self._real.get_run(run_id)
+            fab = self._real.get_fab(run.fab_hash, run_id)
+            fab_hash = hashlib.sha256(fab.content).hexdigest()
+            if fab_hash != run.fab_hash:
+                raise ValueError("the app's bundle has another hash than the run names")
+            name, version = bundle_name_and_version(fab.content)
+            if not (name + version).isprintable():
+                raise ValueError("the app's name can't be printed")
+            self._apps[run_id] = RunningApp(name=name, version=version, fab_hash=fab_hash)
+        return self._apps[run_id]
+
+    def _end(self, reply: Message | None) -> None:
+        """End the present exchange with the app's reply."""
+        passed = self._passed
+        assert passed is not None  # whoever calls has looked
+        self._replies.clear()
+        passed.exchange.end(reply)
+        self._passed = None
+
+    def _release(self, answer: Message) -> None:
+        """Send a message that the gate has made."""
+        run = answer.metadata.run_id
+        parts = parts_of(answer)
+        # Not the time that the app took, which depends on data.
+        wanted, session = self._real.send(parts.shell, parts.tree, 0.0)
+        push(
+            [(each, parts.contents[each]) for each in parts.contents if each in wanted],
+            lambda object_id, content: self._real.push_object(run, session, object_id, content),
+        )

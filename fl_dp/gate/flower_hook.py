@@ -1,0 +1,206 @@
+"""The one hook into Flower's SuperNode: the connection over which all that leaves goes.
+
+Flower's main loop gets eight values from `_init_connection` and reaches the server by them alone.
+Content leaves by `send` and `push_object`. The gate wraps the connection. Everything of Flower that
+this relies on is imported and checked here: a version that was not tested, or another form, is
+refused at the start.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from itertools import islice
+from typing import Any, NamedTuple
+
+import flwr
+from flwr.app import Message, RecordDict
+
+from fl_dp.protocol.flower_compat import give_id
+from fl_dp.protocol.flower_versions import TESTED, FlowerChanged, parts_of_flower
+
+# Relies on: the module whose main loop opens the connection by this name, messages that are trees
+# of objects named by their SHA-256, and what makes one of the other. Moved: read the main loop
+# again, and see whether anything leaves by another way.
+with parts_of_flower():
+    from flwr.app.message.message import make_message, remove_content_from_message
+    from flwr.proto.message_pb2 import ObjectTree as ObjectTree
+    from flwr.supercore.fab import Fab as Fab
+    from flwr.supercore.inflatable.inflatable_object import (
+        get_all_nested_objects,
+        get_object_id,
+        get_object_tree,
+        iterate_object_tree,
+        no_object_id_recompute,
+    )
+    from flwr.supercore.inflatable.inflatable_utils import (
+        inflate_object_from_contents,
+        pull_objects,
+        push_object_contents_from_iterable,
+    )
+    from flwr.supercore.run import Run as Run
+    from flwr.supernode import start_client_internal as supernode
+    from flwr.supernode.cli import flower_supernode
+
+_PARAMETERS = (
+    "server_address",
+    "insecure",
+    "root_certificates",
+    "authentication_keys",
+    "max_retries",
+    "max_wait_time",
+)
+_OPENS, _BELOW = "_init_connection", "http_request_response"
+_MOST_OBJECTS = 1_000_000  # of one message: an array is cut into pieces of 5 MB
+
+
+class Connection(NamedTuple):
+    """All ways between a SuperNode and the server, in the order of Flower's main loop."""
+
+    node_id: int
+    receive: Callable[[], tuple[Message, ObjectTree] | None]
+    send: Callable[[Message, ObjectTree, float], tuple[set[str], str]]
+    get_run: Callable[[int], Run]
+    get_fab: Callable[[str, int], Fab]
+    pull_object: Callable[[int, str], bytes]
+    push_object: Callable[[int, str, str, bytes], None]
+    confirm_message_received: Callable[[int, str], None]
+
+
+class Parts(NamedTuple):
+    """A message as it travels.
+
+    Attributes:
+        shell: The message without its content.
+        tree: Ids of its objects.
+        contents: Bytes of each object, by id.
+    """
+
+    shell: Message
+    tree: ObjectTree
+    contents: dict[str, bytes]
+
+
+def supernode_behind_gate(wrap: Callable[[Connection], Connection]) -> Callable[[], None]:
+    """Return `flower-supernode`'s main, whose connection a gate wraps.
+
+    Raises:
+        FlowerChanged: If this Flower is not one that the hook was tested with.
+    """
+    require_known_flower()
+    opened = supernode._init_connection
+
+    @contextmanager
+    def gated(*args: Any, **options: Any) -> Iterator[Connection]:
+        with opened(*args, **options) as connection:
+            yield wrap(checked_connection(connection))
+
+    # Flower has no hook for it.
+    supernode._init_connection = gated
+    return flower_supernode
+
+
+def require_known_flower() -> None:
+    """Check that this Flower's main loop reaches the server by its hook alone.
+
+    Raises:
+        FlowerChanged: If the version was not tested, or the loop has another form.
+    """
+    version = flwr.__version__
+    if ".".join(version.split(".")[:2]) not in TESTED or "dev" in version:
+        raise FlowerChanged("a SuperNode that the gate was tested with")
+    # What another package has put in its place, such as a second gate, has another form.
+    parameters = tuple(inspect.signature(getattr(supernode, _OPENS)).parameters)
+    if parameters != _PARAMETERS:
+        raise FlowerChanged(f"{_OPENS} with the options {', '.join(_PARAMETERS)}")
+    names = supernode.start_client_internal.__code__.co_names
+    if _OPENS not in names or _BELOW in names:
+        raise FlowerChanged(f"a main loop that reaches the server by {_OPENS} alone")
+
+
+def checked_connection(connection: object) -> Connection:
+    """Return what Flower's `_init_connection` yields, by name.
+
+    Raises:
+        FlowerChanged: If it is not a number and seven functions.
+    """
+    if not isinstance(connection, tuple) or len(connection) != len(Connection._fields):
+        raise FlowerChanged("a connection of eight parts")
+    made = Connection(*connection)
+    if not isinstance(made.node_id, int) or not all(callable(each) for each in made[1:]):
+        raise FlowerChanged("a connection of a number and seven functions")
+    return made
+
+
+def ids_in(tree: ObjectTree, most: int = _MOST_OBJECTS) -> set[str]:
+    """Return the ids of a tree's objects.
+
+    Raises:
+        ValueError: If there are more than `most`.
+    """
+    nodes = list(islice(iterate_object_tree(tree), most + 1))
+    if len(nodes) > most:
+        raise ValueError(f"a message of more than {most:,} objects")
+    return {node.object_id for node in nodes}
+
+
+def pulled(shell: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> Message:
+    """Fetch a message's objects and return the message with its content.
+
+    The SuperNode acts on the metadata of the shell, and the app on those of the content's root: the
+    two must agree.
+
+    Args:
+        shell: The message without its content, as the server sends it.
+        tree: Ids of its objects.
+        pull: Fetches one object.
+
+    Raises:
+        ValueError: If an object is not what its id says, or the metadata differ.
+    """
+    contents = pull_objects(list(ids_in(tree)), pull)
+    if any(get_object_id(content) != object_id for object_id, content in contents.items()):
+        raise ValueError("an object is not what its id says")
+    message = inflated(tree, contents)
+    for name in ("run_id", "message_type", "src_node_id", "dst_node_id", "reply_to_message_id"):
+        if getattr(message.metadata, name) != getattr(shell.metadata, name):
+            raise ValueError(f"the message has two values of {name}")
+    if not message.has_content():
+        raise ValueError("the message has no content")
+    give_id(message, shell.metadata.message_id)
+    return message
+
+
+def inflated(tree: ObjectTree, contents: dict[str, bytes]) -> Message:
+    """Return the message that objects make up.
+
+    Raises:
+        ValueError: If they are none; whatever else hostile bytes make Flower raise.
+    """
+    message = inflate_object_from_contents(tree.object_id, dict(contents))
+    if not isinstance(message, Message):
+        raise ValueError("the objects are no message")
+    return message
+
+
+def handed_to_app(asked: Message, content: RecordDict) -> Parts:
+    """Return a message of the same metadata as the app gets it, with another content."""
+    return parts_of(make_message(copy(asked.metadata), content))
+
+
+def parts_of(message: Message) -> Parts:
+    """Return a message as it travels, with the id that follows from its content."""
+    give_id(message, message.object_id)
+    with no_object_id_recompute():
+        tree = get_object_tree(message)
+        objects = get_all_nested_objects(message)
+        contents = {object_id: part.deflate() for object_id, part in objects.items()}
+    shell = remove_content_from_message(message) if message.has_content() else message
+    return Parts(shell=shell, tree=tree, contents=contents)
+
+
+def push(contents: Iterable[tuple[str, bytes]], push_object: Callable[[str, bytes], None]) -> None:
+    """Send objects, several at once."""
+    push_object_contents_from_iterable(contents, push_object)

@@ -1,0 +1,105 @@
+"""A policy of a gate: each thing that can't be meant is an error that says what to write."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fl_dp.clients import NodeConfig, NodeConfigError
+from fl_dp.clients.node_config import POLICY_KEYS
+from fl_dp.gate.policy import GATE_KEYS, KEYS_OF_APPS, GatePolicy, Promise
+
+LOCAL: dict[str, Any] = {
+    "dp-ledger-path": "/srv/private/ledger.db",
+    "dp-max-epsilon": 8.0,
+    "dp-gate-promise": "local",
+    "dp-gate-clipping-norm": 0.5,
+    "dp-gate-noise-multiplier": 4.0,
+    "dp-gate-answer-after": 60,
+}
+CLIP: dict[str, Any] = {
+    "dp-ledger-path": "/srv/private/ledger.db",
+    "dp-gate-promise": "clip",
+    "dp-gate-clipping-norm": 0.5,
+    "dp-gate-answer-after": 60,
+}
+
+
+def read(folder: Path, keys: dict[str, Any], **changed: Any) -> GatePolicy:
+    written = {key: value for key, value in (keys | changed).items() if value is not None}
+    file = folder / "policy.yaml"
+    file.write_text(yaml.safe_dump(written))
+    return GatePolicy.read(file)
+
+
+def test_a_policy_says_what_the_gate_does_and_what_the_node_s_mods_require(tmp_path: Path) -> None:
+    policy = read(tmp_path, LOCAL, **{"dp-allowed-apps": ["a/b", "c/d>=2"]})
+    assert policy.keys.promise is Promise.LOCAL
+    assert policy.least_noise.noise_multiplier == 4.0
+    owner = NodeConfig.of(policy.node_config)
+    assert owner.required == (frozenset({"local"}),)
+    assert owner.allowed_apps is not None and len(owner.allowed_apps) == 2
+    assert NodeConfig.of(read(tmp_path, CLIP).node_config).required == ()
+
+
+@pytest.mark.parametrize(
+    ("keys", "changed", "said"),
+    [
+        (LOCAL, {"dp-gate-promise": None}, "dp-gate-promise is missing"),
+        (LOCAL, {"dp-gate-clipping-norm": None}, "dp-gate-clipping-norm is missing"),
+        (LOCAL, {"dp-gate-answer-after": None}, "dp-gate-answer-after is missing"),
+        (LOCAL, {"dp-gate-promise": "none"}, "dp-gate-promise should be 'local' or 'clip'"),
+        (LOCAL, {"dp-gate-clipping-norm": 0.0}, "dp-gate-clipping-norm should be greater than 0"),
+        (LOCAL, {"dp-gate-clipping-norm": True}, "dp-gate-clipping-norm should be a valid number"),
+        (LOCAL, {"dp-gate-clipping-norm": float("inf")}, "should be a finite number"),
+        (LOCAL, {"dp-gate-noise-multiplier": -1.0}, "dp-gate-noise-multiplier should be greater"),
+        (LOCAL, {"dp-gate-noise-multiplier": 1e-12}, "use at least"),
+        (LOCAL, {"dp-gate-answer-after": 0}, "dp-gate-answer-after should be greater than 0"),
+        (LOCAL, {"dp-gate-noise-multiplier": None}, "needs a line `dp-gate-noise-multiplier: 8.0`"),
+        (LOCAL, {"dp-max-epsilon": None}, "needs a line `dp-max-epsilon: 4.0`"),
+        (LOCAL, {"dp-ledger-path": None}, "dp-max-epsilon needs a ledger to count in"),
+        (LOCAL, {"dp-gate-norm": 1.0}, "did you mean dp-gate-"),
+        (LOCAL, {"dp-require-privacy": "record"}, "dp-require-privacy would bind an app"),
+        (LOCAL, {"dp-data-path": "/srv/clinic"}, "dp-data-path would bind an app"),
+        (LOCAL, {"dp-policy-path": "/srv/other.yaml"}, "'dp-policy-path' is no key of a policy"),
+        (LOCAL, {"dp-allowed-apps": "heart"}, "an app is publisher/name"),
+        (CLIP, {"dp-max-epsilon": 4.0}, "so dp-max-epsilon says nothing"),
+        (CLIP, {"dp-gate-noise-multiplier": 4.0}, "so dp-gate-noise-multiplier says nothing"),
+        (CLIP, {"dp-ledger-path": None}, "clip needs a ledger"),
+    ],
+)
+def test_what_can_t_be_meant_is_refused(
+    tmp_path: Path, keys: dict[str, Any], changed: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(NodeConfigError, match=re.escape(said)):
+        read(tmp_path, keys, **changed)
+
+
+def test_a_node_without_a_gate_refuses_such_a_policy(tmp_path: Path) -> None:
+    """Nothing there would keep to it."""
+    read(tmp_path, LOCAL)
+    with pytest.raises(NodeConfigError, match="'dp-gate-answer-after' is no key of a policy"):
+        NodeConfig.of({"dp-policy-path": str(tmp_path / "policy.yaml")})
+    for key in GATE_KEYS:
+        with pytest.raises(NodeConfigError, match=f"'{key}' is no key of fl-dp"):
+            NodeConfig.of({key: LOCAL.get(key, 1.0)})
+
+
+def test_the_page_has_a_row_for_each_key_and_names_each_other_that_is_taken() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")
+    for key in GATE_KEYS:
+        assert f"| `{key}` |" in page
+    taken = POLICY_KEYS.keys() - set(KEYS_OF_APPS) - {"dp-policy-path"}
+    assert {key for key in POLICY_KEYS if f"`{key}`" in page} == taken
+
+
+def test_the_policy_of_the_page_can_be_meant(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")
+    [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    file = tmp_path / "policy.yaml"
+    file.write_text(text)
+    assert GatePolicy.read(file).keys.promise is Promise.LOCAL
