@@ -2,6 +2,7 @@
 
     reserve -> sample -> push(window) -> [reply -> check -> clip -> add]* -> noise -> step -> commit
 
+A cohort that is seen is drawn before it is reserved, with its names; nobody is asked before that.
 `DPFedAvg` holds one of these. Whatever is overridden here is the mechanism that the plan charges
 for; a subclass of a strategy comes to none of it.
 """

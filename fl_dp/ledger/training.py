@@ -1,7 +1,7 @@
 """What a training spends, on disk before it is spent.
 
 One append-only, hash-chained table in SQLite or PostgreSQL. A round is *reserved* on disk before
-anyone is sampled and *committed* after its release. A crash in between leaves it spent: whether the
+anyone is asked and *committed* after its release. A crash in between leaves it spent: whether the
 model got out is then unknown, so the answer is yes. Entries are only ever added, never changed;
 what is spent is replayed from them whenever the ledger is opened, and before every reservation, so
 that two processes with one ledger can't spend the same budget twice. The time stands in the entry
@@ -9,7 +9,7 @@ of an opening alone: a gap between two rounds would show a client that hung, and
 
     >>> with PrivacyLedger.open("ledger.db", plan) as ledger:
     ...     reservation = ledger.reserve(round=1)  # on disk; raises PrivacyBudgetExhausted
-    ...     ...                                    # sample, train, add noise, release
+    ...     ...                                    # ask, train, add noise, release
     ...     ledger.commit(reservation)
 """
 

@@ -1,13 +1,13 @@
 """The contract of a mode: who clips, who adds the noise, and what a round asks of each node.
 
-    mode = strategy.make_mode(...)            one object a round
+    mode = loop.make_mode(...)                one object a round
     mode.open(cohort, ask)                    may exchange messages with the cohort first
     mode.content_for(node, content)           what this node is sent
     mode.fold(content, units, ...)            each reply, as it comes
     mode.release(rng, ask)                    may exchange messages again, then lets the mean out
 
-`DPFedAvg` reserves the round before `open` and commits it after `release`; a mode never meets the
-ledger, and a new one needs no line in the strategy.
+`PrivateLoop` reserves the round before `open` and commits it after `release`; a mode never meets
+the ledger, and a new one needs no line in the loop.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from fl_dp.app.overrides import ConfigError
 from fl_dp.app.planning import make_plan, make_selection
 from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.fitting import GROUPS, KEYS
-from fl_dp.app.settings.promises import PROMISES, PromiseSettings
+from fl_dp.app.settings.promises import PROMISES, PrivacySettings, PromiseSettings
 from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan.as_json import KINDS
 from fl_dp.strategies import check_together
@@ -146,7 +146,7 @@ def test_what_a_promise_has_not_is_refused_with_what_to_write(promise: PromiseSe
                 compose_settings([f"privacy={mode}", f"{group}={name}"])
             said = f"privacy={mode} has no {group}={name}: write {group}={options[0]}"
             assert str(refused.value).startswith(said)
-            assert ", or privacy=" in str(refused.value)
+            assert "privacy=" in str(refused.value).removeprefix(said)
 
 
 def test_a_promise_brings_its_first_options_where_nobody_chose() -> None:
@@ -159,14 +159,14 @@ def test_a_promise_brings_its_first_options_where_nobody_chose() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ("privacy=local metrics.loss=[0,5]", "privacy=local has no metrics.loss=[0.0, 5.0]: write"),
+        ("privacy=local metrics.loss=[0,5]", "privacy=local has no metrics.loss=[0.0, 5.0]: leave"),
         (
             "privacy=none selection=public selection.participation_cap=3",
             "write privacy=central, correlated",
         ),
-        ("privacy=grouped simulation.units_per_node=9", "write privacy=central, correlated or"),
-        ("privacy=dp_sgd weights.cap=3", "write privacy=central, correlated or none"),
-        ("privacy=correlated statistic.query=count", "write privacy=central or distributed"),
+        ("privacy=grouped simulation.units_per_node=9", "or write privacy=central or correlated"),
+        ("privacy=dp_sgd weights.cap=3", "another promise has it: privacy=central or correlated"),
+        ("privacy=correlated statistic.query=count", "leave it out, or write privacy=central"),
     ],
 )
 def test_a_key_that_a_promise_has_not_is_refused_with_the_promises_that_have_it(
@@ -175,10 +175,26 @@ def test_a_key_that_a_promise_has_not_is_refused_with_the_promises_that_have_it(
     with pytest.raises(ConfigError) as refused:
         compose_settings(overrides.split())
     assert said in str(refused.value)
-    assert str(refused.value).endswith(", or leave it out")
+    assert ": leave it out" in str(refused.value)
 
 
 def test_a_settings_document_is_checked_like_overrides() -> None:
     settings = compose_settings(["clipping=adaptive"])
     with pytest.raises(IncompatibleOptions, match="privacy=local has no clipping=adaptive"):
         replace(settings, privacy=OPTIONS["privacy"]["local"])
+
+
+@pytest.mark.parametrize("promise", PROMISES, ids=str)
+def test_no_advice_is_a_promise_that_trusts_somebody_more(promise: PrivacySettings) -> None:
+    """Another one is named as another one: who needs it has to choose it."""
+    for group in GROUPS:
+        for name in OPTIONS[group].keys() - set(getattr(promise.fitting, group)):
+            with pytest.raises(ConfigError) as refused:
+                compose_settings([f"privacy={promise.mode}", f"{group}={name}"])
+            advice = str(refused.value).partition(" (another promise")[0]
+            advised = advice.partition("or write privacy=")[2].replace(" or ", ", ")
+            for mode in filter(None, advised.split(", ")):
+                other = OPTIONS["privacy"][mode]
+                assert mode != "none"
+                if promise.mode != "none":
+                    assert (other.noised_by, other.unit) == (promise.noised_by, promise.unit)

@@ -127,9 +127,12 @@ def test_declared_records_divide_and_nothing_else() -> None:
     [
         (["task.partition=nodes"], "privacy.num_records=..., which is public"),
         (["privacy.max_records=100"], "raise the first or lower the second"),
-        (["simulation.units_per_node=2"], "has no simulation.units_per_node=2: write privacy="),
-        (["selection.coins=nodes"], "has no selection.coins=nodes: write privacy="),
-        (["clipping=adaptive"], "has no clipping=adaptive: write clipping=fixed, or privacy="),
+        (["simulation.units_per_node=2"], "has no simulation.units_per_node=2: leave it out"),
+        (["selection.coins=nodes"], "has no selection.coins=nodes: leave it out"),
+        (
+            ["clipping=adaptive"],
+            "has no clipping=adaptive: write clipping=fixed (another",
+        ),
         (
             ["privacy.secure_sum.reply_after=null"],
             "write selection.sampling_rate=1, or privacy.secure_sum.reply_after=..., in seconds",

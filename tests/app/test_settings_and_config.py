@@ -557,9 +557,9 @@ def test_no_error_of_a_plan_names_an_argument_or_a_class(overrides: str) -> None
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ("privacy=none simulation.units_per_node=2", "write privacy=central, correlated or"),
-        ("privacy=none selection.coins=nodes", "write privacy=central or distributed, or leave"),
-        ("privacy=dp_sgd simulation.units_per_node=2", "write privacy=central, correlated or"),
+        ("privacy=none simulation.units_per_node=2", "or write privacy=central, correlated or"),
+        ("privacy=none selection.coins=nodes", "leave it out, or write privacy=central or dist"),
+        ("privacy=dp_sgd simulation.units_per_node=2", "another promise has it: privacy=central"),
         ("privacy=local selection=exponential", "write selection=poisson, public or own_budgets"),
         ("selection.staleness_power=1", "write privacy=buffered, which brings it"),
         (
@@ -604,8 +604,8 @@ def test_dp_sgd_is_a_layer_that_goes_with_every_mode(
         ("privacy=none dp_sgd.epsilon=4", "is a key of dp_sgd=on"),
         ("dp_sgd.enabled=true", "write dp_sgd=off or on"),
         ("dp_sgd=on dp_sgd.epsilon=null", "dp_sgd.epsilon and dp_sgd.noise_multiplier are both"),
-        ("privacy=none dp_sgd=on", "has no dp_sgd=on: write dp_sgd=off, or privacy=central"),
-        ("privacy=dp_sgd dp_sgd=off", "has no dp_sgd=off: write dp_sgd=on, or privacy=central"),
+        ("privacy=none dp_sgd=on", "has no dp_sgd=on: write dp_sgd=off, or write privacy="),
+        ("privacy=dp_sgd dp_sgd=off", "has no dp_sgd=off: write dp_sgd=on (another"),
         ("experiment=records dp_sgd=off", "privacy=dp_sgd has no dp_sgd=off"),
         ("privacy.mode=dp_sgd", "write privacy=central, correlated, buffered"),
         ("privacy=central privacy.secure_sum.bits=20", "is a key of privacy=distributed"),

@@ -170,13 +170,13 @@ def test_the_price_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (["sum", "labels", "statistic.low=1", "statistic.high=0"], "must be below statistic.high"),
         (["histogram", "labels", "statistic.low=1"], "go together"),
         (["quantiles", "statistic.low=0", "statistic.high=9", "statistic.probabilities=[2]"], "2"),
-        (["count", "privacy=local"], "write privacy=central or distributed"),
-        (["count", "privacy=none"], "write privacy=central or distributed"),
+        (["count", "privacy=local"], "another promise has it: privacy=central or distributed"),
+        (["count", "privacy=none"], "leave it out, or write privacy=central or distributed"),
         (["count", "privacy.unit=record"], "leave privacy.unit, "),
         (["count", "privacy.neighboring_relation=replace-one"], "zero-out neighbours"),
         (
             ["count", "privacy=distributed", "statistic.law=laplace"],
-            "write privacy=central, or leave",
+            "leave it out (another promise has it: privacy=central)",
         ),
         (["count", "privacy=distributed", "task.num_clients=2"], "at least 3 nodes"),
         (

@@ -521,7 +521,7 @@ CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients
         (["-m", *CHEAP, "clipping.norm=1,-1"], "clipping.norm must be positive and finite, got -1"),
         (["-m", *CHEAP, "clipping.norm=interval(0,1)"], "clipping.norm=interval(0,1)"),
         ([*CHEAP, "rounds=3,5"], "rounds=3,5"),
-        (["privacy=none", "selection.coins=nodes"], "write privacy=central or distributed"),
+        (["privacy=none", "selection.coins=nodes"], "or write privacy=central or distributed"),
         (
             [*CHEAP, "clipping=per_layer", "clipping.norms=[1,1,1]"],
             "clipping.norms has 3 norms and model=logistic has 2",

@@ -9,7 +9,7 @@ from typing import Any
 from fl_dp.option_errors import IncompatibleOptions
 
 from .options import option_name
-from .promises import PROMISES, PrivacySettings
+from .promises import PROMISES, NonePrivacySettings, PrivacySettings, PromiseSettings
 
 GROUPS = ("selection", "clipping", "schedule", "dp_sgd")
 """Groups of which a promise has some options."""
@@ -44,19 +44,46 @@ def require_fitting(privacy: PrivacySettings, settings: Any) -> None:
         chosen = option_name(group, getattr(settings, group))
         options = getattr(privacy.fitting, group)
         if chosen not in options:
-            others = [each.mode for each in PROMISES if chosen in getattr(each.fitting, group)]
+            having = [each for each in PROMISES if chosen in getattr(each.fitting, group)]
             instead = f"write {{{group}={options[0]}}}{_or(options[1:])}"
-            raise _error(privacy.mode, group, chosen, f"{instead}, or {_privacy(others)}")
+            raise _error(privacy, group, chosen, having, instead)
     for key, unused in KEYS.items():
         value = reduce(getattr, key.split("."), settings)
         if value not in unused and key not in privacy.fitting.keys:
-            others = [each.mode for each in PROMISES if key in each.fitting.keys]
-            raise _error(privacy.mode, key, value, f"write {_privacy(others)}, or leave it out")
+            having = [each for each in PROMISES if key in each.fitting.keys]
+            raise _error(privacy, key, value, having, "leave it out")
 
 
-def _error(mode: str, option: str, value: Any, instead: str) -> IncompatibleOptions:
+def _error(
+    privacy: PrivacySettings,
+    option: str,
+    value: Any,
+    having: Sequence[PrivacySettings],
+    instead: str,
+) -> IncompatibleOptions:
+    """Return the error; a promise that trusts somebody more is no advice, but is named as one."""
+    alike = [each.mode for each in having if _is_alike(each, privacy)]
+    others = [each.mode for each in having if not isinstance(each, NonePrivacySettings)]
+    if alike:
+        instead += f", or write {_privacy(alike)}"
+    elif others:
+        instead += f" (another promise has it: {_privacy(others)})"
     return IncompatibleOptions(
-        f"{{privacy={mode}}} has no {{{option}={value}}}: {instead}", options=(option, "privacy")
+        f"{{privacy={privacy.mode}}} has no {{{option}={value}}}: {instead}",
+        options=(option, "privacy"),
+    )
+
+
+def _is_alike(other: PrivacySettings, privacy: PrivacySettings) -> bool:
+    """Tell whether another promise trusts nobody more and protects the same unit."""
+    if isinstance(other, NonePrivacySettings):
+        return False
+    if isinstance(privacy, NonePrivacySettings):
+        return True
+    unit = type(privacy)().unit  # whatever somebody chose
+    return isinstance(other, PromiseSettings) and (other.noised_by, other.unit) == (
+        privacy.noised_by,
+        unit,
     )
 
 

@@ -155,7 +155,7 @@ class DPSGDPrivacySettings(PrivacySettings):
 
 @dataclass(kw_only=True)
 class PromiseSettings(PrivacySettings):
-    """A promise to each client, by a plan.
+    """A promise to each unit, by a plan.
 
     Attributes:
         epsilon: The budget of each unit over the whole training; null only with a noise multiplier.

@@ -39,8 +39,8 @@ class SecureSumSettings:
             `dp-secagg-roster`; null means none, and the promise is against a server that follows
             the protocol.
         reply_after: Seconds after which every node answers, so that its time does not show its
-            coins, at least 4; needed with `selection.coins=nodes`, unless
-            `selection.sampling_rate=1`, and not used without; null means as soon as it is ready.
+            coins, at least 4; needed where nodes flip coins (`selection.coins=nodes`, and always of
+            records), unless `selection.sampling_rate=1`; null means as soon as it is ready.
         max_parameters: Most parameters of the model, which the accounting's own error is for.
     """
 
