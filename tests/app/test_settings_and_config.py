@@ -605,7 +605,7 @@ def test_dp_sgd_is_a_layer_that_goes_with_every_mode(
         ("dp_sgd.enabled=true", "write dp_sgd=off or on"),
         ("dp_sgd=on dp_sgd.epsilon=null", "dp_sgd.epsilon and dp_sgd.noise_multiplier are both"),
         ("privacy=none dp_sgd=on", "has no dp_sgd=on: write dp_sgd=off, or write privacy="),
-        ("privacy=dp_sgd dp_sgd=off", "has no dp_sgd=off: write dp_sgd=on (another"),
+        ("privacy=dp_sgd dp_sgd=off", "has no dp_sgd=off: write dp_sgd=on"),
         ("experiment=records dp_sgd=off", "privacy=dp_sgd has no dp_sgd=off"),
         ("privacy.mode=dp_sgd", "write privacy=central, correlated, buffered"),
         ("privacy=central privacy.secure_sum.bits=20", "is a key of privacy=distributed"),
