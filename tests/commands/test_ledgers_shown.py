@@ -22,7 +22,9 @@ from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.codec import encode_text
 from fl_dp.commands.app import app
 from fl_dp.commands.terminal.ledger_view import ledger_json, ledger_table, write_csv
+from fl_dp.commands.terminal.node_ledger_view import node_uses_json, node_uses_tables
 from fl_dp.ledger import LedgerAnchor, NodeLedger, verify_chain
+from fl_dp.ledger.node import Use
 from fl_dp.mechanisms.events import LaplaceEvent
 from fl_dp.plan import Banded
 from fl_dp.statement import privacy_statement
@@ -155,3 +157,13 @@ def test_a_ledger_without_a_witness_says_what_would_not_show(path: Path) -> None
     NodeLedger.open(path).close()
     shown = CliRunner().invoke(app, ["ledger", str(path)])
     assert "entries that are cut off the end" in " ".join(shown.stdout.split())
+
+
+def test_answers_that_relied_upon_the_server_are_a_table_of_their_own(tmp_path: Path) -> None:
+    use = Use(run=5, purpose="train", app="hospital/heart==1.4.0@3f2a9c01")
+    with NodeLedger.open(tmp_path / "node.db") as ledger:
+        for _ in range(3):
+            ledger.note_reliance("north", clipping_norm=0.5, use=use)
+        [told] = node_uses_json(ledger)["relied_upon_the_server"]
+        assert len(node_uses_tables(ledger)) == 3
+    assert (told["data"], told["answers"], told["purpose"]) == ("north", 3, "train")

@@ -63,7 +63,7 @@ def test_metrics_on_public_rows_are_shown_with_what_they_cost(tmp_path: Path) ->
 
 
 def test_messages_go_to_clients_where_the_units_are_records(tmp_path: Path) -> None:
-    of_records = write_run(tmp_path / "a", "privacy=distributed_records", "task.num_clients=5")
+    of_records = write_run(tmp_path / "a", "privacy.mode=distributed_records", "task.num_clients=5")
     rows = dict(ReportedRun(read_run(of_records)).costs)
     assert rows[WORDS["cost.cohort"]] == "50 records"
     assert rows[WORDS["cost.bytes_down.all"]] == f"{2856 * 5 * 4:,}"
