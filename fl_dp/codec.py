@@ -87,8 +87,8 @@ def decode(kind: Any, written: object, what: str = "") -> Any:
 
 def decode_text(kind: type[_T], text: str) -> _T:
     """Return the value that `encode_text` wrote; see `decode`."""
-    found: _T = decode(kind, parsed_object(text, _words(kind)))
-    return found
+    value: _T = decode(kind, parsed_object(text, _words(kind)))
+    return value
 
 
 def _words(kind: type) -> str:

@@ -125,7 +125,7 @@ class GatedConnection:
         shell, tree = got
         run, came_as = shell.metadata.run_id, shell.metadata.message_id
         try:
-            asked = pulled(shell, tree, lambda each: self._real.pull_object(run, each))
+            asked = pulled(shell, tree, lambda object_id: self._real.pull_object(run, object_id))
             app = self._app_of(run)
         except Exception:  # whatever hostile bytes make Flower raise
             logger.exception("a message can't be read, and is refused")
@@ -254,6 +254,6 @@ class GatedConnection:
         # Not the time that the app took, which depends on data.
         wanted, session = self._real.send(parts.shell, parts.tree, 0.0)
         push(
-            [(each, parts.contents[each]) for each in parts.contents if each in wanted],
+            [item for item in parts.contents.items() if item[0] in wanted],
             lambda object_id, content: self._real.push_object(run, session, object_id, content),
         )

@@ -169,13 +169,13 @@ def _require_consistent(file: Path, keys: GateKeys, others: Mapping[str, Any]) -
             "dp-max-epsilon: 4.0": has_cap,
             "dp-gate-noise-multiplier: 8.0": has_noise,
         }
-        for line, there in lacking.items():
-            if not there:
+        for line, is_given in lacking.items():
+            if not is_given:
                 raise NodeConfigError(f"{file}: dp-gate-promise: local needs a line `{line}`")
     if keys.promise is Promise.CLIP:
         superfluous = {"dp-max-epsilon": has_cap, "dp-gate-noise-multiplier": has_noise}
-        for key, there in superfluous.items():
-            if there:
+        for key, is_given in superfluous.items():
+            if is_given:
                 raise NodeConfigError(
                     f"{file}: dp-gate-promise: clip adds no noise, so {key} says nothing: leave "
                     "it out, or write dp-gate-promise: local"

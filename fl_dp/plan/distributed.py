@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
 from fl_dp.accounting import PoissonSampling, VisibleSampling
-from fl_dp.mechanisms import Clipping, ScalarMetric
-from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.option_errors import IncompatibleOptions
 
+from .clipped import RuleClippedPlan
 from .hosting import Hosting
-from .release import Release
 from .shared_noise import SharedNoisePlan
 
 _EVERYBODY = PoissonSampling(sampling_rate=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedPlan(SharedNoisePlan):
+class DistributedPlan(SharedNoisePlan, RuleClippedPlan):
     """Each node clips its clients' updates, adds a share of noise, and masks their sum.
 
     Privacy: for one client's whole contribution over all rounds, against the server and the nodes
@@ -26,41 +24,16 @@ class DistributedPlan(SharedNoisePlan):
 
     Attributes:
         sampling: All clients, coins that nodes flip themselves, or a cohort that is seen.
-        clipping: What bounds one client's update.
-        metrics: Metrics of the clients that each round releases; see `Release`.
-        scalar_noise_std: Noise on each metric and on the bits of adaptive clipping; see `Release`.
         units_per_node: Units that a node hosts at most; see `Hosting`.
         coins_at_nodes: Each node flips the coins of its own units; see `Hosting`.
-        Others: See `SharedNoisePlan`.
+        Others: See `SharedNoisePlan` and `RuleClippedPlan`.
     """
 
     kind: ClassVar[str] = "distributed"
 
     sampling: PoissonSampling | VisibleSampling = _EVERYBODY
-    clipping: Clipping = DEFAULT_CLIPPING
-    metrics: tuple[ScalarMetric, ...] = ()
-    scalar_noise_std: float | None = None
     units_per_node: int = 1
     coins_at_nodes: bool = False
-
-    @property
-    def release(self) -> Release:
-        """What a round publishes."""
-        return Release(
-            clipping=self.clipping,
-            metrics=self.metrics,
-            scalar_noise_std=None if self.is_draft else self.scalar_noise_std,
-            contribution_check=self.contribution_check,
-        )
-
-    @property
-    def clipping_norm(self) -> float:
-        """L2 bound on one client's whole update, in the first round."""
-        return self.release.clipping_norm
-
-    def with_clipping(self, clipping: Clipping) -> Self:
-        """Return the plan with another bound on updates. See `Plan.with_clipping`."""
-        return replace(self, clipping=clipping)
 
     @property
     def hosting(self) -> Hosting:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fl_dp.accounting import PoissonSampling, Sampling
-from fl_dp.mechanisms import Clipping, FixedClipping
-from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.option_errors import IncompatibleOptions
 
+from .clipped import NormClippedPlan
 from .hosting import Hosting
-from .release import Release
 from .shared_noise import SharedNoisePlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistributedRecordsPlan(SharedNoisePlan):
+class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
     """Each node sums its records' clipped gradients, adds a share of noise, and masks the sum.
 
     Privacy: for one record, against the server and the nodes that collude with it. Sum over sum it
@@ -36,7 +35,6 @@ class DistributedRecordsPlan(SharedNoisePlan):
     nodes: int
     max_records: int
     sampling_rate: float = 1.0
-    clipping_norm: float
 
     @classmethod
     def law(cls, sampling: Sampling) -> dict[str, Any]:
@@ -58,21 +56,6 @@ class DistributedRecordsPlan(SharedNoisePlan):
     def sampling(self) -> PoissonSampling:
         """Coins that the nodes flip themselves."""
         return PoissonSampling(sampling_rate=self.sampling_rate)
-
-    @property
-    def release(self) -> Release:
-        """A bounded sum, and nothing beside it but a count."""
-        clipping = FixedClipping(norm=self.clipping_norm)
-        return Release(clipping=clipping, contribution_check=self.contribution_check)
-
-    def with_clipping(self, clipping: Clipping) -> Self:
-        """Return the plan with another norm. See `Plan.with_clipping`."""
-        if not isinstance(clipping, FixedClipping):
-            raise OptionError(
-                f"a {self.kind} plan clips to one fixed norm: write {{clipping_norm=...}}, got "
-                f"{clipping}"
-            )
-        return replace(self, clipping_norm=clipping.norm)
 
     @property
     def hosting(self) -> Hosting:

@@ -17,20 +17,20 @@ from fl_dp.accounting import (
     VisibleSampling,
 )
 from fl_dp.accounting.filters import PrivacyFilter
-from fl_dp.mechanisms import ClientScheme, Clipping, FixedClipping, client_scheme
+from fl_dp.mechanisms import ClientScheme, client_scheme
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
+from .clipped import NormClippedPlan
 from .hosting import Hosting
 from .own_budgets import own_epsilons, own_filter, require_largest_budget
-from .plan import ANOTHER_APP, Plan, require_capped, require_distant_records, require_public_roster
-from .release import Release
+from .plan import ANOTHER_APP, require_capped, require_distant_records, require_public_roster
 
 _CONSTANT = NoiseSchedule()
 _BELOW = 1.0 - 1e-9  # of a norm: its group fits on another machine, too
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalPlan(Plan):
+class LocalPlan(NormClippedPlan):
     """Every client clips its update, adds noise and sends one message a round.
 
     Privacy: for one client's messages over all rounds (the unit, unless `unit` says otherwise),
@@ -54,7 +54,6 @@ class LocalPlan(Plan):
     of_sums: ClassVar[bool] = False
     trusts_server: ClassVar[bool] = False
 
-    clipping_norm: float
     scheme: str = "gaussian"
     cohort: int | None = None
     groups: OwnRatesSampling | None = None
@@ -86,21 +85,6 @@ class LocalPlan(Plan):
         if self.cohort is not None:
             return VisibleSampling(cohort=self.cohort)
         return PoissonSampling(sampling_rate=1.0)
-
-    @property
-    def release(self) -> Release:
-        """One bounded update a client, and nothing beside it."""
-        clipping = FixedClipping(norm=self.clipping_norm)
-        return Release(clipping=clipping, contribution_check=self.contribution_check)
-
-    def with_clipping(self, clipping: Clipping) -> Self:
-        """Return the plan with another norm. See `Plan.with_clipping`."""
-        if not isinstance(clipping, FixedClipping):
-            raise OptionError(
-                f"a {self.kind} plan clips to one fixed norm: write {{clipping_norm=...}}, got "
-                f"{clipping}"
-            )
-        return replace(self, clipping_norm=clipping.norm)
 
     @property
     def hosting(self) -> Hosting:

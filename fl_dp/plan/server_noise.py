@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from dataclasses import dataclass
+from typing import ClassVar
 
-from fl_dp.mechanisms import Clipping, ScalarMetric
-from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
-
+from .clipped import RuleClippedPlan
 from .hosting import Hosting
-from .plan import Plan
-from .release import Release
 
 _CLIPPING = {
     "fixed": "L2-clipped updates",
@@ -20,41 +16,13 @@ _CLIPPING = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerNoisePlan(Plan):
+class ServerNoisePlan(RuleClippedPlan):
     """Gaussian noise that the server adds to a cohort's sums; the server is trusted.
 
-    Attributes:
-        clipping: What bounds one client's update.
-        metrics: Metrics of the clients that each round releases; see `Release`.
-        scalar_noise_std: Noise on each metric and on the bits of adaptive clipping; see `Release`.
-        Others: See `Plan`.
+    Its fields are those of `RuleClippedPlan`.
     """
 
     place: ClassVar[str] = "at the server"
-
-    clipping: Clipping = DEFAULT_CLIPPING
-    metrics: tuple[ScalarMetric, ...] = ()
-    scalar_noise_std: float | None = None
-
-    @property
-    def release(self) -> Release:
-        """What a round publishes."""
-        return Release(
-            clipping=self.clipping,
-            metrics=self.metrics,
-            # Whether its noise is enough depends on the multiplier, which a draft has not.
-            scalar_noise_std=None if self.is_draft else self.scalar_noise_std,
-            contribution_check=self.contribution_check,
-        )
-
-    @property
-    def clipping_norm(self) -> float:
-        """L2 bound on one client's whole update, in the first round."""
-        return self.release.clipping_norm
-
-    def with_clipping(self, clipping: Clipping) -> Self:
-        """Return the plan with another bound on updates. See `Plan.with_clipping`."""
-        return replace(self, clipping=clipping)
 
     @property
     def hosting(self) -> Hosting:

@@ -198,3 +198,14 @@ def test_no_advice_is_a_promise_that_trusts_somebody_more(promise: PrivacySettin
                 assert mode != "none"
                 if promise.mode != "none":
                     assert (other.noised_by, other.unit) == (promise.noised_by, promise.unit)
+
+
+def test_a_selection_that_knows_no_records_is_charged_for_records_as_for_clients() -> None:
+    """One record then moves its client's utility by its whole range, as another client would."""
+    replaced = ["privacy.neighboring_relation=replace-one", "selection=exponential", "rounds=5"]
+    of_clients = make_plan(compose_settings(replaced))
+    of_records = make_plan(compose_settings([*replaced, "privacy.unit=record"]))
+    assert of_records.unit == "record" and of_records.other_releases
+    assert of_records.history == of_clients.history
+    zeroed = make_plan(compose_settings(replaced[1:]))
+    assert of_records.noise_multiplier > 1.9 * zeroed.noise_multiplier

@@ -44,26 +44,26 @@ def require_fitting(privacy: PrivacySettings, settings: Any) -> None:
         chosen = option_name(group, getattr(settings, group))
         options = getattr(privacy.fitting, group)
         if chosen not in options:
-            having = [each for each in PROMISES if chosen in getattr(each.fitting, group)]
+            promises = [one for one in PROMISES if chosen in getattr(one.fitting, group)]
             instead = f"write {{{group}={options[0]}}}{_or(options[1:])}"
-            raise _error(privacy, group, chosen, having, instead)
+            raise _error(privacy, group, chosen, promises, instead)
     for key, unused in KEYS.items():
         value = reduce(getattr, key.split("."), settings)
         if value not in unused and key not in privacy.fitting.keys:
-            having = [each for each in PROMISES if key in each.fitting.keys]
-            raise _error(privacy, key, value, having, "leave it out")
+            promises = [one for one in PROMISES if key in one.fitting.keys]
+            raise _error(privacy, key, value, promises, "leave it out")
 
 
 def _error(
     privacy: PrivacySettings,
     option: str,
     value: Any,
-    having: Sequence[PrivacySettings],
+    promises: Sequence[PrivacySettings],
     instead: str,
 ) -> IncompatibleOptions:
     """Return the error; a promise that trusts somebody more is no advice, but is named as one."""
-    alike = [each.mode for each in having if _is_alike(each, privacy)]
-    others = [each.mode for each in having if not isinstance(each, NonePrivacySettings)]
+    alike = [promise.mode for promise in promises if _is_alike(promise, privacy)]
+    others = [promise.mode for promise in promises if not isinstance(promise, NonePrivacySettings)]
     if alike:
         instead += f", or write {_privacy(alike)}"
     elif others:
@@ -96,4 +96,4 @@ def _or(others: Sequence[str]) -> str:
     if not others:
         return ""
     *most, last = others
-    return "".join(f", {each}" for each in most) + f" or {last}"
+    return "".join(f", {name}" for name in most) + f" or {last}"

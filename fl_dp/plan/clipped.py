@@ -1,0 +1,76 @@
+"""What bounds an update, for kinds of plans: a rule, with metrics beside it, or one fixed norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric
+from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
+from fl_dp.option_errors import OptionError
+
+from .plan import Plan
+from .release import Release
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleClippedPlan(Plan):
+    """A kind whose updates are bounded by any rule, and which may release metrics beside them.
+
+    Attributes:
+        clipping: What bounds one client's update.
+        metrics: Metrics of the clients that each round releases; see `Release`.
+        scalar_noise_std: Noise on each metric and on the bits of adaptive clipping; see `Release`.
+        Others: See `Plan`.
+    """
+
+    clipping: Clipping = DEFAULT_CLIPPING
+    metrics: tuple[ScalarMetric, ...] = ()
+    scalar_noise_std: float | None = None
+
+    @property
+    def release(self) -> Release:
+        """What a round publishes."""
+        return Release(
+            clipping=self.clipping,
+            metrics=self.metrics,
+            # Whether its noise is enough depends on the multiplier, which a draft has not.
+            scalar_noise_std=None if self.is_draft else self.scalar_noise_std,
+            contribution_check=self.contribution_check,
+        )
+
+    @property
+    def clipping_norm(self) -> float:
+        """L2 bound on one client's whole update, in the first round."""
+        return self.release.clipping_norm
+
+    def with_clipping(self, clipping: Clipping) -> Self:
+        """Return the plan with another bound on updates. See `Plan.with_clipping`."""
+        return replace(self, clipping=clipping)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormClippedPlan(Plan):
+    """A kind whose updates are bounded by one norm, the same in every round.
+
+    Attributes:
+        clipping_norm: That bound.
+        Others: See `Plan`.
+    """
+
+    clipping_norm: float
+
+    @property
+    def release(self) -> Release:
+        """One bounded sum, and nothing beside it but a count."""
+        clipping = FixedClipping(norm=self.clipping_norm)
+        return Release(clipping=clipping, contribution_check=self.contribution_check)
+
+    def with_clipping(self, clipping: Clipping) -> Self:
+        """Return the plan with another norm. See `Plan.with_clipping`."""
+        if not isinstance(clipping, FixedClipping):
+            raise OptionError(
+                f"a {self.kind} plan clips to one fixed norm: write {{clipping_norm=...}}, got "
+                f"{clipping}"
+            )
+        return replace(self, clipping_norm=clipping.norm)
