@@ -279,6 +279,11 @@ class DPFedAvg(RoundStrategy):
         return self.loop.plan
 
     @property
+    def planned_rounds(self) -> int:
+        """The plan's rounds."""
+        return self.plan.rounds
+
+    @property
     def ledger(self) -> PrivacyLedger:
         """What was charged so far."""
         return self.loop.ledger

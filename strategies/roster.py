@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from fl_dp import clock
 from fl_dp.option_errors import NamesOptions
 from fl_dp.protocol.flower_compat import is_simulation
+from fl_dp.protocol.own_grid import OwnGrid
 
 from .run_log import RunLog
 
@@ -118,6 +119,8 @@ class Roster:
 
     def wait(self, grid: Grid) -> Sequence[int]:
         """Wait for the declared nodes. See `wait_for_roster`."""
+        if self._declared is not None and isinstance(grid, OwnGrid):
+            grid.host(self._declared.most)
         return wait_for_roster(
             grid,
             self._num_clients,

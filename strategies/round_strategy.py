@@ -70,19 +70,20 @@ class RoundStrategy(Strategy):
         self,
         grid: Grid,
         initial_arrays: ArrayRecord,
-        num_rounds: int = 3,
+        num_rounds: int | None = None,
         timeout: float = 3600,
         train_config: ConfigRecord | None = None,
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
         should_stop: ShouldStop | None = None,
     ) -> Result:
-        """Train for `num_rounds` rounds, or until the budget is spent.
+        """Train for the plan's rounds, or until the budget is spent.
 
         Args:
             grid: Flower's grid.
             initial_arrays: The starting model; public. Not used after `resume`.
-            num_rounds: At most the plan's rounds; those before a resumption count.
+            num_rounds: At most the plan's rounds, which None stands for; those before a resumption
+                count. None without a plan: 3, as Flower's.
             timeout: Seconds to wait for the replies of a round. Who has not replied by then
                 contributes zero; noise, denominator and charge stay the same.
             train_config: Sent to the clients with every round.
@@ -113,7 +114,7 @@ class RoundStrategy(Strategy):
         return self.loop.run(
             grid,
             initial_arrays,
-            num_rounds,
+            self.planned_rounds if num_rounds is None else num_rounds,
             timeout,
             train_config if train_config is not None else ConfigRecord(),
             evaluate_config,
@@ -167,6 +168,11 @@ class RoundStrategy(Strategy):
     ) -> MetricRecord | None:
         """Return nothing, for the same reason."""
         return None
+
+    @property
+    def planned_rounds(self) -> int:
+        """Rounds of a `start` that is not told how many."""
+        return 3
 
     @abstractmethod
     def summary(self) -> None:

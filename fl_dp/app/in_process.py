@@ -12,6 +12,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
+from fl_dp.clients.node_config import PARTITION_ID_KEY
 from fl_dp.protocol.failures import Failure, reason_in_full
 from fl_dp.protocol.flower_compat import ErrorCode, be_in_a_run, give_id
 from fl_dp.protocol.own_grid import OwnGrid
@@ -29,7 +30,7 @@ class InProcessGrid(OwnGrid):
     def __init__(
         self,
         app: Callable[[Message, Context], Message],
-        node_configs: Sequence[Mapping[str, Any]],
+        node_configs: Sequence[Mapping[str, Any]] | None,
         *,
         run_id: int = 1,
         run_config: Mapping[str, Any] | None = None,
@@ -38,21 +39,45 @@ class InProcessGrid(OwnGrid):
 
         Args:
             app: Answers every message: a `ClientApp`, or what is called like one.
-            node_configs: What each node's owner configured, one item per node.
+            node_configs: What each node's owner configured, one item per node. None: there are as
+                many simulated nodes as the first plan declares that asks for them.
             run_id: Of the run, as Flower would number it.
             run_config: Of the run, as every node sees it.
         """
         be_in_a_run(run_id)
         self._app = app
-        self._contexts = {
-            node: Context(run_id, node, dict(config), RecordDict(), dict(run_config or {}))
-            for node, config in enumerate(node_configs, _FIRST_NODE)
-        }
+        self._run_id = run_id
+        self._run_config = dict(run_config or {})
+        self._contexts: dict[int, Context] = {}
+        self._awaits_a_plan = node_configs is None
+        if node_configs is not None:
+            self._connect(node_configs)
         self._ids = itertools.count()
         self._asked: dict[str, Message] = {}
 
+    def _connect(self, node_configs: Sequence[Mapping[str, Any]]) -> None:
+        for node, config in enumerate(node_configs, _FIRST_NODE):
+            run_config = dict(self._run_config)
+            self._contexts[node] = Context(
+                self._run_id, node, dict(config), RecordDict(), run_config
+            )
+
+    def host(self, num_nodes: int) -> None:
+        """Connect the nodes that a plan declares, where nobody has said how many there are."""
+        if self._awaits_a_plan:
+            self._awaits_a_plan = False
+            self._connect(configs_of_nodes(num_nodes))
+
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of all nodes."""
+        """Return the ids of all nodes.
+
+        Raises:
+            ValueError: If nobody has said how many there are.
+        """
+        if self._awaits_a_plan:
+            raise ValueError(
+                "no plan has said how many nodes there are: write simulate(..., num_nodes=50)"
+            )
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -90,6 +115,11 @@ class InProcessGrid(OwnGrid):
         return answer_of(self._app, message, self._contexts[message.metadata.dst_node_id])
 
 
+def configs_of_nodes(num_nodes: int) -> list[dict[str, Any]]:
+    """Return what Flower's engine configures for each simulated node."""
+    return [{PARTITION_ID_KEY: node, "num-partitions": num_nodes} for node in range(num_nodes)]
+
+
 def answer_of(
     app: Callable[[Message, Context], Message], message: Message, context: Context
 ) -> Message:
@@ -103,13 +133,17 @@ def answer_of(
 
 
 @contextmanager
-def flower_in_silence() -> Iterator[None]:
-    """Keep what Flower and nodes log off the terminal, errors included: a run's log has it all."""
+def flower_in_silence(*, below: int = logging.CRITICAL + 1) -> Iterator[None]:
+    """Keep what Flower and nodes log off the terminal, where a run's log has it all.
+
+    Args:
+        below: The least level that is still shown; none by default, errors included.
+    """
     flower = logging.getLogger("flwr")
     told = [each for each in flower.handlers if not isinstance(each, logging.FileHandler)]
     levels, propagate = [each.level for each in told], flower.propagate
     for handler in told:
-        handler.setLevel(logging.CRITICAL + 1)
+        handler.setLevel(below)
     flower.propagate = False
     try:
         yield

@@ -15,6 +15,10 @@ from .flower_compat import is_simulation
 class OwnGrid(Grid):
     """A grid of simulated nodes and of one run, for Flower before and from 1.43 on."""
 
+    def host(self, num_nodes: int) -> None:
+        """Learn how many nodes a plan declares; a grid that was told its nodes has them already."""
+        return
+
     def set_run(self, run: Any) -> None:
         """Do nothing: there is one run."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -60,3 +61,18 @@ def test_sending_and_receiving_waits_for_all() -> None:
     content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(1))})})
     messages = [Message(content, message_type="train", dst_node_id=n) for n in (1, 2)]
     assert [value(reply) for reply in one.send_and_receive(messages)] == [0.0, 1.0]
+
+
+def test_a_grid_that_was_told_no_nodes_has_those_of_the_first_plan() -> None:
+    one = InProcessGrid(app, None)
+    with pytest.raises(ValueError, match=r"write simulate\(\.\.\., num_nodes=50\)"):
+        one.get_node_ids()
+    for declared in (3, 5):
+        one.host(declared)
+    assert len(list(one.get_node_ids())) == 3
+
+
+def test_a_grid_that_was_told_its_nodes_keeps_them_whatever_a_plan_declares() -> None:
+    one = grid()
+    one.host(50)
+    assert len(list(one.get_node_ids())) == 3

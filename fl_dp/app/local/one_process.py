@@ -219,8 +219,10 @@ def _play(server_module: str, client_module: str, folder: str) -> None:
 
 def _play_on_a_cluster(server: ServerApp, client: str, asked: dict[str, Any]) -> None:
     """Run a training as the server, whose nodes are answered for by a cluster's workers."""
+    from fl_dp.app.in_process import configs_of_nodes
+
     from .cluster_grid import ClusterGrid
-    from .simulation import configs_of_nodes, serve
+    from .simulation import serve
 
     run = {"run_id": secrets.randbits(63), "run_config": asked["config"]}
     nodes = configs_of_nodes(asked["nodes"])

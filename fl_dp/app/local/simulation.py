@@ -9,9 +9,8 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import ServerApp
 
-from fl_dp.app.in_process import InProcessGrid
+from fl_dp.app.in_process import InProcessGrid, configs_of_nodes
 from fl_dp.app.refusals import refusals_end_the_script
-from fl_dp.clients.node_config import PARTITION_ID_KEY
 from fl_dp.clients.node_privacy import simulated_nodes
 
 
@@ -19,7 +18,7 @@ def simulate(
     server: ServerApp,
     client: Callable[[Message, Context], Message],
     *,
-    num_nodes: int,
+    num_nodes: int | None = None,
     run_config: Mapping[str, Any] | None = None,
 ) -> None:
     """Run a `ServerApp` against simulated nodes, which answer one after the other.
@@ -31,7 +30,7 @@ def simulate(
         server: The server's app.
         client: The nodes' app, for example of `numpy_client_app`.
         num_nodes: Nodes to simulate; each finds its number, from 0, as `partition-id` in
-            `context.node_config`.
+            `context.node_config`. None: as many as the strategy's plan declares.
         run_config: Of the run, as both apps see it in `context.run_config`.
 
     Raises:
@@ -46,19 +45,14 @@ def play(
     server: ServerApp,
     client: Callable[[Message, Context], Message],
     *,
-    num_nodes: int,
+    num_nodes: int | None,
     run_config: Mapping[str, Any],
 ) -> None:
     """Run a `ServerApp` as `simulate` does, and raise what it raises."""
     run_id = secrets.randbits(63)
-    configs = configs_of_nodes(num_nodes)
+    configs = None if num_nodes is None else configs_of_nodes(num_nodes)
     grid = InProcessGrid(client, configs, run_id=run_id, run_config=run_config)
     serve(server, grid, run_id=run_id, run_config=run_config)
-
-
-def configs_of_nodes(num_nodes: int) -> list[dict[str, Any]]:
-    """Return what Flower's engine configures for each simulated node."""
-    return [{PARTITION_ID_KEY: node, "num-partitions": num_nodes} for node in range(num_nodes)]
 
 
 def serve(

@@ -1,0 +1,295 @@
+"""A PyTorch module of one's own, trained privately in this process on clients' data.
+
+>>> trained = train_private(module, clients, epsilon=4.0, rounds=60, test=(images, labels))
+>>> trained.accuracy, trained.epsilon
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import secrets
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from flwr.client import NumPyClient
+from flwr.common.typing import NDArrays, Scalar
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import Strategy
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, nn
+
+from fl_dp.clients import numpy_client_app
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.model_arrays import get_arrays, set_arrays
+from fl_dp.plan import Plan
+from fl_dp.statement import PrivacyStatement, privacy_statement
+from fl_dp.strategies import DPFedAvg
+from fl_dp.tasks.training import check_training, evaluate, train_locally
+
+from .client_arrays import Data, Pair, parts_of, require_fitting, tensors_of
+from .in_process import flower_in_silence
+from .local.simulation import play
+
+Fit: TypeAlias = Callable[[nn.Module, Tensor, Tensor], None]
+"""Trains a module in place on records and labels of one client."""
+
+_SAMPLING_RATE = 0.25  # of `fl-dp run`
+
+logger = logging.getLogger("flwr.fl_dp")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrivateModule:
+    """Result of `train_private`.
+
+    Attributes:
+        model: A copy of the module with the last released weights, in eval mode.
+        accuracies: On the test data, in [0, 1]: before the training, and after each release. Empty
+            without test data. Where labels are numbers: 1 minus the mean error (`closeness`).
+        statement: What was promised, to whom, on what it rests.
+    """
+
+    model: nn.Module
+    accuracies: tuple[float, ...]
+    statement: PrivacyStatement
+
+    @property
+    def accuracy(self) -> float | None:
+        """The last of the accuracies; None without test data."""
+        return self.accuracies[-1] if self.accuracies else None
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon of the promise, at `delta`."""
+        return self.statement.best_epsilon
+
+    @property
+    def delta(self) -> float:
+        """Delta of the promise."""
+        return self.statement.delta
+
+
+def train_private(
+    module: nn.Module,
+    clients: Sequence[Data] | Data,
+    *,
+    partition: int | Sequence[Sequence[int]] | None = None,
+    epsilon: float | None = None,
+    rounds: int | None = None,
+    delta: float | None = None,
+    sampling_rate: float | None = None,
+    clipping_norm: float | None = None,
+    plan: Plan | None = None,
+    test: Data | None = None,
+    learning_rate: float = 0.1,
+    epochs: int = 1,
+    batch_size: int = 32,
+    fit: Fit | None = None,
+    strategy: Strategy | None = None,
+    ledger: str | Path | None = None,
+    progress: bool = True,
+) -> PrivateModule:
+    """Train a module over simulated clients, so that each release is differentially private.
+
+    Privacy: as `DPFedAvg`, for the plan that the budget makes: one client's whole contribution is
+    the unit, zero-out neighbours, against anyone who sees every released model. Whoever calls this
+    has all data: it protects clients from those who get the model. Test data are public.
+
+    Args:
+        module: Any module without BatchNorm's running statistics; it is not changed. It maps
+            records of shape `(n, ...)` to `(n, classes)`, or to `(n, 1)` where labels are numbers.
+        clients: Data of each client; or one data set, with a `partition`. Integer labels `(n,)` are
+            classes from 0; floating-point labels are numbers.
+        partition: For one data set: the rows of each client, or the number of clients, to whom rows
+            are dealt evenly and at random.
+        epsilon: The budget over the whole training.
+        rounds: Rounds to be trained.
+        delta: Number of clients to the power of -1.1 by default.
+        sampling_rate: Probability of each client in each round; 0.25 by default.
+        clipping_norm: L2 bound on one client's update; by default it follows the median norm.
+        plan: Another promise, for example a `LocalPlan`, in place of the five arguments above.
+        test: Public data on which the model is measured before the training and after each round.
+        learning_rate: Step size of a client's SGD, at least 0.
+        epochs: A client's passes over its data in a round.
+        batch_size: Records of a step.
+        fit: Trains a client in place of that SGD; `learning_rate`, `epochs` and `batch_size` are
+            not used then. It must keep nothing from one call to the next.
+        strategy: The server optimizer; Flower's `FedAvg()` by default.
+        ledger: File or database URL of the ledger. None: a file that is thrown away, so that a
+            second training of the same data is not added to the first one.
+        progress: Whether a bar shows the rounds; else Flower's log does.
+
+    Raises:
+        ValueError: If data, module and arguments do not belong together; nothing was spent.
+        TypeError: Likewise, for one of the wrong type.
+        PrivacyBudgetExhausted: If the ledger has nothing left.
+    """
+    parts = parts_of(clients, partition)
+    public = None if test is None else tensors_of(test, "test")
+    require_fitting(module, [*parts, *filter(None, [public])])
+    train = fit if fit is not None else _sgd(learning_rate, epochs, batch_size)
+    asked = {
+        "epsilon": epsilon,
+        "rounds": rounds,
+        "delta": delta,
+        "sampling_rate": sampling_rate,
+        "clipping_norm": clipping_norm,
+    }
+    budget = {name: value for name, value in asked.items() if value is not None}
+    _require_one_promise(plan, budget, num_clients=len(parts))
+    accuracies: list[float] = []
+    measured = copy.deepcopy(module)
+
+    with ExitStack() as opened:
+        if ledger is None:
+            ledger = Path(opened.enter_context(tempfile.TemporaryDirectory())) / "ledger.db"
+            logger.warning(
+                "No ledger was named, so this one is thrown away: a second training of the same "
+                "data is not added to it. Write train_private(..., ledger='ledger.db') to keep it."
+            )
+        private = _strategy(strategy, plan, budget, num_clients=len(parts), ledger=ledger)
+        opened.callback(private.ledger.close)
+        on_round = opened.enter_context(_bar(private.planned_rounds)) if progress else _silent
+
+        def after(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
+            on_round(server_round)
+            if public is None:
+                return None
+            set_arrays(measured, arrays.to_numpy_ndarrays())
+            loss, accuracy = evaluate(measured, *public)
+            accuracies.append(accuracy)
+            return MetricRecord({"loss": loss, "accuracy": accuracy})
+
+        server, released = ServerApp(), []
+
+        @server.main()
+        def main(grid: Grid, context: Context) -> None:
+            first = {name: Array(values) for name, values in get_arrays(module).items()}
+            released.append(private.start(grid, ArrayRecord(first), evaluate_fn=after).arrays)
+
+        opened.enter_context(_one_thread())
+        client = numpy_client_app(lambda context: _Client(module, parts, train, context))
+        play(server, client, num_nodes=len(parts), run_config={})
+        statement = privacy_statement(private.ledger)
+    set_arrays(measured, released[0].to_numpy_ndarrays())
+    return PrivateModule(model=measured.eval(), accuracies=tuple(accuracies), statement=statement)
+
+
+def _require_one_promise(
+    plan: Plan | None, budget: Mapping[str, float], *, num_clients: int
+) -> None:
+    """Check that there is a plan, or what makes one.
+
+    Raises:
+        ValueError: If there are both or neither, or the plan is of other clients.
+    """
+    if plan is None:
+        if lacks := [name for name in ("epsilon", "rounds") if name not in budget]:
+            raise ValueError(f"{lacks[0]} is missing: write epsilon=4.0 and rounds=60, or a plan")
+        return
+    if budget:
+        name, value = next(iter(budget.items()))
+        raise ValueError(f"the plan says what is promised: leave out {name}={value}")
+    if plan.num_clients != num_clients or plan.hosting.units_per_node > 1:
+        raise ValueError(
+            f"the plan must be of num_clients={num_clients}, each at a node of its own, got "
+            f"num_clients={plan.num_clients}, units_per_node={plan.hosting.units_per_node}"
+        )
+
+
+def _strategy(
+    strategy: Strategy | None,
+    plan: Plan | None,
+    budget: Mapping[str, Any],
+    *,
+    num_clients: int,
+    ledger: str | Path,
+) -> DPFedAvg:
+    """Return the private strategy, with its ledger opened."""
+    if plan is None:
+        usual = {"sampling_rate": _SAMPLING_RATE} | dict(budget)
+        return DPFedAvg.with_budget(strategy, num_clients=num_clients, ledger=ledger, **usual)
+    calibrated = plan.calibrated()
+    return DPFedAvg(strategy, plan=calibrated, ledger=PrivacyLedger.open(ledger, calibrated))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute by one thread: for a client's few records more only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _silent(server_round: int) -> None:
+    """Show nothing: Flower's log tells of rounds."""
+
+
+@contextmanager
+def _bar(rounds: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar on standard error in place of Flower's log, whose warnings stay."""
+    columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with (
+        flower_in_silence(below=logging.WARNING),
+        Progress(*columns, console=Console(stderr=True)) as bar,
+    ):
+        task = bar.add_task("rounds", total=rounds)
+        yield lambda server_round: bar.update(task, completed=server_round)
+
+
+class _Client(NumPyClient):
+    """Trains a copy of the module on the data of one client."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        parts: Sequence[Pair],
+        train: Fit,
+        context: Context,
+    ) -> None:
+        self._module = module
+        self._records, self._labels = parts[int(context.node_config["partition-id"])]
+        self._train = train
+
+    def fit(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        # A copy for each client: what a module keeps outside its state must not reach the next one.
+        model = copy.deepcopy(self._module)
+        set_arrays(model, parameters)
+        if len(self._labels):
+            self._train(model, self._records, self._labels)
+        return list(get_arrays(model).values()), len(self._labels), {}
+
+
+def _sgd(learning_rate: float, epochs: int, batch_size: int) -> Fit:
+    """Return what trains a client by SGD.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+    check_training(learning_rate, epochs, batch_size)
+
+    def train(model: nn.Module, records: Tensor, labels: Tensor) -> None:
+        train_locally(
+            model,
+            records,
+            labels,
+            learning_rate=learning_rate,
+            epochs=epochs,
+            batch_size=batch_size,
+            seed=secrets.randbits(63),
+        )
+
+    return train

@@ -1,0 +1,200 @@
+"""`train_private`: a module and arrays of one's own, and what is refused before a ledger exists."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from fl_dp import PrivacyBudget, PrivacyLedger, train_private
+from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.mechanisms import FixedClipping
+from fl_dp.plan import DistributedPlan, LocalPlan, SecureSum
+
+CLIENTS, ROUNDS = 40, 4
+BUDGET: dict[str, Any] = {"epsilon": 8.0, "rounds": ROUNDS, "clipping_norm": 1.0}
+
+
+PROMISE: dict[str, Any] = {
+    "budget": PrivacyBudget(epsilon=50.0, delta=1e-3),
+    "rounds": 2,
+    "num_clients": CLIENTS,
+}
+CLIPPING = FixedClipping(norm=1.0)
+
+
+def local_plan() -> LocalPlan:
+    return LocalPlan(clipping_norm=1.0, **PROMISE)
+
+
+def blobs(count: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Two classes that a line tells apart."""
+    draws = np.random.default_rng(seed)
+    labels = draws.integers(0, 2, count)
+    records = draws.normal(size=(count, 3)) * 0.1 + np.where(labels, 1.0, -1.0)[:, None]
+    return records.astype(np.float32), labels
+
+
+def line() -> nn.Linear:
+    module = nn.Linear(3, 2)
+    nn.init.zeros_(module.weight)
+    nn.init.zeros_(module.bias)
+    return module
+
+
+def moved(model: nn.Module) -> None:
+    """Contribute something: a client that returns the model as it came counts as absent."""
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+
+
+def clients(count: int = CLIENTS) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+    return [blobs(8, seed) for seed in range(count)]
+
+
+def test_a_module_learns_from_arrays_and_says_what_was_promised(tmp_path: Path) -> None:
+    module, ledger = line(), tmp_path / "ledger.db"
+    trained = train_private(module, clients(), **BUDGET, test=blobs(200, 99), ledger=ledger)
+    assert len(trained.accuracies) == ROUNDS + 1
+    assert trained.accuracy == trained.accuracies[-1] > 0.9 > trained.accuracies[0]
+    assert 0.9 * 8.0 < trained.epsilon <= 8.0
+    assert trained.delta == pytest.approx(CLIENTS**-1.1)
+    assert not module.weight.any() and not trained.model.training
+    with PrivacyLedger.read(ledger) as spent:
+        assert spent.rounds_committed == ROUNDS
+        assert spent.epsilon().best == trained.epsilon
+
+
+def test_without_a_ledger_it_says_that_a_second_training_is_not_added(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    for _ in range(2):
+        train_private(line(), clients(), **BUDGET, progress=False)
+    assert "thrown away" in caplog.text and not any(tmp_path.iterdir())
+
+
+def test_a_named_ledger_is_spent_the_second_time(tmp_path: Path) -> None:
+    for_both: dict[str, Any] = {**BUDGET, "ledger": tmp_path / "ledger.db"}
+    train_private(line(), clients(), **for_both)
+    with pytest.raises(PrivacyBudgetExhausted):
+        train_private(line(), clients(), **for_both)
+
+
+def test_one_data_set_is_dealt_to_clients_evenly_or_by_its_rows() -> None:
+    records, labels = blobs(160)
+    seen: list[int] = []
+
+    def fit(model: nn.Module, some: Tensor, of_them: Tensor) -> None:
+        seen.append(len(of_them))
+        moved(model)
+
+    always: dict[str, Any] = {**BUDGET, "sampling_rate": 1.0, "rounds": 1, "fit": fit}
+    train_private(line(), (records, labels), partition=CLIENTS, **always)
+    assert seen == [4] * CLIENTS
+    seen.clear()
+    rows = [range(0, 3), range(10, 15), [], *([20 + row] for row in range(37))]
+    data = TensorDataset(torch.from_numpy(records), torch.from_numpy(labels))
+    train_private(line(), data, partition=rows, **always)
+    assert sorted(seen) == [1] * 37 + [3, 5]
+
+
+def test_what_a_module_keeps_outside_its_weights_does_not_reach_the_next_client() -> None:
+    met: list[int] = []
+
+    class Remembers(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.visits: list[int] = []
+
+    def fit(model: nn.Module, records: Tensor, labels: Tensor) -> None:
+        assert isinstance(model, Remembers)
+        model.visits.append(1)
+        met.append(len(model.visits))
+        moved(model)
+
+    train_private(Remembers(), clients(), **BUDGET | {"sampling_rate": 1.0}, fit=fit)
+    assert set(met) == {1}
+
+
+@pytest.mark.parametrize("kind", ["local", "distributed"])
+def test_another_promise_is_a_plan(kind: str) -> None:
+    plan = (
+        local_plan()
+        if kind == "local"
+        else DistributedPlan(clipping=CLIPPING, secure_sum=SecureSum(), **PROMISE)
+    )
+    trained = train_private(line(), clients(), plan=plan)
+    assert trained.epsilon <= 50.0
+    assert trained.accuracy is None
+
+
+def numbers() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    records, labels = blobs(8)
+    return records, labels.astype(np.float32)
+
+
+def test_labels_that_are_numbers_are_fitted_by_squares() -> None:
+    trained = train_private(
+        nn.Linear(3, 1), [numbers()] * CLIENTS, **BUDGET, test=numbers(), learning_rate=0.05
+    )
+    assert len(trained.accuracies) == ROUNDS + 1
+
+
+Wrong = Callable[[], Any]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "line_of_it"),
+    [
+        (lambda: train_private(line(), clients(), epsilon=8.0), "rounds is missing"),
+        (lambda: train_private(line(), [], **BUDGET), "there are no clients"),
+        (lambda: train_private(line(), blobs(9), **BUDGET), "write partition=100"),
+        (lambda: train_private(line(), [blobs(9)[0]] * 5, **BUDGET), r"write \(records, labels\)"),
+        (lambda: train_private(nn.Linear(4, 2), clients(), **BUDGET), r"shape \(3,\)"),
+        (lambda: train_private(nn.Linear(3, 1), clients(), **BUDGET), "has 1 outputs"),
+        (lambda: train_private(nn.Flatten(0), clients(), **BUDGET), r"\(n, classes\)"),
+        (lambda: train_private(line(), [numbers()], **BUDGET), "must have one output, got 2"),
+        (lambda: train_private(line(), clients(), **BUDGET, epochs=0), "epochs is 0"),
+        (
+            lambda: train_private(line(), [(blobs(9)[0], blobs(8)[1])], **BUDGET),
+            "one number a record",
+        ),
+        (
+            lambda: train_private(line(), blobs(9), partition=[[0, 1], [1, 2]], **BUDGET),
+            "a row twice",
+        ),
+        (lambda: train_private(line(), blobs(9), partition=[[9]], **BUDGET), "rows from 0 to 8"),
+        (
+            lambda: train_private(
+                line(),
+                clients(),
+                epsilon=3.0,
+                plan=local_plan(),
+            ),
+            "leave out epsilon=3.0",
+        ),
+        (
+            lambda: train_private(
+                line(), [(np.zeros((4, 3), np.uint8), np.zeros(4, np.int64))] * 9, **BUDGET
+            ),
+            "divided by 255",
+        ),
+    ],
+)
+def test_what_does_not_fit_ends_in_one_line_before_a_ledger_exists(
+    wrong: Wrong, line_of_it: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=line_of_it) as refused:
+        wrong()
+    assert "\n" not in str(refused.value)
+    assert "ledger" not in caplog.text
