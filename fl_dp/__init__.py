@@ -6,28 +6,14 @@ from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fl_dp.accounting import PrivacyBudget
-    from fl_dp.app.private_module import PrivateModule, train_private
     from fl_dp.ledger import PrivacyLedger
     from fl_dp.plan import Plan
 else:
     # Every module of the package imports this one first.
     __getattr__ = lazy_exports(
         __name__,
-        {
-            "Plan": "plan",
-            "PrivacyBudget": "accounting",
-            "PrivacyLedger": "ledger",
-            "PrivateModule": "app.private_module",
-            "train_private": "app.private_module",
-        },
+        {"PrivacyBudget": "accounting", "PrivacyLedger": "ledger", "Plan": "plan"},
     )
 
 __version__ = "0.1.0"
-__all__ = [
-    "Plan",
-    "PrivacyBudget",
-    "PrivacyLedger",
-    "PrivateModule",
-    "__version__",
-    "train_private",
-]
+__all__ = ["Plan", "PrivacyBudget", "PrivacyLedger", "__version__"]

@@ -4,7 +4,7 @@ It may know everything below, Hydra, Ray and Flower, and no wing: `wings.py` fin
 there. `settings/` knows none of the other files but the trackers that it makes; `tracking/` tells
 these what was released, and alone knows their packages; `local/` starts nodes and engines here.
 
-    >>> from fl_dp.app import simulate
+    >>> from fl_dp.app import simulate, train_private
 """
 
 from typing import TYPE_CHECKING
@@ -13,8 +13,16 @@ from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .local.simulation import simulate
+    from .private_module import PrivateModule, train_private
 else:
     # With Flower and an engine.
-    __getattr__ = lazy_exports(__name__, {"simulate": "local.simulation"})
+    __getattr__ = lazy_exports(
+        __name__,
+        {
+            "PrivateModule": "private_module",
+            "simulate": "local.simulation",
+            "train_private": "private_module",
+        },
+    )
 
-__all__ = ["simulate"]
+__all__ = ["PrivateModule", "simulate", "train_private"]

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from fl_dp import PrivacyBudget, PrivacyLedger, train_private
+from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.app import train_private
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.plan import DistributedPlan, LocalPlan, SecureSum
 
@@ -29,6 +30,7 @@ PROMISE: dict[str, Any] = {
     "num_clients": CLIENTS,
 }
 CLIPPING = FixedClipping(norm=1.0)
+NO_PAIR: Any = np.zeros((8, 3))
 
 
 def local_plan() -> LocalPlan:
@@ -159,7 +161,7 @@ Wrong = Callable[[], Any]
         (lambda: train_private(line(), clients(), epsilon=8.0), "rounds is missing"),
         (lambda: train_private(line(), [], **BUDGET), "there are no clients"),
         (lambda: train_private(line(), blobs(9), **BUDGET), "write partition=100"),
-        (lambda: train_private(line(), [blobs(9)[0]] * 5, **BUDGET), r"write \(records, labels\)"),
+        (lambda: train_private(line(), [NO_PAIR] * 5, **BUDGET), r"write \(records, labels\)"),
         (lambda: train_private(nn.Linear(4, 2), clients(), **BUDGET), r"shape \(3,\)"),
         (lambda: train_private(nn.Linear(3, 1), clients(), **BUDGET), "has 1 outputs"),
         (lambda: train_private(nn.Flatten(0), clients(), **BUDGET), r"\(n, classes\)"),
