@@ -1,4 +1,4 @@
-"""The tables of two pages, written from the code: settings, promises, and the owner's keys.
+"""The tables of three pages, written from the code: settings, promises, and the owner's keys.
 
     python docs/tables.py
 
@@ -9,7 +9,7 @@ docstrings are the one source: `fl-dp config` shows the same sentences.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import exclusions
@@ -19,11 +19,12 @@ from fl_dp.app.schema import groups
 from fl_dp.app.settings.fitting import GROUPS
 from fl_dp.app.settings.promises import PROMISES
 from fl_dp.clients.node_config import POLICY_KEYS
+from fl_dp.gate.policy import GATE_KEYS
 
 _HERE = Path(__file__).resolve().parent
-PAGES = (_HERE / "configuration.md", _HERE / "node_policy.md")
+PAGES = (_HERE / "configuration.md", _HERE / "node_policy.md", _HERE / "gate.md")
 _TABLE = re.compile(
-    r"<!-- (keys of ([\w.]+)|exclusions|policy of a node|what goes with a promise) -->\n"
+    r"<!-- (keys of ([\w.]+)|exclusions|policy of a (?:node|gate)|what goes with a promise) -->\n"
     r".*?<!-- end -->",
     re.DOTALL,
 )
@@ -74,8 +75,17 @@ def _meaning(key: Key) -> str:
 
 def policy_table() -> str:
     """Return the Markdown table of an owner's keys."""
-    rows = [f"| `{key}` | {description} |" for key, description in POLICY_KEYS.items()]
-    return "\n".join(["| Key | What the node does |", "|---|---|", *rows])
+    return _table_of_keys("node", POLICY_KEYS)
+
+
+def gate_table() -> str:
+    """Return the Markdown table of the keys that are a gate's own."""
+    return _table_of_keys("gate", GATE_KEYS)
+
+
+def _table_of_keys(who: str, keys: Mapping[str, str]) -> str:
+    rows = [f"| `{key}` | {description} |" for key, description in keys.items()]
+    return "\n".join([f"| Key | What the {who} does |", "|---|---|", *rows])
 
 
 def promises_table() -> str:
@@ -104,6 +114,7 @@ def _written(found: re.Match[str]) -> str:
     tables = {
         "exclusions": exclusions.table,
         "policy of a node": policy_table,
+        "policy of a gate": gate_table,
         "what goes with a promise": promises_table,
     }
     table = tables[found[1]]() if found[2] is None else table_of(found[2])

@@ -26,6 +26,7 @@ from .flower_hook import (
     ObjectTree,
     Parts,
     Run,
+    config_of_run,
     handed_to_app,
     ids_in,
     inflated,
@@ -33,7 +34,7 @@ from .flower_hook import (
     pulled,
     push,
 )
-from .gate import Gate
+from .gate import Gate, JudgedRun
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -99,7 +100,7 @@ class GatedConnection:
         self._gate, self._real, self._abandon = gate, real, abandon
         self._passed: _Passed | None = None
         self._replies: dict[str, _Reply] = {}  # by the session of the gate's own
-        self._apps: dict[int, RunningApp] = {}  # of each run, as it was at first
+        self._runs: dict[int, JudgedRun] = {}  # as they were at first
         self._lock = threading.Lock()  # Flower pushes from several threads
 
     def functions(self) -> Connection:
@@ -126,7 +127,7 @@ class GatedConnection:
         run, came_as = shell.metadata.run_id, shell.metadata.message_id
         try:
             asked = pulled(shell, tree, lambda object_id: self._real.pull_object(run, object_id))
-            app = self._app_of(run)
+            judged = self._judged(run)
         except Exception:  # whatever hostile bytes make Flower raise
             logger.exception("a message can't be read, and is refused")
             refused = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "unreadable")
@@ -142,7 +143,7 @@ class GatedConnection:
             made = answer.error if answer.has_error() else answer.content
             self._release(Message(made, reply_to=asked))
 
-        ruling = self._gate.judge(asked, app)
+        ruling = self._gate.judge(asked, judged)
         exchange = Exchange(
             ruling.answer, release, answer_after=ruling.answer_after, abandon=self._abandon
         )
@@ -202,7 +203,9 @@ class GatedConnection:
     def get_run(self, run_id: int) -> Run:
         """Return a run, of the app that the gate has judged."""
         run = self._real.get_run(run_id)
-        self._require_same(run_id, run.fab_hash)
+        judged = self._require_same(run_id, run.fab_hash)
+        if run.override_config != judged.overrides:
+            raise PermissionError(f"the server has changed the configuration of run {run_id}")
         return run
 
     def get_fab(self, fab_hash: str, run_id: int) -> Fab:
@@ -211,23 +214,24 @@ class GatedConnection:
         self._require_same(run_id, hashlib.sha256(fab.content).hexdigest())
         return fab
 
-    def _require_same(self, run_id: int, fab_hash: str) -> None:
-        """Refuse another app than the one that was judged.
+    def _require_same(self, run_id: int, fab_hash: str) -> JudgedRun:
+        """Return what was judged, and refuse another app than that.
 
         Raises:
             PermissionError: If it is another one.
         """
-        app = self._apps.get(run_id)
-        if app is None or app.fab_hash != fab_hash:
+        judged = self._runs.get(run_id)
+        if judged is None or judged.app.fab_hash != fab_hash:
             raise PermissionError(f"the server has changed the app of run {run_id}")
+        return judged
 
-    def _app_of(self, run_id: int) -> RunningApp:
-        """Return the app of a run: what its bundle says of itself, and the bundle's own hash.
+    def _judged(self, run_id: int) -> JudgedRun:
+        """Return a run: what its bundle says of itself, and the bundle's own hash.
 
         Raises:
             ValueError: If the bundle can't be read, or is not what the run names.
         """
-        if run_id not in self._apps:
+        if run_id not in self._runs:
             run = self._real.get_run(run_id)
             fab = self._real.get_fab(run.fab_hash, run_id)
             fab_hash = hashlib.sha256(fab.content).hexdigest()
@@ -236,8 +240,12 @@ class GatedConnection:
             name, version = bundle_name_and_version(fab.content)
             if not (name + version).isprintable():
                 raise ValueError("the app's name can't be printed")
-            self._apps[run_id] = RunningApp(name=name, version=version, fab_hash=fab_hash)
-        return self._apps[run_id]
+            self._runs[run_id] = JudgedRun(
+                app=RunningApp(name=name, version=version, fab_hash=fab_hash),
+                config=config_of_run(fab.content, run),
+                overrides=run.override_config,
+            )
+        return self._runs[run_id]
 
     def _end(self, reply: Message | None) -> None:
         """End the present exchange with the app's reply."""

@@ -26,6 +26,7 @@ from fl_dp.protocol.flower_versions import TESTED, FlowerChanged, parts_of_flowe
 # again, and see whether anything leaves by another way.
 with parts_of_flower():
     from flwr.app.message.message import make_message, remove_content_from_message
+    from flwr.common.config import get_fused_config_from_fab
     from flwr.proto.message_pb2 import ObjectTree as ObjectTree
     from flwr.supercore.fab import Fab as Fab
     from flwr.supercore.inflatable.inflatable_object import (
@@ -183,6 +184,11 @@ def inflated(tree: ObjectTree, contents: dict[str, bytes]) -> Message:
     if not isinstance(message, Message):
         raise ValueError("the objects are no message")
     return message
+
+
+def config_of_run(bundle: bytes, run: Run) -> dict[str, Any]:
+    """Return the configuration that the SuperNode tells an app besides its messages."""
+    return dict(get_fused_config_from_fab(bundle, run))
 
 
 def handed_to_app(asked: Message, content: RecordDict) -> Parts:

@@ -1,52 +1,40 @@
 """Answers of a gate: the owner's mods around whatever app a message is for.
 
-    owner's noise -> policy -> compression -> clip and noise -> the app          (`local`)
-    policy -> clip -> the app                                                    (`clip`)
-
-What no mod re-makes does not leave: evaluations and queries are closed, but for the identity query,
-which the gate answers itself.
+What no mod re-makes does not leave. Evaluations and queries are closed, but for what the gate
+answers itself: who it is, and the keys and shares of secure sums.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from numpy.typing import NDArray
 
-from fl_dp.clients.client_noise import client_noise_mod, released_content
-from fl_dp.clients.compression import compression_mod
 from fl_dp.clients.identity import identity_handler
 from fl_dp.clients.mod_host import ModHost, hosted_by
 from fl_dp.clients.node_config import NodeConfigError
 from fl_dp.clients.node_policy import PolicyRefusal, node_policy_mod
-from fl_dp.clients.node_privacy import NodePrivacy
 from fl_dp.clients.numpy_client_app import guarded
-from fl_dp.clients.records import config_of, instruction_of
+from fl_dp.clients.records import config_of
 from fl_dp.clients.running_app import RunningApp
-from fl_dp.codec import encode_text
-from fl_dp.mechanisms import clip_by_norm
-from fl_dp.protocol.flower_compat import ErrorCode, Mod
-from fl_dp.protocol.identity import Ability, NodeIdentity
+from fl_dp.protocol.flower_compat import ErrorCode
+from fl_dp.protocol.identity import NodeIdentity
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import IDENTITY_ACTION, INSTRUCTION_KEY, NOISED_KEY
+from fl_dp.protocol.keys import IDENTITY_ACTION
 from fl_dp.secagg import Refused
 
-from .policy import GatePolicy, Promise
+from .policy import GatePolicy
+from .ways import Chain, Way, way_of
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 APP = "gate of fl-dp"
 """What an identity query is told instead of an app."""
-
-OWN_RECORD = "fl-dp-gate"
-"""Record of the instruction that the gate gives itself where the server gives none."""
 
 
 class GateHost(ModHost):
@@ -71,6 +59,21 @@ class GateHost(ModHost):
             Refused: Always.
         """
         raise Refused("terms", "a gate takes part in no sum with secret coins")
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedRun:
+    """A run as the gate saw it first.
+
+    Attributes:
+        app: Its app.
+        config: What the app is told besides its messages.
+        overrides: What of it the server said, and not the bundle.
+    """
+
+    app: RunningApp
+    config: Mapping[str, Any]
+    overrides: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,12 +104,12 @@ class Gate:
         self._file = policy
         GatePolicy.read(policy)
 
-    def judge(self, asked: Message, app: RunningApp) -> Ruling:
+    def judge(self, asked: Message, run: JudgedRun) -> Ruling:
         """Return what becomes of a message.
 
         Args:
             asked: The message.
-            app: Which app it is for.
+            run: Of which run it is.
         """
         try:
             policy = GatePolicy.read(self._file)
@@ -117,71 +120,46 @@ class Gate:
             return Ruling(answer_after=None, answer=lambda handler: refusal)
         return Ruling(
             answer_after=policy.keys.answer_after if _is_training(asked) else None,
-            answer=lambda handler: self._answer(asked, app, policy, handler),
+            answer=lambda handler: self._answer(asked, run, policy, handler),
         )
 
     def _answer(
-        self, asked: Message, app: RunningApp, policy: GatePolicy, handler: ClientAppCallable
+        self, asked: Message, run: JudgedRun, policy: GatePolicy, handler: ClientAppCallable
     ) -> Message:
         """Return what leaves the site in answer to a message.
 
-        Privacy: under `local`, what `client_noise_mod` says of its reply, for all data of this site
-        and whatever the app does. Under `clip` one reply moves the model by no more than the norm.
-        In both nothing of the app's reply is used but one model of the message's form; all else is
-        constant, or depends on the message and the owner's policy alone.
+        Privacy: under `local`, what `client_noise_mod` says of its reply, and under `distributed`
+        what `secure_sum_mod` says, for all data of this site and whatever the app does. Under
+        `clip` one reply moves the model by no more than the norm. Nothing of the app's reply is
+        used but one model of the message's form; all else is constant, or depends on the message
+        and the owner's policy alone.
         """
         context = Context(
             run_id=asked.metadata.run_id,
             node_id=asked.metadata.dst_node_id,
             node_config=dict(policy.node_config),
             state=RecordDict(),
-            run_config={},
+            run_config=dict(run.config),  # which goes into the masks of a sum
         )
-        inner, mods = self._way(asked, policy, handler)
-        with hosted_by(GateHost(app)):
-            return guarded(inner, mods)(asked, context)
+        chain = self._chain(asked, policy, handler)
+        with hosted_by(GateHost(run.app)):
+            return guarded(chain.handler, chain.mods)(asked, context)
 
-    def _way(
-        self, asked: Message, policy: GatePolicy, handler: ClientAppCallable
-    ) -> tuple[ClientAppCallable, Sequence[Mod]]:
+    def _chain(self, asked: Message, policy: GatePolicy, handler: ClientAppCallable) -> Chain:
+        way = way_of(policy)
         if _is_training(asked):
-            if policy.keys.promise is Promise.CLIP:
-                return without_instruction(handler), [node_policy_mod, clip_mod(policy)]
-            mods = [own_noise_mod(policy), node_policy_mod, compression_mod, client_noise_mod]
-            return without_instruction(handler), mods
+            return way.training(handler)
         category, _, action = asked.metadata.message_type.partition(".")
-        if category == MessageType.QUERY and action == IDENTITY_ACTION:
-            return introduction(policy), [node_policy_mod]
-        return _closed, []
+        if category == MessageType.QUERY:
+            own = {IDENTITY_ACTION: introduction(way), **way.queries()}
+            if action in own:
+                return Chain(own[action], [node_policy_mod])
+        return Chain(_closed, [])
 
 
-def own_noise_mod(policy: GatePolicy) -> Mod:
-    """Return a mod that has each training noised by the owner's least noise, or the server's more.
-
-    A server that knows nothing of fl-dp is answered as it expects: with a model and `num-examples`.
-    """
-
-    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        instruction = instruction_of(message)
-        if instruction is not None:
-            _require_enough(policy, instruction)
-            return call_next(message, context)
-        if OWN_RECORD in message.content:
-            raise ValueError(f"a message with a record {OWN_RECORD} of the server's")
-        noise = RoundInstruction(server_round=0, client_noise=policy.least_noise)
-        message.content[OWN_RECORD] = ConfigRecord({INSTRUCTION_KEY: encode_text(noise)})
-        reply = call_next(message, context)
-        if reply.has_content():
-            del reply.content[NOISED_KEY]
-        return reply
-
-    return mod
-
-
-def introduction(policy: GatePolicy) -> ClientAppCallable:
+def introduction(way: Way) -> ClientAppCallable:
     """Return a handler of the identity query: what the gate will do, whatever app is behind it."""
-    abilities = {Ability.NOISE} if policy.keys.promise is Promise.LOCAL else set()
-    handler = identity_handler(app=APP, abilities=abilities)
+    handler = identity_handler(app=APP, abilities=way.abilities)
 
     def introduce(message: Message, context: Context) -> Message:
         reply = handler(message, context)
@@ -189,7 +167,7 @@ def introduction(policy: GatePolicy) -> ClientAppCallable:
         if instruction is None:
             return reply
         try:
-            _require_enough(policy, instruction)
+            way.require(instruction)
         except PolicyRefusal as refused:
             logger.warning("this gate will refuse the training: %s", refused)
             ((key, said),) = reply.content.config_records.items()
@@ -198,51 +176,6 @@ def introduction(policy: GatePolicy) -> ClientAppCallable:
         return reply
 
     return introduce
-
-
-def clip_mod(policy: GatePolicy) -> Mod:
-    """Return a mod that clips the update in a train reply, and adds no noise.
-
-    Privacy: one reply moves the model by at most the norm, whatever the data are. How much noise
-    covers that is the server's word: the site promises no epsilon, and its ledger says so.
-    """
-    norm = policy.keys.clipping_norm
-
-    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        if instruction_of(message) is not None:
-            raise PolicyRefusal("this gate clips whole models, and follows no round's instruction")
-
-        def note() -> None:
-            node = NodePrivacy.of(context, {})
-            with node.open_ledger() as ledger:
-                ledger.note_reliance(
-                    node.source,
-                    clipping_norm=norm,
-                    use=node.use(message.metadata.message_type),
-                )
-
-        def release(update: NDArray[np.float64]) -> NDArray[np.float64]:
-            return clip_by_norm(update, norm)
-
-        content = released_content(message, context, call_next, charge=note, release=release)
-        return Message(content, reply_to=message)
-
-    return mod
-
-
-def without_instruction(handler: ClientAppCallable) -> ClientAppCallable:
-    """Return a handler that does not see how its update leaves: the app would add noise, too."""
-
-    def handle(message: Message, context: Context) -> Message:
-        for key, config in list(message.content.config_records.items()):
-            if key == OWN_RECORD:
-                del message.content[key]
-            elif INSTRUCTION_KEY in config:
-                rest = {name: value for name, value in config.items() if name != INSTRUCTION_KEY}
-                message.content[key] = ConfigRecord(rest)
-        return handler(message, context)
-
-    return handle
 
 
 def _is_training(asked: Message) -> bool:
@@ -254,25 +187,3 @@ def _closed(message: Message, context: Context) -> NoReturn:
         f"this gate answers no {message.metadata.message_type!r:.40} message: what it returns is "
         "computed from data"
     )
-
-
-def _require_enough(policy: GatePolicy, instruction: RoundInstruction) -> None:
-    """Refuse a round whose noise is less than the owner's, or that asks for anything else.
-
-    Raises:
-        PolicyRefusal: If it does.
-    """
-    asked = instruction.client_noise
-    if policy.keys.promise is Promise.CLIP or asked is None:
-        raise PolicyRefusal("the round asks for something else than this gate does")
-    least = policy.least_noise
-    if (
-        asked.scheme != least.scheme
-        or asked.noise_multiplier < least.noise_multiplier
-        or asked.clipping_norm > least.clipping_norm
-    ):
-        raise PolicyRefusal(
-            f"the round asks for {asked.scheme} noise of multiplier {asked.noise_multiplier:g} at "
-            f"norm {asked.clipping_norm:g}, and the owner for {least.scheme} noise of at least "
-            f"{least.noise_multiplier:g} at norm {least.clipping_norm:g} at most"
-        )

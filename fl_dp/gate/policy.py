@@ -36,6 +36,9 @@ class Promise(StrEnum):
 
     LOCAL = "local"
     """It clips, and adds noise of its own: the server is not trusted."""
+    DISTRIBUTED = "distributed"
+    """It clips, adds a share of noise and masks: nobody sees an update, and sums alone are opened.
+    """
     CLIP = "clip"
     """It clips alone: the server is trusted to add the noise."""
 
@@ -54,21 +57,21 @@ class GateKeys(BaseModel):
     )
 
     promise: Promise = Field(
-        description="What happens to each update before it leaves: `local` clips it and adds "
-        "noise, `clip` clips it and relies upon the server's noise."
+        description="What happens to each update before it leaves. `local` clips it and adds "
+        "noise. `distributed` clips it, adds a share of noise and masks it for a "
+        "[secure sum](secure-aggregation.md). `clip` clips it, and relies upon the server's noise."
     )
     clipping_norm: _Positive = Field(
-        description="No update moves the model by more than this, in the L2 norm of all its "
-        "floating-point arrays."
+        description="No update moves the model by more, in the L2 norm of all floating-point "
+        "arrays together."
     )
     noise_multiplier: _Positive | None = Field(
         default=None,
-        description="The least noise of each answer, divided by the clipping norm; for `local` "
-        "alone.",
+        description="Least noise of an answer, divided by the clipping norm. For `local` alone.",
     )
     answer_after: _Positive = Field(
-        description="Each training message is answered so many seconds after it came, whatever "
-        "the app took. The app has four fifths of them."
+        description="Seconds from a training message to its answer, whatever the app takes. The "
+        "app has four fifths of them."
     )
 
 
@@ -87,11 +90,26 @@ KEYS_OF_APPS = (
     "dp-encoder-digests",
     "dp-record-epsilon",
     "dp-require-privacy",
-    "dp-secagg-colluding",
-    "dp-secagg-min-sum",
-    "dp-secagg-roster",
 )
-"""Keys that an app would have to keep to, or that are about sums: a gate refuses them."""
+"""Keys that an app would have to keep to: a gate refuses them."""
+
+KEYS_OF_SUMS = ("dp-secagg-colluding", "dp-secagg-min-sum", "dp-secagg-roster")
+"""Keys of `distributed` alone."""
+
+_MULTIPLIER = "dp-gate-noise-multiplier"
+_LEDGER = {"dp-ledger-path": "/srv/private/ledger.db"}
+_CAP = {"dp-max-epsilon": "4.0"}
+_NEEDED = {
+    Promise.LOCAL: _LEDGER | _CAP | {_MULTIPLIER: "8.0"},
+    Promise.DISTRIBUTED: _LEDGER | _CAP,  # how much noise a sum has, its charge says
+    Promise.CLIP: _LEDGER,  # which says that the site relied upon the server
+}
+_IDLE: dict[Promise, tuple[str, ...]] = {
+    Promise.LOCAL: KEYS_OF_SUMS,
+    Promise.DISTRIBUTED: (_MULTIPLIER,),
+    Promise.CLIP: (*_CAP, "dp-max-delta", _MULTIPLIER, *KEYS_OF_SUMS),
+}
+_REQUIRED = {Promise.LOCAL: "local", Promise.DISTRIBUTED: "distributed", Promise.CLIP: "none"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,12 +141,12 @@ class GatePolicy:
                     f"{file}: {key} would bind an app, and a gate trusts none: leave it out"
                 )
         keys = checked_keys(GateKeys, own, str(file))
-        NodeConfig.of(others)
         _require_consistent(file, keys, others)
         if keys.promise is Promise.LOCAL:
             _require_noise(file, keys)
-        required = {"dp-require-privacy": "local"} if keys.promise is Promise.LOCAL else {}
-        return cls(keys=keys, node_config=others | required)
+        node_config = others | {"dp-require-privacy": _REQUIRED[keys.promise]}
+        NodeConfig.of(node_config)
+        return cls(keys=keys, node_config=node_config)
 
     @property
     def least_noise(self) -> NoiseInstruction:
@@ -163,25 +181,22 @@ def _require_consistent(file: Path, keys: GateKeys, others: Mapping[str, Any]) -
     Raises:
         NodeConfigError: If it is one.
     """
-    has_cap, has_noise = "dp-max-epsilon" in others, keys.noise_multiplier is not None
-    if keys.promise is Promise.LOCAL:
-        lacking = {
-            "dp-max-epsilon: 4.0": has_cap,
-            "dp-gate-noise-multiplier: 8.0": has_noise,
-        }
-        for line, is_given in lacking.items():
-            if not is_given:
-                raise NodeConfigError(f"{file}: dp-gate-promise: local needs a line `{line}`")
-    if keys.promise is Promise.CLIP:
-        superfluous = {"dp-max-epsilon": has_cap, "dp-gate-noise-multiplier": has_noise}
-        for key, is_given in superfluous.items():
-            if is_given:
-                raise NodeConfigError(
-                    f"{file}: dp-gate-promise: clip adds no noise, so {key} says nothing: leave "
-                    "it out, or write dp-gate-promise: local"
-                )
-        if "dp-ledger-path" not in others:
+    promise, given = keys.promise, set(others)
+    if keys.noise_multiplier is not None:
+        given.add(_MULTIPLIER)
+    for key, example in _NEEDED[promise].items():
+        if key not in given:
             raise NodeConfigError(
-                f"{file}: dp-gate-promise: clip needs a ledger, which says that the site relied "
-                "upon the server: add dp-ledger-path: /data/ledger.db"
+                f"{file}: dp-gate-promise: {promise} needs a line `{key}: {example}`"
             )
+    for key in _IDLE[promise]:
+        if key in given:
+            raise NodeConfigError(
+                f"{file}: under dp-gate-promise: {promise} the line {key} says nothing: leave it "
+                "out"
+            )
+    if promise is Promise.DISTRIBUTED and "://" in str(others["dp-ledger-path"]):
+        raise NodeConfigError(
+            f"{file}: a gate keeps its keys of secure sums beside its ledger, which must be a "
+            "file: write dp-ledger-path: /srv/private/ledger.db"
+        )

@@ -11,7 +11,7 @@ import yaml
 
 from fl_dp.clients import NodeConfig, NodeConfigError
 from fl_dp.clients.node_config import POLICY_KEYS
-from fl_dp.gate.policy import GATE_KEYS, KEYS_OF_APPS, GatePolicy, Promise
+from fl_dp.gate.policy import GATE_KEYS, KEYS_OF_APPS, KEYS_OF_SUMS, GatePolicy, Promise
 
 LOCAL: dict[str, Any] = {
     "dp-ledger-path": "/srv/private/ledger.db",
@@ -19,6 +19,13 @@ LOCAL: dict[str, Any] = {
     "dp-gate-promise": "local",
     "dp-gate-clipping-norm": 0.5,
     "dp-gate-noise-multiplier": 4.0,
+    "dp-gate-answer-after": 60,
+}
+DISTRIBUTED: dict[str, Any] = {
+    "dp-ledger-path": "/srv/private/ledger.db",
+    "dp-max-epsilon": 8.0,
+    "dp-gate-promise": "distributed",
+    "dp-gate-clipping-norm": 0.5,
     "dp-gate-answer-after": 60,
 }
 CLIP: dict[str, Any] = {
@@ -44,6 +51,9 @@ def test_a_policy_says_what_the_gate_does_and_what_the_node_s_mods_require(tmp_p
     assert owner.required == (frozenset({"local"}),)
     assert owner.allowed_apps is not None and len(owner.allowed_apps) == 2
     assert NodeConfig.of(read(tmp_path, CLIP).node_config).required == ()
+    summed = NodeConfig.of(read(tmp_path, DISTRIBUTED, **{"dp-secagg-min-sum": 5}).node_config)
+    assert summed.required == (frozenset({"distributed"}),)
+    assert summed.secagg_min_sum == 5
 
 
 @pytest.mark.parametrize(
@@ -52,7 +62,7 @@ def test_a_policy_says_what_the_gate_does_and_what_the_node_s_mods_require(tmp_p
         (LOCAL, {"dp-gate-promise": None}, "dp-gate-promise is missing"),
         (LOCAL, {"dp-gate-clipping-norm": None}, "dp-gate-clipping-norm is missing"),
         (LOCAL, {"dp-gate-answer-after": None}, "dp-gate-answer-after is missing"),
-        (LOCAL, {"dp-gate-promise": "none"}, "dp-gate-promise should be 'local' or 'clip'"),
+        (LOCAL, {"dp-gate-promise": "none"}, "dp-gate-promise should be 'local', "),
         (LOCAL, {"dp-gate-clipping-norm": 0.0}, "dp-gate-clipping-norm should be greater than 0"),
         (LOCAL, {"dp-gate-clipping-norm": True}, "dp-gate-clipping-norm should be a valid number"),
         (LOCAL, {"dp-gate-clipping-norm": float("inf")}, "should be a finite number"),
@@ -61,15 +71,23 @@ def test_a_policy_says_what_the_gate_does_and_what_the_node_s_mods_require(tmp_p
         (LOCAL, {"dp-gate-answer-after": 0}, "dp-gate-answer-after should be greater than 0"),
         (LOCAL, {"dp-gate-noise-multiplier": None}, "needs a line `dp-gate-noise-multiplier: 8.0`"),
         (LOCAL, {"dp-max-epsilon": None}, "needs a line `dp-max-epsilon: 4.0`"),
-        (LOCAL, {"dp-ledger-path": None}, "dp-max-epsilon needs a ledger to count in"),
+        (LOCAL, {"dp-ledger-path": None}, "needs a line `dp-ledger-path: /srv/private/ledger.db`"),
         (LOCAL, {"dp-gate-norm": 1.0}, "did you mean dp-gate-"),
         (LOCAL, {"dp-require-privacy": "record"}, "dp-require-privacy would bind an app"),
         (LOCAL, {"dp-data-path": "/srv/clinic"}, "dp-data-path would bind an app"),
         (LOCAL, {"dp-policy-path": "/srv/other.yaml"}, "'dp-policy-path' is no key of a policy"),
         (LOCAL, {"dp-allowed-apps": "heart"}, "an app is publisher/name"),
-        (CLIP, {"dp-max-epsilon": 4.0}, "so dp-max-epsilon says nothing"),
-        (CLIP, {"dp-gate-noise-multiplier": 4.0}, "so dp-gate-noise-multiplier says nothing"),
-        (CLIP, {"dp-ledger-path": None}, "clip needs a ledger"),
+        (CLIP, {"dp-max-epsilon": 4.0}, "the line dp-max-epsilon says nothing"),
+        (CLIP, {"dp-gate-noise-multiplier": 4.0}, "line dp-gate-noise-multiplier says nothing"),
+        (CLIP, {"dp-ledger-path": None}, "clip needs a line `dp-ledger-path"),
+        *(
+            (policy, {key: 2}, f"the line {key} says nothing")
+            for policy in (LOCAL, CLIP)
+            for key in KEYS_OF_SUMS
+        ),
+        (DISTRIBUTED, {"dp-max-epsilon": None}, "needs a line `dp-max-epsilon: 4.0`"),
+        (DISTRIBUTED, {"dp-gate-noise-multiplier": 4.0}, "dp-gate-noise-multiplier says nothing"),
+        (DISTRIBUTED, {"dp-ledger-path": "sqlite:////srv/l.db"}, "must be a file"),
     ],
 )
 def test_what_can_t_be_meant_is_refused(

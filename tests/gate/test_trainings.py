@@ -8,46 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from fl_dp.strategies.rehearsal import RehearsalFailed
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, MetricRecord
 from flwr.serverapp.strategy import FedAvg
-from gated_site import Site, adding, replying
+from gated_site import Gates, replying
 from local_grid import LocalGrid
 
 from fl_dp import PrivacyBudget, PrivacyLedger
-from fl_dp.gate.flower_hook import parts_of
 from fl_dp.ledger import NodeLedger
 from fl_dp.plan import LocalPlan
-from fl_dp.protocol.flower_compat import give_id
 from fl_dp.strategies import DPFedAvg
 
 NODES, ROUNDS = 3, 2
 SIZE = 5_000
-
-
-class Gates:
-    """Sites behind gates, whose apps know nothing of fl-dp."""
-
-    introduces = True
-
-    def __init__(self, folder: Path, **policy: Any) -> None:
-        self.sites = []
-        for node in range(NODES):
-            place = folder / f"site-{node}"
-            place.mkdir()
-            named = {"dp-unit-name": f"site-{node}"}
-            self.sites.append(Site(place, adding(0.01), **named | policy))
-
-    def __call__(self, message: Message, node: int) -> Message:
-        here = self.sites[node]
-        asked = message.metadata.message_id
-        parts = parts_of(message)
-        here.server.objects |= parts.contents
-        here.server.waiting.append(parts)
-        here.step()
-        answer = here.server.arrived[-1].message
-        give_id(message, asked)
-        content = answer.error if answer.has_error() else answer.content
-        return Message(content, reply_to=message)
 
 
 def trained(strategy: Any, gates: Gates) -> Any:
@@ -57,7 +29,7 @@ def trained(strategy: Any, gates: Gates) -> Any:
 
 
 def test_a_server_that_knows_nothing_of_it_is_refused_nothing(tmp_path: Path) -> None:
-    gates = Gates(tmp_path)
+    gates = Gates(tmp_path, NODES)
     fedavg = FedAvg(fraction_evaluate=0.0, min_available_nodes=NODES)
     result = trained(fedavg, gates)
     values = result.arrays["w"].numpy()
@@ -81,7 +53,7 @@ def plan() -> LocalPlan:
 
 
 def test_a_training_with_noise_at_the_clients_needs_nothing_of_the_app(tmp_path: Path) -> None:
-    gates = Gates(tmp_path)
+    gates = Gates(tmp_path, NODES)
     assert plan().noise_multiplier > 2.0
     with PrivacyLedger.open(tmp_path / "server.db", plan()) as ledger:
         strategy = DPFedAvg(plan=plan(), ledger=ledger)
@@ -97,7 +69,7 @@ def test_a_training_with_noise_at_the_clients_needs_nothing_of_the_app(tmp_path:
 def test_a_training_with_less_noise_than_the_owner_s_is_refused_before_its_first_round(
     tmp_path: Path,
 ) -> None:
-    gates = Gates(tmp_path, **{"dp-gate-noise-multiplier": 100.0})
+    gates = Gates(tmp_path, NODES, **{"dp-gate-noise-multiplier": 100.0})
     with (
         PrivacyLedger.open(tmp_path / "server.db", plan()) as ledger,
         pytest.raises(RehearsalFailed, match="owner does not allow this training"),
@@ -107,7 +79,7 @@ def test_a_training_with_less_noise_than_the_owner_s_is_refused_before_its_first
 
 
 def test_metrics_of_the_app_reach_no_server(tmp_path: Path) -> None:
-    gates = Gates(tmp_path)
+    gates = Gates(tmp_path, NODES)
     for here in gates.sites:
         here.app = replying(
             lambda message: {

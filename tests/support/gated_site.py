@@ -19,7 +19,7 @@ from fl_dp.gate.connection import GatedConnection
 from fl_dp.gate.flower_hook import Connection, Fab, ObjectTree, Parts, Run, inflated, parts_of
 from fl_dp.gate.gate import Gate
 from fl_dp.ledger import NodeLedger
-from fl_dp.protocol.flower_compat import be_in_a_run
+from fl_dp.protocol.flower_compat import be_in_a_run, give_id
 
 NODE, SERVER, RUN = 77, 1, 5
 PROJECT = """
@@ -33,6 +33,7 @@ publisher = "hospital"
 serverapp = "heart:server"
 clientapp = "heart:client"
 [tool.flwr.app.config]
+lr = 0.1
 """
 
 App = Callable[[Message], Iterable[Message | Parts]]
@@ -80,6 +81,7 @@ class Server:
         arrived: What the node sent.
         confirmed: Ids of messages that the node has confirmed.
         lies: Bytes that are served in place of an object.
+        overrides: Configuration of the run, besides its bundle's.
     """
 
     fab: bytes = field(default_factory=bundle)
@@ -87,6 +89,7 @@ class Server:
     arrived: list[Arrived] = field(default_factory=list)
     confirmed: list[str] = field(default_factory=list)
     lies: dict[str, bytes] = field(default_factory=dict)
+    overrides: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -128,6 +131,7 @@ class Server:
     def _get_run(self, run_id: int) -> Run:
         run = Run.create_empty(run_id)
         run.fab_hash = hashlib.sha256(self.fab).hexdigest()
+        run.override_config = dict(self.overrides)
         return run
 
     def _send(self, shell: Message, tree: ObjectTree, runtime: float) -> tuple[set[str], str]:
@@ -176,8 +180,8 @@ class Site:
             "dp-gate-answer-after": 60.0,
             "dp-max-epsilon": 1e6,
         }
-        written = {key: value for key, value in (usual | policy).items() if value is not None}
-        self.file.write_text(yaml.safe_dump(written))
+        self._policy = usual | policy
+        self.rewrite()
         self.app, self.server, self.seen = app, Server(), list[Message]()
         self.abandoned = 0
         self.gated = GatedConnection(Gate(self.file), self.server.connection(), self._abandon)
@@ -185,6 +189,12 @@ class Site:
 
     def _abandon(self) -> None:
         self.abandoned += 1
+
+    def rewrite(self, **changed: Any) -> None:
+        """Change lines of the policy; None leaves one out."""
+        self._policy |= changed
+        written = {key: value for key, value in self._policy.items() if value is not None}
+        self.file.write_text(yaml.safe_dump(written))
 
     def step(self) -> None:
         """Do what Flower's main loop does with one message, if there is one."""
@@ -225,6 +235,33 @@ class Site:
             return 0
         with NodeLedger.read(self.ledger) as ledger:
             return sum(spending.charges for spending in ledger.spendings)
+
+
+class Gates:
+    """Sites behind gates, whose apps know nothing of fl-dp."""
+
+    introduces = True
+
+    def __init__(self, folder: Path, nodes: int, **policy: Any) -> None:
+        self.sites: list[Site] = []
+        for node in range(nodes):
+            place = folder / f"site-{node}"
+            place.mkdir()
+            named = {"dp-unit-name": f"site-{node}"}
+            self.sites.append(Site(place, adding(0.01), **named | policy))
+
+    def __call__(self, message: Message, node: int) -> Message:
+        here = self.sites[node]
+        asked = message.metadata.message_id
+        parts = parts_of(message)
+        here.server.objects |= parts.contents
+        here.server.waiting.append(parts)
+        here.step()
+        here.step()  # which ends what the app has left open
+        answer = here.server.arrived[-1].message
+        give_id(message, asked)
+        content = answer.error if answer.has_error() else answer.content
+        return Message(content, reply_to=message)
 
 
 def replying(content: Callable[[Message], dict[str, Any]]) -> App:

@@ -1,0 +1,273 @@
+"""Ways of an update out of a site: the owner's mods around the app, one class for each promise.
+
+owner's noise -> policy -> compression -> clip and noise -> the app          (`local`)
+owner's sums -> policy -> share of noise and masks -> clip -> the app        (`distributed`)
+policy -> clip -> the app                                                    (`clip`)
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
+
+from fl_dp.clients.client_noise import client_noise_mod, released_content
+from fl_dp.clients.compression import compression_mod
+from fl_dp.clients.node_policy import PolicyRefusal, node_policy_mod
+from fl_dp.clients.node_privacy import NodePrivacy
+from fl_dp.clients.records import instruction_of, only_record
+from fl_dp.clients.secure_node import secure_node_handlers
+from fl_dp.clients.secure_sum import secure_sum_mod
+from fl_dp.codec import encode_text
+from fl_dp.mechanisms import clip_by_norm
+from fl_dp.protocol.flower_compat import Mod
+from fl_dp.protocol.identity import Ability
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY, METRICS_KEY, NOISED_KEY, SCALARS_METRIC
+from fl_dp.updates import BundleSum, VectorLayout, only_array_record
+from fl_dp.user_code import Contained
+
+from .policy import GatePolicy, Promise
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+OWN_RECORD = "fl-dp-gate"
+"""Record of the instruction that the gate gives itself where the server gives none."""
+
+
+class Chain(NamedTuple):
+    """A handler with mods around it, which together answer a message.
+
+    Attributes:
+        handler: What makes the answer.
+        mods: Around it, outermost first.
+    """
+
+    handler: ClientAppCallable
+    mods: Sequence[Mod]
+
+
+class Way(ABC):
+    """What a promise makes of trainings."""
+
+    abilities: frozenset[Ability] = frozenset()
+    """What a server is told that the gate can do."""
+
+    def __init__(self, policy: GatePolicy) -> None:
+        """Keep the policy."""
+        self._policy = policy
+
+    @abstractmethod
+    def require(self, instruction: RoundInstruction) -> None:
+        """Refuse a round whose update would leave with less than the owner asks for.
+
+        Args:
+            instruction: Of a round, or of the rehearsal, which says less.
+
+        Raises:
+            PolicyRefusal: If it would, or the round asks for anything else.
+        """
+
+    @abstractmethod
+    def training(self, app: ClientAppCallable) -> Chain:
+        """Return how a training message is answered around the app."""
+
+    def queries(self) -> dict[str, ClientAppCallable]:
+        """Return the handlers of queries that the gate answers itself, by their actions."""
+        return {}
+
+
+class LocalWay(Way):
+    """The gate adds the noise: the server is not trusted."""
+
+    abilities = frozenset({Ability.NOISE})
+
+    def require(self, instruction: RoundInstruction) -> None:
+        """Refuse less noise than the owner's. See `Way.require`."""
+        asked, least = instruction.client_noise, self._policy.least_noise
+        if asked is None:
+            raise PolicyRefusal("the round asks for something else than noise at this site")
+        if (
+            asked.scheme != least.scheme
+            or asked.noise_multiplier < least.noise_multiplier
+            or asked.clipping_norm > least.clipping_norm
+        ):
+            raise PolicyRefusal(
+                f"the round asks for {asked.scheme} noise of multiplier "
+                f"{asked.noise_multiplier:g} at norm {asked.clipping_norm:g}, and the owner for "
+                f"{least.scheme} noise of at least {least.noise_multiplier:g} at norm "
+                f"{least.clipping_norm:g} at most"
+            )
+
+    def training(self, app: ClientAppCallable) -> Chain:
+        """Have each training noised by the owner's least noise, or the server's more.
+
+        See `Way.training`.
+        """
+        mods = [self._own_noise, node_policy_mod, compression_mod, client_noise_mod]
+        return Chain(without_instruction(app), mods)
+
+    def _own_noise(
+        self, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        """Ask for the owner's noise where a server knows nothing of it.
+
+        It is answered as it expects: with a model and `num-examples`.
+        """
+        instruction = instruction_of(message)
+        if instruction is not None:
+            self.require(instruction)
+            return call_next(message, context)
+        if OWN_RECORD in message.content:
+            raise ValueError(f"a message with a record {OWN_RECORD} of the server's")
+        noise = RoundInstruction(server_round=0, client_noise=self._policy.least_noise)
+        message.content[OWN_RECORD] = ConfigRecord({INSTRUCTION_KEY: encode_text(noise)})
+        reply = call_next(message, context)
+        if reply.has_content():
+            del reply.content[NOISED_KEY]
+        return reply
+
+
+class DistributedWay(Way):
+    """The gate adds a share of the noise, and masks: nobody sees this site's update."""
+
+    def require(self, instruction: RoundInstruction) -> None:
+        """Refuse sums that this site would be more than one unit of. See `Way.require`."""
+        price = instruction.secure_sum
+        if price is None or instruction.client_noise is not None:
+            raise PolicyRefusal("the round asks for something else than a secure sum")
+        if instruction.of_records or price.unit != "client":
+            raise PolicyRefusal("the sum is of records, and this gate hides the whole site")
+        if instruction.max_units != 1 or instruction.weight_cap is not None:
+            raise PolicyRefusal("this gate is one unit of a sum, of weight 1")
+        if instruction.sampling_rate not in (None, 1.0):
+            raise PolicyRefusal(
+                "the sum has secret coins, for which a gate can't keep an app's time secret yet: "
+                "plan sampling_rate=1"
+            )
+        bundle, most = instruction.bundle, self._policy.keys.clipping_norm
+        if bundle is not None and bundle.updates.clipping_norm > most:
+            raise PolicyRefusal(
+                f"the round clips to {bundle.updates.clipping_norm:g}, and the owner allows "
+                f"{most:g} at most"
+            )
+
+    def training(self, app: ClientAppCallable) -> Chain:
+        """Have the site's one clipped update summed. See `Way.training`."""
+        mods = [self._own_sums, node_policy_mod, secure_sum_mod]
+        return Chain(sum_of_one(without_instruction(app)), mods)
+
+    def _own_sums(
+        self, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        instruction = instruction_of(message)
+        if instruction is not None:  # without one nothing offers privacy, which the policy refuses
+            self.require(instruction)
+        return call_next(message, context)
+
+    def queries(self) -> dict[str, ClientAppCallable]:
+        """Return the answers with keys and shares, which are never the app's. See `Way.queries`."""
+        return secure_node_handlers()
+
+
+class ClipWay(Way):
+    """The gate clips: the server is trusted to add the noise."""
+
+    def require(self, instruction: RoundInstruction) -> None:
+        """Refuse every instruction. See `Way.require`."""
+        raise PolicyRefusal("this gate clips whole models, and follows no round's instruction")
+
+    def training(self, app: ClientAppCallable) -> Chain:
+        """Have the update clipped. See `Way.training`."""
+        return Chain(without_instruction(app), [node_policy_mod, self._clip])
+
+    def _clip(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Clip the update in a train reply, and add no noise.
+
+        Privacy: one reply moves the model by at most the norm, whatever the data are. How much
+        noise covers that is the server's word: the site promises no epsilon, and its ledger says
+        so.
+        """
+        norm = self._policy.keys.clipping_norm
+        instruction = instruction_of(message)
+        if instruction is not None:
+            self.require(instruction)
+
+        def note() -> None:
+            node = NodePrivacy.of(context, {})
+            with node.open_ledger() as ledger:
+                ledger.note_reliance(
+                    node.source,
+                    clipping_norm=norm,
+                    use=node.use(message.metadata.message_type),
+                )
+
+        def release(update: NDArray[np.float64]) -> NDArray[np.float64]:
+            return clip_by_norm(update, norm)
+
+        content = released_content(message, context, call_next, charge=note, release=release)
+        return Message(content, reply_to=message)
+
+
+_WAYS: dict[Promise, Callable[[GatePolicy], Way]] = {
+    Promise.LOCAL: LocalWay,
+    Promise.DISTRIBUTED: DistributedWay,
+    Promise.CLIP: ClipWay,
+}
+
+
+def way_of(policy: GatePolicy) -> Way:
+    """Return what a policy's promise makes of trainings."""
+    return _WAYS[policy.keys.promise](policy)
+
+
+def sum_of_one(app: ClientAppCallable) -> ClientAppCallable:
+    """Return a handler that answers with the sum of one unit, which is what an app has trained.
+
+    Privacy: the sums move by at most the bundle's clipping norms, whatever the app replies; one
+    that fails, or replies with anything but a finite model of the message's form, adds zero. Noise
+    and masks are added around this handler.
+    """
+
+    def handle(message: Message, context: Context) -> Message:
+        instruction = instruction_of(message)
+        assert instruction is not None  # the mods around have looked
+        assert instruction.bundle is not None
+        key, model = only_record(message.content.array_records, "ArrayRecord")
+        layout = VectorLayout.of(model)
+        sums = BundleSum(instruction.bundle, layout, layout.flatten(model))
+        with Contained("the app failed, and this site adds zero to the sum"):
+            reply = app(message, context)
+            if reply.has_error():
+                raise ValueError("the app replied with an error")
+            sums.add(only_array_record(reply.content), {})
+        metrics = MetricRecord({"num-examples": 1, SCALARS_METRIC: sums.scalars.tolist()})
+        content = RecordDict({key: sums.updates.steps(), METRICS_KEY: metrics})
+        return Message(content, reply_to=message)
+
+    return handle
+
+
+def without_instruction(handler: ClientAppCallable) -> ClientAppCallable:
+    """Return a handler that does not see how its update leaves: the app would add noise, too."""
+
+    def handle(message: Message, context: Context) -> Message:
+        shown = {}
+        for key, record in message.content.items():
+            if key == OWN_RECORD:
+                continue
+            if isinstance(record, ConfigRecord) and INSTRUCTION_KEY in record:
+                record = ConfigRecord(
+                    {name: value for name, value in record.items() if name != INSTRUCTION_KEY}
+                )
+            shown[key] = record
+        message.content = RecordDict(shown)
+        return handler(message, context)
+
+    return handle
