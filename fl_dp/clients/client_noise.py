@@ -13,7 +13,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
-from fl_dp.mechanisms import ClientScheme, SecureRandom
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.flower_compat import Mod
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, applied_noise
@@ -64,7 +64,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
         message,
         context,
         call_next,
-        charge=lambda: _charge(noise, scheme, message, context),
+        charge=lambda: charge_noise(noise, message, context),
         release=lambda update: scheme.privatize(update, SecureRandom()),
     )
     content[NOISED_KEY] = applied_noise(instruction)
@@ -180,10 +180,15 @@ def _noise_of(instruction: RoundInstruction) -> NoiseInstruction | None:
     return instruction.client_noise
 
 
-def _charge(
-    noise: NoiseInstruction, scheme: ClientScheme, message: Message, context: Context
-) -> None:
-    """Write the reply to the node's ledger, if it keeps one, before anything is computed.
+def charge_noise(noise: NoiseInstruction, message: Message, context: Context) -> None:
+    """Write a reply with this noise to the node's ledger, if it keeps one.
+
+    It comes before anything is computed.
+
+    Args:
+        noise: That of the reply.
+        message: The message that asks for it.
+        context: The node's.
 
     Raises:
         PrivacyBudgetExhausted: If it would exceed what the server or the node's owner allows.
@@ -198,7 +203,7 @@ def _charge(
     with node.open_ledger() as ledger:
         ledger.charge(
             node.account(unit="client"),
-            scheme.event(),
+            noise.mechanism().event(),
             budget=node.cap,
             limit=limit,
             what=f"run {context.run_id}",

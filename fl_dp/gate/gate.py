@@ -1,7 +1,7 @@
 """Answers of a gate: the owner's mods around whatever app a message is for.
 
-What no mod re-makes does not leave. Evaluations and queries are closed, but for what the gate
-answers itself: who it is, and the keys and shares of secure sums.
+What no mod re-makes does not leave. Queries are closed, but for those that the gate answers itself:
+who it is, and the keys and shares of secure sums.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Gate:
             refusal = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, kind), reply_to=asked)
             return Ruling(answer_after=None, answer=lambda handler: refusal)
         return Ruling(
-            answer_after=policy.keys.answer_after if _is_training(asked) else None,
+            answer_after=policy.keys.answer_after if _may_reach_app(asked) else None,
             answer=lambda handler: self._answer(asked, run, policy, handler),
         )
 
@@ -131,8 +131,8 @@ class Gate:
         Privacy: under `local`, what `client_noise_mod` says of its reply, and under `distributed`
         what `secure_sum_mod` says, for all data of this site and whatever the app does. Under
         `clip` one reply moves the model by no more than the norm. Nothing of the app's reply is
-        used but one model of the message's form; all else is constant, or depends on the message
-        and the owner's policy alone.
+        used but one model of the message's form, and the numbers that the policy names; all else is
+        constant, or depends on the message and the owner's policy alone.
         """
         context = Context(
             run_id=asked.metadata.run_id,
@@ -147,14 +147,17 @@ class Gate:
 
     def _chain(self, asked: Message, policy: GatePolicy, handler: ClientAppCallable) -> Chain:
         way = way_of(policy)
-        if _is_training(asked):
-            return way.training(handler)
         category, _, action = asked.metadata.message_type.partition(".")
+        closed = Chain(_closed, [])
+        if category == MessageType.TRAIN:
+            return way.training(handler)
+        if category == MessageType.EVALUATE:
+            return way.evaluation(handler) or closed
         if category == MessageType.QUERY:
             own = {IDENTITY_ACTION: introduction(way), **way.queries()}
             if action in own:
                 return Chain(own[action], [node_policy_mod])
-        return Chain(_closed, [])
+        return closed
 
 
 def introduction(way: Way) -> ClientAppCallable:
@@ -178,8 +181,9 @@ def introduction(way: Way) -> ClientAppCallable:
     return introduce
 
 
-def _is_training(asked: Message) -> bool:
-    return asked.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+def _may_reach_app(asked: Message) -> bool:
+    category = asked.metadata.message_type.partition(".")[0]
+    return category in (MessageType.TRAIN, MessageType.EVALUATE)
 
 
 def _closed(message: Message, context: Context) -> NoReturn:

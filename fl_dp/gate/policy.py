@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from fl_dp.clients.node_config import (
     POLICY_KEYS,
@@ -23,12 +23,30 @@ from fl_dp.clients.node_config import (
     checked_keys,
     policy_in_file,
 )
+from fl_dp.mechanisms import FixedClipping, GaussianBundle, ScalarMetric
+from fl_dp.plan.release import Release
 from fl_dp.protocol.instruction import NoiseInstruction
 
 GATE_PREFIX = f"{PREFIX}gate-"
 """Of every key that a gate has besides those of a node."""
 
 _Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False, strict=True)]
+
+
+def _metrics(value: object) -> tuple[ScalarMetric, ...]:
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError("must be lines like `accuracy: [0, 1]`")
+    metrics = []
+    for name, ends in value.items():
+        match name, ends:
+            case str(), [int() | float() as low, int() | float() as high]:
+                metrics.append(ScalarMetric(name=name, low=float(low), high=float(high)))
+            case _:
+                raise ValueError(f"must give {name!r:.50} two numbers, like [0, 1]")
+    return tuple(metrics)
+
+
+_Metrics = Annotated[tuple[ScalarMetric, ...], BeforeValidator(_metrics)]
 
 
 class Promise(StrEnum):
@@ -69,6 +87,16 @@ class GateKeys(BaseModel):
         default=None,
         description="Least noise of an answer, divided by the clipping norm. For `local` alone.",
     )
+    metrics: _Metrics = Field(
+        default=(),
+        description="Numbers of a training reply that leave besides, each with its range: "
+        "`{train_loss: [0, 5]}`. Clipped to it, and noised in the same release. Without it: none.",
+    )
+    evaluation: _Metrics = Field(
+        default=(),
+        description="Numbers of an evaluation's reply that leave, each with its range. Clipped and "
+        "noised, and charged like an update. Without it: evaluations are refused.",
+    )
     answer_after: _Positive = Field(
         description="Seconds from a training message to its answer, whatever the app takes. The "
         "app has four fifths of them."
@@ -107,7 +135,14 @@ _NEEDED = {
 _IDLE: dict[Promise, tuple[str, ...]] = {
     Promise.LOCAL: KEYS_OF_SUMS,
     Promise.DISTRIBUTED: (_MULTIPLIER,),
-    Promise.CLIP: (*_CAP, "dp-max-delta", _MULTIPLIER, *KEYS_OF_SUMS),
+    Promise.CLIP: (
+        *_CAP,
+        "dp-max-delta",
+        _MULTIPLIER,
+        "dp-gate-metrics",
+        "dp-gate-evaluation",
+        *KEYS_OF_SUMS,
+    ),
 }
 _REQUIRED = {Promise.LOCAL: "local", Promise.DISTRIBUTED: "distributed", Promise.CLIP: "none"}
 
@@ -153,6 +188,17 @@ class GatePolicy:
         """The noise of an answer to a server that asks for none."""
         return _least_noise(self.keys)
 
+    @property
+    def own_bundle(self) -> GaussianBundle:
+        """The release of an answer to a server that asks for no noise: an update and metrics."""
+        noise = self.least_noise
+        release = Release(
+            clipping=FixedClipping(norm=noise.clipping_norm),
+            metrics=self.keys.metrics,
+            contribution_check=False,
+        )
+        return release.bundle(noise.noise_multiplier, expected_cohort=1.0, rounds=1)
+
 
 def _least_noise(keys: GateKeys) -> NoiseInstruction:
     assert keys.noise_multiplier is not None  # `_require_consistent` has asked
@@ -181,9 +227,8 @@ def _require_consistent(file: Path, keys: GateKeys, others: Mapping[str, Any]) -
     Raises:
         NodeConfigError: If it is one.
     """
-    promise, given = keys.promise, set(others)
-    if keys.noise_multiplier is not None:
-        given.add(_MULTIPLIER)
+    promise = keys.promise
+    given = set(others) | {GATE_PREFIX + name.replace("_", "-") for name in keys.model_fields_set}
     for key, example in _NEEDED[promise].items():
         if key not in given:
             raise NodeConfigError(

@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
-from fl_dp.clients.client_noise import client_noise_mod, released_content
+from fl_dp.clients.client_noise import charge_noise, client_noise_mod, released_content
 from fl_dp.clients.compression import compression_mod
 from fl_dp.clients.node_policy import PolicyRefusal, node_policy_mod
 from fl_dp.clients.node_privacy import NodePrivacy
@@ -25,20 +25,36 @@ from fl_dp.clients.records import instruction_of, only_record
 from fl_dp.clients.secure_node import secure_node_handlers
 from fl_dp.clients.secure_sum import secure_sum_mod
 from fl_dp.codec import encode_text
-from fl_dp.mechanisms import clip_by_norm
+from fl_dp.mechanisms import GaussianBundle, SecureRandom, clip_by_norm
 from fl_dp.protocol.flower_compat import Mod
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY, METRICS_KEY, NOISED_KEY, SCALARS_METRIC
+from fl_dp.protocol.keys import (
+    INSTRUCTION_KEY,
+    METRICS_KEY,
+    SCALARS_METRIC,
+    STATISTIC_QUERY_KEY,
+)
+from fl_dp.protocol.secure_sum import SUM_KEY
 from fl_dp.updates import BundleSum, VectorLayout, only_array_record
 from fl_dp.user_code import Contained
 
+from .metrics import (
+    noised,
+    noised_evaluation,
+    numbers_in,
+    require_allowed,
+    require_allowed_evaluation,
+    summed_evaluation,
+)
 from .policy import GatePolicy, Promise
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 OWN_RECORD = "fl-dp-gate"
 """Record of the instruction that the gate gives itself where the server gives none."""
+
+_HIDDEN = {INSTRUCTION_KEY, STATISTIC_QUERY_KEY, SUM_KEY}
 
 
 class Chain(NamedTuple):
@@ -78,6 +94,10 @@ class Way(ABC):
     def training(self, app: ClientAppCallable) -> Chain:
         """Return how a training message is answered around the app."""
 
+    def evaluation(self, app: ClientAppCallable) -> Chain | None:
+        """Return how an evaluation is answered around the app; None: it is refused."""
+        return None
+
     def queries(self) -> dict[str, ClientAppCallable]:
         """Return the handlers of queries that the gate answers itself, by their actions."""
         return {}
@@ -110,8 +130,15 @@ class LocalWay(Way):
 
         See `Way.training`.
         """
-        mods = [self._own_noise, node_policy_mod, compression_mod, client_noise_mod]
+        mods = [self._own_noise, node_policy_mod, compression_mod, self._noise]
         return Chain(without_instruction(app), mods)
+
+    def evaluation(self, app: ClientAppCallable) -> Chain | None:
+        """Have the owner's numbers noised. See `Way.evaluation`."""
+        if not self._policy.keys.evaluation:
+            return None
+        handler = noised_evaluation(self._policy, without_instruction(app))
+        return Chain(handler, [_policy_without_offer])
 
     def _own_noise(
         self, message: Message, context: Context, call_next: ClientAppCallable
@@ -128,10 +155,34 @@ class LocalWay(Way):
             raise ValueError(f"a message with a record {OWN_RECORD} of the server's")
         noise = RoundInstruction(server_round=0, client_noise=self._policy.least_noise)
         message.content[OWN_RECORD] = ConfigRecord({INSTRUCTION_KEY: encode_text(noise)})
-        reply = call_next(message, context)
-        if reply.has_content():
-            del reply.content[NOISED_KEY]
-        return reply
+        return call_next(message, context)
+
+    def _noise(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Clip and noise an update, as the server asks, or as the owner does.
+
+        Privacy: that of `client_noise_mod`. As the owner asks, the metrics of the policy leave with
+        the update as one Gaussian of the owner's noise multiplier.
+        """
+        if OWN_RECORD not in message.content:
+            return client_noise_mod(message, context, call_next)
+        bundle, metrics = self._policy.own_bundle, self._policy.keys.metrics
+        numbers: dict[str, float] = {}
+
+        def train(message: Message, context: Context) -> Message:
+            reply = call_next(message, context)
+            with Contained("the app's metrics can't be read, and the middles are noised"):
+                numbers.update(numbers_in(reply, [metric.name for metric in metrics]))
+            return reply
+
+        content = released_content(
+            message,
+            context,
+            train,
+            charge=lambda: charge_noise(self._policy.least_noise, message, context),
+            release=lambda update: bundle.updates.privatize(update, SecureRandom()),
+        )
+        content[METRICS_KEY] = noised(metrics, numbers, bundle)
+        return Message(content, reply_to=message)
 
 
 class DistributedWay(Way):
@@ -152,7 +203,10 @@ class DistributedWay(Way):
                 "plan sampling_rate=1"
             )
         bundle, most = instruction.bundle, self._policy.keys.clipping_norm
-        if bundle is not None and bundle.updates.clipping_norm > most:
+        if bundle is None:
+            return
+        require_allowed(bundle.metrics, self._policy.keys.metrics)
+        if bundle.updates.clipping_norm > most:
             raise PolicyRefusal(
                 f"the round clips to {bundle.updates.clipping_norm:g}, and the owner allows "
                 f"{most:g} at most"
@@ -169,6 +223,19 @@ class DistributedWay(Way):
         instruction = instruction_of(message)
         if instruction is not None:  # without one nothing offers privacy, which the policy refuses
             self.require(instruction)
+        return call_next(message, context)
+
+    def evaluation(self, app: ClientAppCallable) -> Chain | None:
+        """Have the owner's numbers summed. See `Way.evaluation`."""
+        if not self._policy.keys.evaluation:
+            return None
+        mods = [self._own_evaluation, node_policy_mod, secure_sum_mod]
+        return Chain(summed_evaluation(without_instruction(app)), mods)
+
+    def _own_evaluation(
+        self, message: Message, context: Context, call_next: ClientAppCallable
+    ) -> Message:
+        require_allowed_evaluation(message, self._policy)
         return call_next(message, context)
 
     def queries(self) -> dict[str, ClientAppCallable]:
@@ -246,12 +313,27 @@ def sum_of_one(app: ClientAppCallable) -> ClientAppCallable:
             reply = app(message, context)
             if reply.has_error():
                 raise ValueError("the app replied with an error")
-            sums.add(only_array_record(reply.content), {})
+            sums.add(only_array_record(reply.content), _measured(reply, instruction.bundle))
         metrics = MetricRecord({"num-examples": 1, SCALARS_METRIC: sums.scalars.tolist()})
         content = RecordDict({key: sums.updates.steps(), METRICS_KEY: metrics})
         return Message(content, reply_to=message)
 
     return handle
+
+
+def _measured(reply: Message, bundle: GaussianBundle) -> dict[str, float]:
+    """Return the numbers that a bundle asks for, none of a reply that has none."""
+    if not bundle.metrics:
+        return {}
+    return numbers_in(reply, [metric.name for metric in bundle.metrics])
+
+
+def _policy_without_offer(
+    message: Message, context: Context, call_next: ClientAppCallable
+) -> Message:
+    """Check all of the owner's policy but that the server offers noise: the gate adds it."""
+    context.node_config["dp-require-privacy"] = "none"
+    return node_policy_mod(message, context, call_next)
 
 
 def without_instruction(handler: ClientAppCallable) -> ClientAppCallable:
@@ -262,9 +344,9 @@ def without_instruction(handler: ClientAppCallable) -> ClientAppCallable:
         for key, record in message.content.items():
             if key == OWN_RECORD:
                 continue
-            if isinstance(record, ConfigRecord) and INSTRUCTION_KEY in record:
+            if isinstance(record, ConfigRecord):
                 record = ConfigRecord(
-                    {name: value for name, value in record.items() if name != INSTRUCTION_KEY}
+                    {name: value for name, value in record.items() if name not in _HIDDEN}
                 )
             shown[key] = record
         message.content = RecordDict(shown)

@@ -1,0 +1,159 @@
+"""Numbers of an app's replies that the owner lets leave: bounded, noised, and charged."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from flwr.app import Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+
+from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.clients.client_noise import charge_noise
+from fl_dp.clients.node_policy import PolicyRefusal
+from fl_dp.clients.records import only_record
+from fl_dp.documents import real_number
+from fl_dp.mechanisms import GaussianBundle, GaussianMechanism, ScalarMetric, SecureRandom
+from fl_dp.protocol.keys import CONTRIBUTION_METRIC, METRICS_KEY, STATISTIC_QUERY_KEY
+from fl_dp.protocol.secure_sum import without_terms
+from fl_dp.statistics import Evaluation
+from fl_dp.statistics.wire import query_from_json
+from fl_dp.user_code import Contained
+
+from .policy import GatePolicy
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+_EXAMPLES = "num-examples"
+
+
+def numbers_in(reply: Message, names: Iterable[str]) -> dict[str, float]:
+    """Return what a reply says under these names; what is no number is left out.
+
+    Raises:
+        ValueError: If it is an error, or has not exactly one MetricRecord.
+    """
+    if reply.has_error():
+        raise ValueError("the app replied with an error")
+    _, record = only_record(reply.content.metric_records, "MetricRecord")
+    numbers = {name: real_number(record.get(name)) for name in names}
+    return {name: number for name, number in numbers.items() if not math.isnan(number)}
+
+
+def require_allowed(asked: Iterable[ScalarMetric], allowed: Iterable[ScalarMetric]) -> None:
+    """Refuse numbers that the owner does not name, or names with another range.
+
+    Raises:
+        PolicyRefusal: With the first of them.
+    """
+    by_name = {metric.name: metric for metric in allowed}
+    for metric in asked:
+        if metric.name not in by_name:
+            raise PolicyRefusal(f"the owner does not let {metric.name!r:.50} leave")
+        if metric != (own := by_name[metric.name]):
+            raise PolicyRefusal(
+                f"{metric.name!r:.50} is asked for in [{metric.low:g}, {metric.high:g}], and the "
+                f"owner's range is [{own.low:g}, {own.high:g}]"
+            )
+
+
+def noised(
+    metrics: Iterable[ScalarMetric], numbers: Mapping[str, float], bundle: GaussianBundle
+) -> MetricRecord:
+    """Return numbers with the noise that a bundle has for them, and the weight of everybody.
+
+    They may lie outside of their ranges: cut to them, a mean over sites would be off.
+
+    Args:
+        metrics: Those of the bundle, in its order.
+        numbers: What was measured; one that is missing counts as the middle of its range.
+        bundle: With these metrics, and no other scalars.
+    """
+    values = bundle.scalar_values(0.0, numbers)
+    released = bundle.release_scalars(
+        bundle.scalar_steps(values), bundle.scalar_noise(SecureRandom())
+    )
+    return _in_ranges(metrics, released)
+
+
+def _in_ranges(metrics: Iterable[ScalarMetric], centred: Iterable[float]) -> MetricRecord:
+    record = MetricRecord({_EXAMPLES: 1})
+    for metric, value in zip(metrics, centred, strict=True):
+        record[metric.name] = metric.low + (value + 0.5) * (metric.high - metric.low)
+    return record
+
+
+def noised_evaluation(policy: GatePolicy, app: ClientAppCallable) -> ClientAppCallable:
+    """Return a handler that answers with what an app has measured, bounded and noised.
+
+    Privacy: one answer is as private as one Gaussian of the owner's noise multiplier, for all that
+    the site holds, zero-out neighbours: with `d` numbers, each in [-1/2, 1/2], the site moves
+    the answer by `sqrt(d) / 2` at most. It is charged before the app is asked. An app that fails,
+    or answers with anything else, is answered for with noise around the middles of the ranges; so
+    is everything once the budget is spent.
+    """
+    metrics = policy.keys.evaluation
+    longest = 0.5 * math.sqrt(len(metrics))
+    mechanism = GaussianMechanism(
+        noise_multiplier=policy.least_noise.noise_multiplier, clipping_norm=longest
+    )
+
+    def handle(message: Message, context: Context) -> Message:
+        values = np.zeros(len(metrics))
+        with Contained("the app's evaluation failed, and the middles of the ranges are noised"):
+            try:
+                charge_noise(policy.least_noise, message, context)
+                numbers = numbers_in(app(message, context), [metric.name for metric in metrics])
+                values += [metric.centred(numbers.get(metric.name, math.nan)) for metric in metrics]
+            except PrivacyBudgetExhausted as exhausted:
+                logger.info("%s; the answer is noise alone", exhausted)
+        record = _in_ranges(metrics, mechanism.privatize(values, SecureRandom()).tolist())
+        return Message(RecordDict({METRICS_KEY: record}), reply_to=message)
+
+    return handle
+
+
+def require_allowed_evaluation(message: Message, policy: GatePolicy) -> None:
+    """Refuse an evaluation in a secure sum that the owner does not allow.
+
+    Raises:
+        PolicyRefusal: If it asks for anything else than the owner's numbers in their ranges.
+        ValueError: If the message asks for nothing, or what can't be read.
+    """
+    query = _query_of(message)
+    ranges = zip(query.names, query.lows, query.highs, strict=True)
+    asked = [ScalarMetric(name=name, low=low, high=high) for name, low, high in ranges]
+    require_allowed(asked, policy.keys.evaluation)
+
+
+def summed_evaluation(app: ClientAppCallable) -> ClientAppCallable:
+    """Return a handler that adds what an app has measured to a sum of means, as one client's.
+
+    Privacy: what is added is within the query's sensitivity, whatever the app answers; noise and
+    masks are added around this handler. An app that fails adds zero.
+    """
+
+    def handle(message: Message, context: Context) -> Message:
+        query = _query_of(message)
+        contribution = np.zeros(query.dimension)
+        with Contained("the app's evaluation failed, and this site adds zero to the sum"):
+            numbers = numbers_in(app(message, context), [_EXAMPLES, *query.names])
+            row = [numbers.get(name, math.nan) for name in (_EXAMPLES, *query.names)]
+            contribution = query.contribution(row)
+        record = MetricRecord({CONTRIBUTION_METRIC: contribution.tolist()})
+        return Message(RecordDict({METRICS_KEY: record}), reply_to=message)
+
+    return handle
+
+
+def _query_of(message: Message) -> Evaluation:
+    configs = without_terms(message.content).config_records
+    config = only_record(configs, "ConfigRecord")[1] if configs else {}
+    if STATISTIC_QUERY_KEY not in config:
+        raise PolicyRefusal("an evaluation outside of a secure sum is not private")
+    query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
+    if not isinstance(query, Evaluation):
+        raise PolicyRefusal(f"apps that know nothing of fl-dp can't answer a '{query.kind}'")
+    return query
