@@ -120,9 +120,11 @@ def test_of_an_app_that_fails_the_middle_is_noised(site: Any) -> None:
 def test_an_evaluation_is_charged_before_the_app_is_asked(site: Any) -> None:
     charges: list[int] = []
 
-    def app(message: Message) -> list[Message]:
+    answer = telling(accuracy=0.75, loss=1.0)
+
+    def app(message: Message) -> Any:
         charges.append(here.charges())
-        return list(telling(accuracy=0.75, loss=1.0)(message))
+        return answer(message)
 
     here = site(app, **LITTLE, **{"dp-gate-evaluation": {"accuracy": [0, 1]}})
     arrived = evaluated(here)
@@ -134,6 +136,7 @@ def test_an_evaluation_is_charged_before_the_app_is_asked(site: Any) -> None:
     assert told["accuracy"] == pytest.approx(0.75, abs=0.01)
     with NodeLedger.read(here.ledger) as ledger:
         [use] = ledger.uses
+        assert use.use is not None
         assert use.use.purpose == "evaluate"
         assert dict(use.releases) == {GaussianEvent(noise_multiplier=1e-4): 1}
 
