@@ -395,7 +395,7 @@ def refuse_unfit(strategy: object) -> None:
             raise TypeError(
                 f"{given.__module__}.{given.__qualname__} is a strategy of Flower's legacy API: "
                 f"import {_successor(given)} from flwr.serverapp.strategy and start it in a "
-                "ServerApp's main; docs/legacy_api.md shows every line that changes"
+                "ServerApp's main; docs/migration.md shows every line that changes"
             )
         raise TypeError(
             f"{given.__module__}.{given.__qualname__} can't be the server optimizer: pass an "

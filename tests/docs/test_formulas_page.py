@@ -1,4 +1,4 @@
-"""The page on formulas that go wrong: each of its numbers, computed again."""
+"""The formulas that go wrong, of docs/pitfalls.md: each of its numbers, computed again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting.gaussian_formulas import gaussian_epsilon, gaussian_noise_multiplier
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formulas.md").read_text()
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "pitfalls.md").read_text()
 DELTA = 1e-5
 
 
 def _rows(heading: str) -> list[list[float]]:
-    section = PAGE.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    section = PAGE.split(f"\n### {heading}\n")[1].split("\n### ")[0]
     lines = re.findall(r"^\| (\**[\d.]+.*) \|$", section, re.MULTILINE)
     return [[float(cell.strip("* ")) for cell in line.split("|")] for line in lines]
 

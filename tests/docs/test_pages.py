@@ -31,7 +31,7 @@ def test_the_page_on_clipping_norms_runs(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def diffs() -> list[list[str]]:
-    page = (DOCS / "legacy_api.md").read_text()
+    page = (DOCS / "migration.md").read_text()
     return [each.splitlines() for each in re.findall(r"```diff\n(.*?)```", page, re.DOTALL)]
 
 
@@ -41,13 +41,13 @@ def test_the_legacy_script_after_its_changes_trains_privately(
     code = "\n".join(line[1:] for line in diffs()[0] if not line.startswith("-"))
     code = code.replace("/srv/fl/ledger.db", str(tmp_path / "ledger.db"))
 
-    exec(compile(code, "docs/legacy_api.md", "exec"), {})
+    exec(compile(code, "docs/migration.md", "exec"), {})
     with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
         assert ledger.rounds_committed == 10
 
 
 def test_the_legacy_page_counts_its_lines() -> None:
-    page = (DOCS / "legacy_api.md").read_text()
+    page = (DOCS / "migration.md").read_text()
     counted = re.search(r"(\d+) lines go and (\d+) come", page)
     assert counted is not None
     script = diffs()[0]
@@ -59,4 +59,4 @@ def test_every_legacy_line_that_goes_is_python() -> None:
     for lines in diffs():
         for sign in "-+":
             of_one = [line[1:] for line in lines if line.startswith((sign, " "))]
-            compile("\n".join(of_one), "docs/legacy_api.md", "exec")
+            compile("\n".join(of_one), "docs/migration.md", "exec")

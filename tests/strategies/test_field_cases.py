@@ -1,4 +1,4 @@
-"""What docs/stock_flower.md shows of ours is held by the test that it names."""
+"""What docs/migration.md shows of ours is held by the test that it names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from fl_dp.protocol.flower_versions import TESTED
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/stock_flower.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/migration.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| (.*) \| .* \| .* \| (\[.*\]\(\.\./.*\)) \|$", PAGE, re.MULTILINE)
 
 

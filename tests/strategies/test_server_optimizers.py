@@ -350,7 +350,7 @@ def test_a_strategy_of_the_legacy_api_is_one_error_that_names_its_page() -> None
     ):
         with pytest.raises(TypeError, match=rf"legacy API: import {successor} from") as refused:
             ServerOptimizer(given)
-        assert "docs/legacy_api.md" in str(refused.value)
+        assert "docs/migration.md" in str(refused.value)
         assert "\n" not in str(refused.value)
 
 
