@@ -1,21 +1,21 @@
-"""The decisions have one form, no gaps, and a table of topics that names each of them."""
+"""The decisions have one form, a number each, and a table of topics that names each of them."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "decisions"
 HEADING = re.compile(r"^## Decision (?=\d{4}$)", re.MULTILINE)
 FORM = re.compile(
     r"(?P<number>\d{4})\n\n"
-    r"(?:\*\*\S.*\*\* \((?P<date>\d{4}-\d{2}-\d{2})\)"
-    r"|~~\S.*~~ \((?P<struck>\d{4}-\d{2}-\d{2});"
-    r" superseded by \[(?P<successor>\d{4})\]\(\S+\)\))\n\n"
-    r"Context: (?s:\S.*)\n\nDecision: (?s:\S.*)\n"
+    r"\*\*(?P<title>\S.*)\*\* \((?P<date>\d{4}-\d{2}-\d{2})\)\n\n"
+    r"(?P<sentences>(?:\S.*\.\n){1,4})\n?"
 )
+TARGET = re.compile(r"\]\([^)]*\)")
 
 
 @dataclass(frozen=True)
@@ -25,15 +25,15 @@ class Decision:
     page: str
     number: str
     date: str
-    successor: str | None
-    text: str
+    title: str
+    sentences: tuple[str, ...]
 
     @classmethod
     def read(cls, page: str, text: str) -> Decision:
-        found = FORM.fullmatch(text)
-        assert found, f"{page}: an entry does not have the form of TEMPLATE.md:\n{text[:200]}"
-        day = found["date"] or found["struck"]
-        return cls(page, found["number"], day, found["successor"], text)
+        entry = FORM.fullmatch(text)
+        assert entry, f"{page}: an entry does not have the form of TEMPLATE.md:\n{text[:200]}"
+        sentences = tuple(entry["sentences"].splitlines())
+        return cls(page, entry["number"], entry["date"], entry["title"], sentences)
 
     @property
     def link(self) -> str:
@@ -47,19 +47,31 @@ def topics() -> list[Path]:
 
 
 def decisions() -> list[Decision]:
-    """Return every entry, in the order of their numbers."""
-    found = []
+    """Return every entry, page by page, in the order in which it stands there."""
+    entries = []
     for path in topics():
-        title, *entries = HEADING.split(path.read_text(encoding="utf-8"))
+        title, *texts = HEADING.split(path.read_text(encoding="utf-8"))
         assert re.fullmatch(r"# Decisions: \S.*\n\n", title), path.name
-        found += [Decision.read(path.name, text) for text in entries]
-    return sorted(found, key=lambda one: one.number)
+        entries += [Decision.read(path.name, text) for text in texts]
+    return entries
 
 
-def test_decisions_are_numbered_from_one_without_gaps() -> None:
-    numbers = [one.number for one in decisions()]
-    assert numbers == [f"{number:04d}" for number in range(1, len(numbers) + 1)]
-    assert len(numbers) >= 164  # those taken while each had a page of its own
+def test_each_number_is_given_once_and_a_page_is_in_their_order() -> None:
+    entries = decisions()
+    numbers = [entry.number for entry in entries]
+    assert len(numbers) == len(set(numbers)) >= 150
+    for before, after in pairwise(entries):
+        assert before.page != after.page or before.number < after.number
+
+
+def test_a_decision_is_told_in_sentences_of_at_most_25_words() -> None:
+    long = [
+        (entry.number, sentence)
+        for entry in decisions()
+        for sentence in (entry.title, *entry.sentences)
+        if len(TARGET.sub("]", sentence).split()) > 25
+    ]
+    assert long == []
 
 
 def test_the_table_of_topics_names_every_decision_on_its_page() -> None:
@@ -68,24 +80,16 @@ def test_the_table_of_topics_names_every_decision_on_its_page() -> None:
         (FOLDER / "README.md").read_text(encoding="utf-8"),
         re.MULTILINE,
     )
+    entries = decisions()
     for page, numbers in rows:
-        of_page = [one for one in decisions() if one.page == page]
-        assert numbers == ", ".join(f"[{one.number}]({one.link})" for one in of_page), page
+        of_page = [entry for entry in entries if entry.page == page]
+        assert numbers == ", ".join(f"[{entry.number}]({entry.link})" for entry in of_page), page
     assert {page for page, _ in rows} == {path.name for path in topics()}
 
 
 def test_dates_of_decisions_are_days_of_the_calendar() -> None:
-    for one in decisions():
-        date.fromisoformat(one.date)
-
-
-def test_a_superseded_decision_names_a_later_one_that_is_there_and_names_it_back() -> None:
-    by_number = {one.number: one for one in decisions()}
-    superseded = [one for one in by_number.values() if one.successor is not None]
-    assert superseded
-    for one in superseded:
-        assert one.successor is not None and one.successor > one.number, one.number
-        assert f"#decision-{one.number})" in by_number[one.successor].text, one.number
+    for entry in decisions():
+        date.fromisoformat(entry.date)
 
 
 def test_the_template_has_the_form_once_its_placeholders_are_filled() -> None:
