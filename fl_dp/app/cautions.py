@@ -20,6 +20,7 @@ def cautions(settings: Settings) -> list[str]:
     said = [
         *_of_public_records(settings),
         *_of_held_out_rows(settings),
+        *_of_unused_clients(settings),
         *_of_empty_rounds(settings),
     ]
     if not settings.protects_clients:
@@ -69,7 +70,9 @@ def cautions_of_data(settings: Settings) -> list[str]:
     if len(names) <= _MOST_COLUMNS:
         std = x.std(axis=0)
         means, stds = x.mean(axis=0), np.where(std > 0.0, std, 1.0)
-        mean, deviation = (",".join(f"{each:.3g}" for each in row) for row in (means, stds))
+        # A mean can be a thousand deviations.
+        mean = ",".join(f"{value:.6g}" for value in means)
+        deviation = ",".join(f"{value:.3g}" for value in stds)
         scale = f"'task.mean=[{mean}]' 'task.std=[{deviation}]', the public test part's"
     return [
         f"columns are read as they are, and a model learns little from large numbers: "
@@ -105,6 +108,18 @@ def _of_public_records(settings: Settings) -> list[str]:
         f"features.public={public} takes {public} of your own training records for public and out "
         "of training: nothing is promised to the people in them; where they are private, write "
         "features.statistics=..., or features=scattering features.public=0 without features.project"
+    ]
+
+
+def _of_unused_clients(settings: Settings) -> list[str]:
+    """Return a line if a table names clients, and its rows are dealt out to others."""
+    task = settings.task
+    if task.client_column is None or task.partition in ("natural", "nodes"):
+        return []
+    return [
+        f"task.client_column={task.client_column} is not used: task.partition={task.partition} "
+        "deals the rows out to made-up clients, and epsilon is of these; write "
+        "task.partition=natural to protect those of the column"
     ]
 
 

@@ -63,6 +63,11 @@ def check_keys(overrides: Sequence[str]) -> None:
         parts = _OVERRIDE.fullmatch(text)
         assert parts is not None  # it matches any text
         mark, key, value = parts["mark"] or "", parts["key"], parts["value"]
+        if value is not None and value.count("[") > value.count("]"):
+            raise ConfigError(
+                f"'{text}' opens a list that does not end: where it has blanks, put quotes around "
+                f"all of it, '{key}=[a, b]'"
+            )
         if value is None and mark != "~":
             raise ConfigError(
                 f"'{text}' is no override: write KEY=VALUE, for example {_example(key)}"

@@ -192,16 +192,18 @@ def check_data(settings: Settings) -> None:
             or has nothing to test on.
     """
     if settings.task.partition != "nodes":
-        _require_records(settings)
+        require_records(settings)
     if not len(dataset_of(settings).test_y):
         raise ValueError("the test part has no rows: the model could not be measured")
 
 
-def _require_records(settings: Settings) -> None:
+def require_records(settings: Settings) -> None:
     """Check that half of the clients or more have records to train on.
 
     Raises:
-        ValueError: If not.
+        FileNotFoundError: As `parts_of`.
+        ModuleNotFoundError: As `parts_of`.
+        ValueError: If not, or as `parts_of`.
     """
     parts = parts_of(settings)
     if settings.task.partition != "dirichlet":  # no other one leaves a client without any

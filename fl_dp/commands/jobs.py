@@ -207,9 +207,9 @@ def prepare(job: Job, place: str = "") -> Job:
         return job
     settings = job.settings
     with doing(f"loading the data{place}: task={settings.task.name}", plainly=not place):
-        from fl_dp.app.workload import check_model, parts_of
+        from fl_dp.app.workload import check_model, require_records
 
-        parts_of(settings)  # a data set that is missing or corrupt shows here
+        require_records(settings)  # a data set that is missing or corrupt shows here
         check_model(settings)  # and a model that does not fit it
     if settings.features.name != "none":
         said = f"encoding the records{place}: features={settings.features.name}"

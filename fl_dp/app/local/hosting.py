@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 from fl_dp.app.settings import Settings
+from fl_dp.app.settings.data import TaskSettings
 
 from .devices import Machine, busy_workers
+
+_SMALL_TABLE = 2**20  # bytes, about 3,000 rows of 50 columns
 
 
 def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
@@ -36,18 +40,14 @@ def with_engine(settings: Settings) -> tuple[Settings, str | None]:
 
     Settings with a number of processors, workers or GPUs mean Flower's, which starts six processes
     and Ray before the first round. For the data sets that come with scikit-learn, of fewer than
-    2,000 records, that takes longer than to train them.
+    2,000 records, and for small tables that takes longer than to train them.
     """
-    from fl_dp.tasks.datasets import (
-        EMBEDDED,  # with NumPy, which a command that shows help can spare
-    )
-
     simulation = settings.simulation
     if simulation.engine != "auto":
         return settings, None
     if simulation.ray_address is not None:
         return replace(settings, simulation=replace(simulation, engine="cluster")), None
-    small = settings.task.name in EMBEDDED and not simulation.num_gpus
+    small = _is_small(settings.task) and not simulation.num_gpus
     if small and simulation.num_cpus is None and simulation.workers is None:
         chosen = "in_process"
         said = (
@@ -57,6 +57,19 @@ def with_engine(settings: Settings) -> tuple[Settings, str | None]:
     else:
         chosen, said = "flower", None
     return replace(settings, simulation=replace(simulation, engine=chosen)), said
+
+
+def _is_small(task: TaskSettings) -> bool:
+    from fl_dp.tasks.datasets import (
+        EMBEDDED,  # with NumPy, which a command that shows help can spare
+    )
+
+    if task.name in EMBEDDED:
+        return True
+    if task.name not in ("csv", "parquet") or task.data_dir is None:
+        return False
+    table = Path(task.data_dir).expanduser() / f"train.{task.name}"
+    return table.is_file() and table.stat().st_size <= _SMALL_TABLE
 
 
 def _with_units(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:

@@ -135,6 +135,12 @@ class TaskSettings:
                     f"{{task.columns}} has '{column}', which is {{task.{key}_column}}: it can't "
                     "be a feature, leave it out of one of them"
                 )
+        is_by_column = self.name in ("csv", "parquet") and self.partition == "natural"
+        if is_by_column and self.client_column is None:
+            raise OptionError(
+                "{task.partition}=natural takes the clients from the table: write "
+                "{task.client_column} too, the column that names each row's client"
+            )
         if self.client_column == self.label_column:
             raise OptionError(
                 f"{{task.client_column}} and {{task.label_column}} are both '{column}'"

@@ -41,7 +41,7 @@ class MetricsSettings:
 
     Attributes:
         loss: Range `[low, high]` to which each client's loss is clipped; null releases none.
-        accuracy: The same for its accuracy, usually `[0, 1]`.
+        accuracy: The same for its accuracy, a share: `[0, 1]`, or a part of it.
         noise_std: Noise on each sum of metrics, and of the bits of adaptive clipping, both scaled
             to [-1/2, 1/2]; null is 0.05 times the expected cohort, or more, so that they add at
             most 5 % to the noise on updates.
@@ -67,6 +67,11 @@ class MetricsSettings:
         """Check the values."""
         ordered_pair("metrics.loss", self.loss)
         ordered_pair("metrics.accuracy", self.accuracy)
+        if self.accuracy is not None and not 0.0 <= self.accuracy[0] < self.accuracy[1] <= 1.0:
+            raise OptionError(
+                "{metrics.accuracy} is a share of the records, which lies in [0, 1]: write [0, 1], "
+                f"got {self.accuracy}"
+            )
         positive("metrics.noise_std", self.noise_std)
         at_least("metrics.evaluate_every", self.evaluate_every, 1)
         positive("metrics.private_epsilon", self.private_epsilon)

@@ -9,8 +9,14 @@ holds all rows, features and classes may be left to the files.
 from __future__ import annotations
 
 import math
+import unicodedata
 from dataclasses import dataclass
 from typing import NamedTuple
+
+
+def plain_name(name: str) -> str:
+    """Return a name without blanks around it, its letters composed: one name, one text."""
+    return unicodedata.normalize("NFC", name).strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,11 +60,19 @@ class DataFormat:
     leave_out_unfit: bool = False
 
     def __post_init__(self) -> None:
-        """Check the range of the label.
+        """Check the range of the label, and bring names to one form.
 
         Raises:
             ValueError: If it is none, or there are classes, too.
         """
+        for key in ("classes", "columns"):
+            names = getattr(self, key)
+            if names is not None:
+                object.__setattr__(self, key, tuple(map(plain_name, names)))
+        for key in ("label_column", "client_column"):
+            name = getattr(self, key)
+            if name is not None:
+                object.__setattr__(self, key, plain_name(name))
         ends = self.label_range
         if ends is None:
             return

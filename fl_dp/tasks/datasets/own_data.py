@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -13,13 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
-from fl_dp.tasks.datasets.forms import DataFormat
+from fl_dp.tasks.datasets.forms import DataFormat, plain_name
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 # Public and fixed, so that runs with different seeds are tested on the same rows.
 _SPLIT_SEED = 0
 _SHOWN = 5  # names in an error message
+_WHOLE_NUMBER = re.compile(r"0*(\d+)(\.0+)?")
 
 
 def optional_import(name: str, *, extra: str, task: str) -> Any:
@@ -80,6 +84,9 @@ def splits_to_read(data_format: DataFormat, paths: dict[str, Path]) -> tuple[str
                     "task.partition=nodes)",
                     "test": ", or write task.test_fraction=0.2 to hold out training rows",
                 }[split]
+            alike = sorted(path.name for path in paths[split].parent.glob(f"{split}.*"))
+            if alike:
+                instead = f"; {alike[0]} is not read: unpack it or save it as {paths[split].name}"
             raise FileNotFoundError(f"{paths[split]} is missing: put it there{instead}")
     return splits
 
@@ -195,14 +202,56 @@ def class_numbers(
     Raises:
         ValueError: If a label is no class.
     """
-    number = {name: place for place, name in enumerate(classes)}
-    unknown = [name for name in names if name not in number]
+    number = numbers_by_label(classes)
+    unknown = [name for name in names if plain_label(name) not in number]
     if unknown:
         raise ValueError(
-            f"{source}: labels that task.classes does not list: {listed(unknown)}; it lists "
+            f"{source}: labels that task.classes does not list: {few_labels(unknown)}; it lists "
             f"{listed(classes)}"
         )
-    return np.array([number[name] for name in names], dtype=np.int64)
+    return np.array([number[plain_label(name)] for name in names], dtype=np.int64)
+
+
+def numbers_by_label(classes: Sequence[str]) -> dict[str, int]:
+    """Return the number of each class, by its `plain_label`."""
+    return {plain_label(name): number for number, name in enumerate(classes)}
+
+
+def plain_label(label: str) -> str:
+    """Return a label in the one form that is compared: truth values are `true` and `false`."""
+    name = plain_name(label)
+    return name.lower() if name.lower() in ("true", "false") else name
+
+
+def few_labels(labels: Sequence[str]) -> str:
+    """Return labels for an error message; many are no classes but values, and only counted."""
+    return listed(labels) if len(labels) <= _SHOWN else f"{len(labels)} different ones"
+
+
+def require_distinct_clients(names: Sequence[str], source: Path | str) -> None:
+    """Check that no client has two names, which would make it two privacy units.
+
+    Args:
+        names: Of all natural clients.
+        source: Where they stand, for the error message, which names nobody.
+
+    Raises:
+        ValueError: If names differ in capitals, blanks, zeros before a number, or forms of letters.
+    """
+    alike = Counter(map(_folded, names))
+    doubtful = sum(number for number in alike.values() if number > 1)
+    if doubtful:
+        raise ValueError(
+            f"{source}: {doubtful} names of clients differ from another in capitals, blanks, "
+            "leading zeros or forms of letters alone, and each would be a privacy unit of its own: "
+            "write each client in one way"
+        )
+
+
+def _folded(name: str) -> str:
+    folded = "".join(unicodedata.normalize("NFKC", name).casefold().split())
+    number = _WHOLE_NUMBER.fullmatch(folded)
+    return folded if number is None else number.group(1)
 
 
 def listed(names: Sequence[str]) -> str:

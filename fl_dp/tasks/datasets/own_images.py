@@ -3,7 +3,8 @@
     data_dir/train/cat/1.png             or, with natural clients:  data_dir/train/CLIENT/cat/1.png
     data_dir/test/cat/2.png
 
-All images have one size: a resize would be a choice that this can't make for you.
+All images have one size: a resize would be a choice that this can't make for you. So would be what
+lies behind transparent pixels, and which of 65,536 greys become which of 256.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
-from fl_dp.tasks.datasets.forms import DataFormat
+from fl_dp.tasks.datasets.forms import DataFormat, plain_name
 from fl_dp.tasks.datasets.own_data import (
     class_numbers,
     dataset_of_parts,
     dataset_of_rows,
+    numbers_by_label,
     optional_import,
     own_folder,
+    plain_label,
+    require_distinct_clients,
     require_scale_of,
     splits_to_read,
 )
@@ -80,7 +84,7 @@ def load_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
             for split, part in images.items()
         },
         num_classes=len(classes),
-        clients=_clients(images["train"]) if data_format.everybody_s else None,
+        clients=_clients(images["train"], paths["train"]) if data_format.everybody_s else None,
         data_format=data_format,
     )
     return replace(
@@ -101,12 +105,14 @@ def _fitting_images(root: Path, data_format: DataFormat) -> Dataset:
     y = np.zeros(len(files), dtype=np.int64)
     fit = np.zeros(len(files), dtype=np.bool_)
     optional_import("PIL.Image", extra="images", task="folder")  # missing, it is no image's fault
+    number = numbers_by_label(classes)
     for place, file in enumerate(files):
-        if file.parent.name not in classes or file.suffix.lower() not in _SUFFIXES:
+        label = plain_label(file.parent.name)
+        if label not in number or file.suffix.lower() not in _SUFFIXES:
             continue
         with Contained():  # a decoder raises what it likes
-            x[place] = _pixels([_Image(None, file.parent.name, file)], shape)[0]
-            y[place] = classes.index(file.parent.name)
+            x[place] = _pixels([_Image(None, label, file)], shape)[0]
+            y[place] = number[label]
             fit[place] = True
     dataset = dataset_of_rows("folder", x, y, fit, num_classes=len(classes), source=root)
     return replace(dataset, mean=data_format.mean or 0.0, std=data_format.std or 1.0)
@@ -129,11 +135,10 @@ def _images_below(root: Path) -> list[_Image]:
     for first in _visible(root):
         for second in _visible(_folder(first)):
             if second.is_dir():
-                images += [
-                    _Image(first.name, second.name, _image(file)) for file in _visible(second)
-                ]
+                client, label = plain_name(first.name), plain_name(second.name)
+                images += [_Image(client, label, _image(file)) for file in _visible(second)]
             else:
-                images.append(_Image(None, first.name, _image(second)))
+                images.append(_Image(None, plain_name(first.name), _image(second)))
     if not images:
         raise ValueError(f"{root} holds no images: put them into {root}/CLASS")
     if len({image.client is None for image in images}) == 2:
@@ -159,11 +164,14 @@ def _image(path: Path) -> Path:
     return path
 
 
-def _clients(images: list[_Image]) -> tuple[NDArray[np.int64], tuple[str, ...]] | None:
+def _clients(
+    images: list[_Image], source: Path
+) -> tuple[NDArray[np.int64], tuple[str, ...]] | None:
     owners = [image.client for image in images if image.client is not None]
     if not owners:
         return None
     names, numbers = np.unique(np.array(owners, dtype=object), return_inverse=True)
+    require_distinct_clients(names.tolist(), source)
     return numbers, tuple(names)
 
 
@@ -172,13 +180,26 @@ def _opened(file: Path) -> Any:
     try:
         return pillow.open(file, formats=_FORMATS)
     except (OSError, pillow.DecompressionBombError) as error:
-        raise ValueError(f"{file} can't be read as an image: {error}") from error
+        raise ValueError(
+            f"{file} can't be read as a PNG, JPEG or BMP image: it is of another kind, damaged or "
+            "far too large"
+        ) from error
 
 
 def _shape_of(file: Path) -> tuple[int, int, int]:
-    with _opened(file) as image:
-        channels = 1 if image.mode in ("1", "L") else 3
+    with _opened(file) as opened:
+        image = _upright(opened, file)
+        channels = 1 if image.mode in ("1", "L", "LA") else 3
         return channels, image.height, image.width
+
+
+def _upright(image: Any, file: Path) -> Any:
+    """Return an image as its camera was held, which EXIF says."""
+    operations = optional_import("PIL.ImageOps", extra="images", task="folder")
+    try:
+        return operations.exif_transpose(image)
+    except (OSError, SyntaxError, ValueError) as error:  # Pillow raises all three for broken files
+        raise ValueError(f"{file} can't be read: it is damaged or cut short") from error
 
 
 def _pixels(images: list[_Image], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
@@ -187,15 +208,42 @@ def _pixels(images: list[_Image], shape: tuple[int, int, int]) -> NDArray[np.uin
     for place, image in enumerate(images):
         with _opened(image.file) as opened:
             # The header tells the size: nothing large is decoded to be refused.
-            if (opened.height, opened.width) != (height, width):
-                raise ValueError(
-                    f"{image.file} is {opened.width} x {opened.height} pixels and not "
-                    f"{width} x {height}: bring all images to one size, task.image_shape="
-                    f"{list(shape)} (channels, height, width)"
-                )
-            try:
-                values = np.asarray(opened.convert(_MODES[channels]))
-            except (OSError, SyntaxError) as error:  # Pillow raises both for broken files
-                raise ValueError(f"{image.file} can't be read: {error}") from error
+            _require_size(opened, image.file, shape, (opened.size, opened.size[::-1]))
+            upright = _upright(opened, image.file)
+            _require_size(upright, image.file, shape, (upright.size,))
+            values = np.asarray(_of_bytes(upright, image.file).convert(_MODES[channels]))
         pixels[place] = values.reshape(height, width, channels)
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
+
+
+def _require_size(
+    image: Any, file: Path, shape: tuple[int, int, int], sizes: tuple[tuple[int, int], ...]
+) -> None:
+    _, height, width = shape
+    if (width, height) not in sizes:
+        raise ValueError(
+            f"{file} is {image.width} x {image.height} pixels and not {width} x {height}: bring "
+            f"all images to one size, task.image_shape={list(shape)} (channels, height, width)"
+        )
+
+
+def _of_bytes(image: Any, file: Path) -> Any:
+    """Return an image whose pixels are opaque and of one byte a channel.
+
+    Raises:
+        ValueError: If it has others.
+    """
+    if image.mode.startswith(("I", "F")):  # I, I;16, I;16B, ..., F: Pillow would cut them off
+        raise ValueError(
+            f"{file} has more than 8 bits a pixel (mode {image.mode}): choose which values are "
+            "black and white, and save it with 8"
+        )
+    if not image.has_transparency_data:
+        return image
+    with_alpha = image.convert("RGBA")
+    if with_alpha.getchannel("A").getextrema()[0] < 255:
+        raise ValueError(
+            f"{file} has transparent pixels, whose colour is not meant to be seen: save it on a "
+            "background"
+        )
+    return with_alpha

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.tasks.datasets.forms import plain_name
 from fl_dp.tasks.datasets.own_data import optional_import
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -29,11 +30,11 @@ class Rows(NamedTuple):
     """All rows of a file.
 
     Attributes:
-        x: Float32 `(n, columns)`; NaN or infinity where there is no number.
+        x: Float64 `(n, columns)`; NaN or infinity where there is no number.
         labels: The text of each row's label; None where there is none.
     """
 
-    x: NDArray[np.float32]
+    x: NDArray[np.float64]
     labels: list[str | None]
 
 
@@ -43,20 +44,23 @@ def csv_rows(file: Path, columns: Sequence[str], label: str) -> Rows:
     Raises:
         OSError: If the file can't be read at all.
     """
-    first, *lines = file.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    lines = [line for line in lines if line.strip()]
+    _, *lines = [line for line in file.read_bytes().split(b"\n") if line.strip()] or [b""]
     x = np.full((len(lines), len(columns)), np.nan)
     labels: list[str | None] = [None] * len(lines)
-    names = _cells(first) or []
+    try:
+        names = csv_header(file).names
+    except ValueError as error:  # which tells of the first line alone
+        logger.error("%s", error)
+        return Rows(x, labels)
     if not _has(file, names, [*columns, label]):
-        return Rows(x.astype(np.float32), labels)
+        return Rows(x, labels)
     places, of_label = [names.index(name) for name in columns], names.index(label)
     for row, line in enumerate(lines):
         cells = _cells(line)
         if cells is not None and len(cells) == len(names):
             x[row] = [_number(cells[place]) for place in places]
             labels[row] = cells[of_label]
-    return Rows(_narrow(x), labels)
+    return Rows(x, labels)
 
 
 def parquet_rows(file: Path, columns: Sequence[str], label: str) -> Rows:
@@ -68,30 +72,59 @@ def parquet_rows(file: Path, columns: Sequence[str], label: str) -> Rows:
     parquet = optional_import("pyarrow.parquet", extra="tables", task="parquet")
     table = parquet.ParquetFile(file)
     rows = table.metadata.num_rows
-    if not _has(file, table.schema_arrow.names, [*columns, label]):
-        return Rows(np.full((rows, len(columns)), np.nan, np.float32), [None] * rows)
-    read = table.read(columns=[*columns, label])
-    x = np.array([[_number(v) for v in read.column(n).to_pylist()] for n in columns]).T
-    labels = [_text(value) for value in read.column(label).to_pylist()]
-    return Rows(_narrow(x.reshape(rows, len(columns))), labels)
+    written = table.schema_arrow.names
+    names = [plain_name(name) for name in written]
+    if not _has(file, names, [*columns, label]):
+        return Rows(np.full((rows, len(columns)), np.nan), [None] * rows)
+    as_written = dict(zip(names, written, strict=True))
+    read = table.read(columns=[as_written[name] for name in (*columns, label)])
+    cells = {name: read.column(as_written[name]).to_pylist() for name in (*columns, label)}
+    x = np.array([[_number(value) for value in cells[name]] for name in columns]).T
+    labels = [_text(value) for value in cells[label]]
+    return Rows(x.reshape(rows, len(columns)), labels)
 
 
-def other_separator(names: Sequence[str]) -> str | None:
-    """Return what separates the columns of a CSV file if not commas; None where commas do.
+class Header(NamedTuple):
+    """Names of a CSV file's columns.
 
-    Args:
-        names: Its columns, as somebody reads them who looks for commas.
+    Attributes:
+        names: Without blanks around them.
+        num_lines: How many lines come before the first row.
     """
-    if len(names) != 1:
-        return None
-    return next((said for char, said in _SEPARATORS.items() if char in names[0]), None)
+
+    names: list[str]
+    num_lines: int
+
+
+def csv_header(file: Path) -> Header:
+    """Read the names of a CSV file's columns, and not a row of it.
+
+    Raises:
+        OSError: If the file can't be read at all.
+        ValueError: If its first line is no text in UTF-8, or its cells not separated by commas.
+    """
+    with file.open("rb") as stream:
+        lines = ((number, line) for number, line in enumerate(stream, start=1) if line.strip())
+        num_lines, first = next(lines, (0, b""))
+    first = first.removeprefix(b"\xef\xbb\xbf").split(b"\n")[0].split(b"\r")[0]
+    cells = None if b"\x00" in first else _cells(first)
+    if not cells:
+        raise ValueError(
+            f"{file} can't be read: its first line is no text in UTF-8 that names columns: save "
+            "it as UTF-8, as CSV that is not packed"
+        )
+    separator = next((said for char, said in _SEPARATORS.items() if char in cells[0]), None)
+    if separator is not None and len(cells) == 1:
+        raise ValueError(
+            f"{file} has {separator} between its columns: save it with commas between columns, and "
+            "points in its numbers"
+        )
+    return Header([plain_name(cell) for cell in cells], num_lines)
 
 
 def _has(file: Path, names: list[str], wanted: list[str]) -> bool:
     odd = [name for name in wanted if names.count(name) != 1]
-    if odd and (separator := other_separator(names)):
-        logger.error("%s has %s between its columns: save it with commas", file, separator)
-    elif odd:
+    if odd:
         logger.error("%s has none or several columns %s: no row of it can be used", file, odd)
     return not odd
 
@@ -107,6 +140,8 @@ def _number(cell: Any) -> float:
     """Return the number that a cell holds, NaN if it holds none."""
     if isinstance(cell, str) and cell.lower() in _TRUTH:
         return _TRUTH[cell.lower()]
+    if isinstance(cell, str) and "_" in cell:  # which Python reads as thousands
+        return float("nan")
     try:
         return float(cell)
     except (TypeError, ValueError, OverflowError):
@@ -123,8 +158,3 @@ def _text(cell: Any) -> str | None:
     if isinstance(cell, bool):
         return str(cell).lower()
     return cell if isinstance(cell, str) else str(cell) if isinstance(cell, int) else None
-
-
-def _narrow(x: NDArray[np.float64]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite
-        return x.astype(np.float32)

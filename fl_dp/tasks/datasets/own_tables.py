@@ -5,14 +5,16 @@
     data_dir/test.csv       the same columns; no client column is needed
 
 Features are numbers, used as they are unless public means and deviations are given. Nothing is
-guessed: text among the features and missing values are refused. Both formats go through Arrow,
-which knows no way to run code from a file. Where a refusal would show what one row holds
-(`DataFormat.leave_out_unfit`), each row is read by itself (`own_rows`).
+guessed: text among the features, missing values and numbers of rows are refused, in words that hold
+no row. Both formats go through Arrow, which knows no way to run code from a file. Where a refusal
+would show what one row holds (`DataFormat.leave_out_unfit`), each row is read by itself
+(`own_rows`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -21,23 +23,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.dataset import Dataset
-from fl_dp.tasks.datasets.forms import DataFormat
+from fl_dp.tasks.datasets.forms import DataFormat, plain_name
 from fl_dp.tasks.datasets.own_data import (
     class_numbers,
     dataset_of_parts,
     dataset_of_rows,
+    few_labels,
     listed,
+    numbers_by_label,
     optional_import,
     own_folder,
+    plain_label,
+    require_distinct_clients,
     require_scale_of,
     splits_to_read,
 )
-from fl_dp.tasks.datasets.own_rows import Rows, csv_rows, other_separator, parquet_rows
+from fl_dp.tasks.datasets.own_rows import Rows, csv_header, csv_rows, parquet_rows
 
 TYPES = ("number", "integer", "truth")
 """Types of a column: any number, a whole one, 0 or 1."""
 
 _LARGEST_BLOCK = 2**30
+# What pandas calls an index that it writes, and a column without a name that it reads.
+_INDEX = re.compile(r"(Unnamed: .*)?|__index_level_\d+__")
+_FEWEST_COUNTED = 20  # rows whose numbers are no chance
+_FINEST = 1e-4  # of a column's range, which rounding to float32 may move a value
+_MISSING = ("na", "n/a", "#n/a", "nan", "nat", "null", "none", "<na>")  # as programs write it
+_LIKE_A_NUMBER = re.compile(r"[-+.]?\d")
 
 
 def load_csv(data_dir: str | None, data_format: DataFormat) -> Dataset:
@@ -68,14 +80,14 @@ class _Part(NamedTuple):
     """The rows of one file.
 
     Attributes:
-        x: Float32 `(n, columns)`.
-        labels: The labels' texts, each once, and `(n,)` which of them each row has; or float32
+        x: Float32 `(n, columns)`, scaled.
+        labels: The labels' texts, each once, and `(n,)` which of them each row has; or float64
             `(n,)`, where they are numbers.
         clients: The same for the natural clients, or None.
     """
 
     x: NDArray[np.float32]
-    labels: _Coded | NDArray[np.float32]
+    labels: _Coded | NDArray[np.float64]
     clients: _Coded | None
 
 
@@ -90,21 +102,37 @@ class _CsvFile:
     def __init__(self, file: Path) -> None:
         self._csv = optional_import("pyarrow.csv", extra="tables", task="csv")
         self._file = file
-        with self._csv.open_csv(file) as reader:
-            self.names: list[str] = reader.schema.names
-        if separator := other_separator(self.names):
-            raise ValueError(f"{file} has {separator} between its columns: save it with commas")
+        self.names, self._num_lines = csv_header(file)
+        self.index: frozenset[str] = frozenset()
 
     def read(self, columns: list[str], text: list[str]) -> Any:
         """Return an Arrow table of some columns, some of which hold text."""
         arrow = optional_import("pyarrow", extra="tables", task="csv")
         # One block, so that a column's type is found from all of its values, not the first few.
         size = min(self._file.stat().st_size + 1, _LARGEST_BLOCK)
-        options = self._csv.ReadOptions(block_size=size)
+        options = self._csv.ReadOptions(
+            block_size=size, column_names=self.names, skip_rows=self._num_lines
+        )
         convert = self._csv.ConvertOptions(
             include_columns=columns, column_types={name: arrow.string() for name in text}
         )
-        return self._csv.read_csv(self._file, read_options=options, convert_options=convert)
+        widths: list[int] = []
+
+        def pass_over(row: Any) -> str:
+            widths.append(row.actual_columns)
+            return "skip"
+
+        parse = self._csv.ParseOptions(invalid_row_handler=pass_over)
+        table = self._csv.read_csv(
+            self._file, read_options=options, parse_options=parse, convert_options=convert
+        )
+        if widths:  # Arrow's own error would quote the row
+            raise ValueError(
+                f"{self._file}: the first line names {len(self.names)} columns, and {len(widths)} "
+                f"rows have other numbers of cells, for example {widths[0]}: write decimal points, "
+                "and quotes around text with commas"
+            )
+        return table
 
 
 class _ParquetFile:
@@ -113,10 +141,16 @@ class _ParquetFile:
     def __init__(self, file: Path) -> None:
         parquet = optional_import("pyarrow.parquet", extra="tables", task="parquet")
         self._file = parquet.ParquetFile(file)
-        self.names: list[str] = self._file.schema_arrow.names
+        schema = self._file.schema_arrow
+        self._written: list[str] = schema.names
+        self.names = [plain_name(name) for name in schema.names]
+        of_pandas = (schema.pandas_metadata or {}).get("index_columns", [])
+        self.index = frozenset(plain_name(name) for name in of_pandas if isinstance(name, str))
 
     def read(self, columns: list[str], text: list[str]) -> Any:
-        return self._file.read(columns=columns)
+        as_written = dict(zip(self.names, self._written, strict=True))
+        table = self._file.read(columns=[as_written[name] for name in columns])
+        return table.rename_columns([plain_name(name) for name in table.column_names])
 
 
 _TableFile: TypeAlias = _CsvFile | _ParquetFile
@@ -140,18 +174,21 @@ def _load(
     for split in splits_to_read(data_format, paths):
         try:
             table = kind(paths[split])
-            columns = columns or _all_others(table, data_format)
+            columns = columns or _all_others(paths[split], table, data_format)
+            require_scale_of(data_format, len(columns), "columns")
             parts[split] = _read(paths[split], table, columns, split, data_format)
         except (arrow.ArrowException, UnicodeError) as error:
-            said = "its text is not UTF-8: save it as UTF-8" if _of_encoding(error) else str(error)
-            raise ValueError(f"{paths[split]} can't be read: {said}") from error
+            said = f"it is damaged, or no table as task={task} reads it"
+            if _of_encoding(error):
+                said = "its text is not UTF-8: save it as UTF-8"
+            # Without Arrow's own words, which can quote a row.
+            raise ValueError(f"{paths[split]} can't be read: {said}") from None
     assert columns is not None  # some part was read
-    require_scale_of(data_format, len(columns), "columns")
     num_classes, labels = _labels(parts, paths, data_format)
     clients = parts["train"].clients if "train" in parts else None
     whole = dataset_of_parts(
         task,
-        {split: _scaled(part.x, data_format) for split, part in parts.items()},
+        {split: part.x for split, part in parts.items()},
         labels,
         num_classes=num_classes,
         clients=None if clients is None else (clients.codes, tuple(clients.names)),
@@ -175,11 +212,11 @@ def _labels(
     }
 
 
-def _in_range(labels: NDArray[np.float32], data_format: DataFormat) -> NDArray[np.float32]:
+def _in_range(labels: NDArray[np.float64], data_format: DataFormat) -> NDArray[np.float32]:
     """Return numbers with their public range as [-1, 1]; each that lies outside at its end."""
     assert data_format.label_range is not None  # or else they are classes
     low, high = data_format.label_range
-    clipped = np.clip(labels.astype(np.float64), low, high)
+    clipped = np.clip(labels, low, high)
     scaled: NDArray[np.float32] = (2.0 * (clipped - low) / (high - low) - 1.0).astype(np.float32)
     return scaled
 
@@ -203,23 +240,35 @@ def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
     label, of_numbers = data_format.label_column, data_format.label_range is not None
     numbers = [*columns, label] if of_numbers else columns
     read: Rows = (csv_rows if task == "csv" else parquet_rows)(file, numbers, label)
-    number = {name: place for place, name in enumerate(data_format.classes or ())}
+    number = numbers_by_label(data_format.classes or ())
     y: NDArray[Any] = np.array(
-        [-1 if label is None else number.get(label, -1) for label in read.labels], dtype=np.int64
+        [-1 if label is None else number.get(plain_label(label), -1) for label in read.labels],
+        dtype=np.int64,
     )
+    x = _narrow(_scaled(read.x[:, : len(columns)], data_format))
     fit = np.isfinite(read.x).all(axis=1) & of_types(read.x, data_format.types)
-    fit &= of_numbers | (y >= 0)
-    x = np.where(fit[:, None], read.x, np.float32(0))
+    fit &= np.isfinite(x).all(axis=1) & (of_numbers | (y >= 0))
     if of_numbers:
-        x, y = x[:, :-1], _in_range(x[:, -1], data_format)
-    y[~fit] = 0
-    x = _scaled(x, data_format)
+        y = _in_range(read.x[:, -1], data_format)
+    x[~fit], y[~fit] = 0, 0
     return dataset_of_rows(task, x, y, fit, num_classes=num_classes, source=file)
 
 
-def _all_others(table: _TableFile, data_format: DataFormat) -> tuple[str, ...]:
+def _all_others(file: Path, table: _TableFile, data_format: DataFormat) -> tuple[str, ...]:
     special = (data_format.label_column, data_format.client_column)
-    return tuple(name for name in table.names if name not in special)
+    others = tuple(name for name in table.names if name not in special)
+    _refuse_index(file, [name for name in others if _INDEX.fullmatch(name) or name in table.index])
+    return others
+
+
+def _refuse_index(file: Path, names: list[str]) -> None:
+    """Refuse columns that number the rows: where these are sorted, they give the label away."""
+    if names:
+        raise ValueError(
+            f"{file}: columns that number the rows or have no name, as a saved index: "
+            f"{listed(names)}; save the table without them (pandas: index=False), or name the "
+            "features in task.columns=[...]"
+        )
 
 
 def _read(
@@ -236,15 +285,24 @@ def _read(
     wanted = [*numbers, *text]
     absent = [name for name in wanted if name not in table.names]
     if absent or not columns:
+        there = f"its columns are {listed(table.names)}"
+        if any(map(_LIKE_A_NUMBER.match, table.names)):
+            there = "its first line must name the columns, and may be a row"
         raise ValueError(
-            f"{file} has no column {listed(absent) if absent else 'of features'}: its columns are "
-            f"{listed(table.names)}; see task.columns, task.label_column and task.client_column"
+            f"{file} has no column {listed(absent) if absent else 'of features'}: {there}; see "
+            "task.columns, task.label_column and task.client_column"
         )
     twice = sorted({name for name in wanted if table.names.count(name) > 1})
     if twice:
         raise ValueError(f"{file} has several columns {listed(twice)}: give each its own name")
     rows = table.read(wanted, text)
-    texts = {name: _coded(rows.column(name), file, name) for name in text}
+    if data_format.everybody_s and not rows.num_rows:
+        raise ValueError(f"{file} has no rows below its first line: write some, or leave it out")
+    texts = {
+        name: _coded(rows.column(name), file, name, data_format.classes or ()) for name in text
+    }
+    if client is not None:
+        require_distinct_clients(texts[client].names, f"{file}, '{client}'")
     x = _numbers(rows, numbers, file)
     of_other_types = int((~of_types(x, data_format.types)).sum())
     if of_other_types:
@@ -252,14 +310,30 @@ def _read(
             f"{file}: {of_other_types} rows hold a value that is not of its column's type in "
             f"the schema: {listed([*(data_format.types or ())])}"
         )
+    features = x[:, : len(columns)]
+    if data_format.columns is None:
+        _refuse_index(file, [n for n, v in zip(columns, features.T, strict=True) if _counts(v)])
+    scaled = _scaled(features, data_format)
+    narrow = _narrow(scaled)
+    _refuse_infinite(file, columns, narrow)
+    if split == "test" or data_format.everybody_s:  # one node's values can be close by chance
+        _refuse_rounded(file, columns, scaled, narrow)
     return _Part(
-        x=x[:, : len(columns)],
+        x=narrow,
         labels=x[:, -1] if of_numbers else texts[label],
         clients=None if client is None else texts[client],
     )
 
 
-def of_types(x: NDArray[np.float32], types: tuple[str, ...] | None) -> NDArray[np.bool_]:
+def _counts(values: NDArray[np.float64]) -> bool:
+    """Tell whether a column is consecutive whole numbers, each once, in whatever order."""
+    number = len(values)
+    if number < _FEWEST_COUNTED or np.ptp(values) != number - 1:
+        return False
+    return np.array_equal(np.sort(values), values.min() + np.arange(number))
+
+
+def of_types(x: NDArray[np.float64], types: tuple[str, ...] | None) -> NDArray[np.bool_]:
     """Return which rows hold values of their columns' types alone, bool `(n,)`.
 
     Args:
@@ -294,8 +368,8 @@ def require_types(data_format: DataFormat) -> None:
         )
 
 
-def _numbers(rows: Any, columns: tuple[str, ...], file: Path) -> NDArray[np.float32]:
-    """Return columns of numbers side by side, float32 `(n, columns)`."""
+def _numbers(rows: Any, columns: tuple[str, ...], file: Path) -> NDArray[np.float64]:
+    """Return columns of numbers side by side, float64 `(n, columns)`."""
     types = optional_import("pyarrow", extra="tables", task=file.suffix[1:]).types
     kinds = (
         types.is_integer,
@@ -311,38 +385,58 @@ def _numbers(rows: Any, columns: tuple[str, ...], file: Path) -> NDArray[np.floa
             "or name the features in task.columns=[...] without them"
         )
     missing = {name: rows.column(name).null_count for name in columns}
-    x = np.zeros((rows.num_rows, len(columns)), dtype=np.float32)
-    not_finite = []
+    # Not yet float32, which would round a date before it is scaled.
+    x = np.zeros((rows.num_rows, len(columns)), dtype=np.float64)
     for place, name in enumerate(columns):
         if missing[name]:
             continue
-        with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite and is refused
-            x[:, place] = rows.column(name).to_numpy().astype(np.float64).astype(np.float32)
+        x[:, place] = rows.column(name).to_numpy().astype(np.float64)
         missing[name] = int(np.isnan(x[:, place]).sum())
-        if np.isinf(x[:, place]).any():
-            not_finite.append(name)
     _refuse_missing(file, missing)
-    if not_finite:
-        raise ValueError(f"{file}: columns with infinite values: {listed(not_finite)}")
+    _refuse_infinite(file, columns, x)
     return x
 
 
-def _coded(column: Any, file: Path, name: str) -> _Coded:
-    """Return a column's values as texts, each once, and which of them each row has."""
+def _coded(column: Any, file: Path, name: str, classes: Collection[str]) -> _Coded:
+    """Return a column's values as texts, each once, and which of them each row has.
+
+    Args:
+        column: Of an Arrow table.
+        file: Where it stands, for the error message.
+        name: Of the column, likewise.
+        classes: Texts that are values though programs write them for a missing one.
+    """
     arrow = optional_import("pyarrow", extra="tables", task=file.suffix[1:])
     if arrow.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     _refuse_missing(file, {name: column.null_count})
     if arrow.types.is_floating(column.type):
-        column = column.cast(arrow.int64())  # 1.0 is a label, 1.5 is an error
-    encoded = column.cast(arrow.string()).combine_chunks().dictionary_encode()
-    found = np.array(encoded.dictionary.to_pylist(), dtype=object)
+        values = column.to_numpy()
+        _refuse_missing(file, {name: int(np.isnan(values).sum())})
+        not_whole = int((~np.isfinite(values) | (values != np.floor(values))).sum())
+        if not_whole:  # 1.0 is a label, 1.5 is none
+            raise ValueError(
+                f"{file}: {name!r} holds {not_whole} numbers that are not whole: write texts or "
+                "whole numbers; of a label that is a number, its range as "
+                "task.label_range=[low,high]"
+            )
+        column = column.cast(arrow.int64())
+    try:
+        encoded = column.cast(arrow.string()).combine_chunks().dictionary_encode()
+    except arrow.ArrowException:
+        raise ValueError(f"{file}: {name!r} must hold texts or whole numbers alone") from None
+    found = np.array([plain_name(text) for text in encoded.dictionary.to_pylist()], dtype=object)
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     # In the order of the names, so that nothing depends on the order of the rows.
     names, place = np.unique(found, return_inverse=True)
-    if "" in names:  # the first in that order
-        _refuse_missing(file, {name: int((place[codes] == 0).sum())})
-    return _Coded(names.tolist(), place[codes])
+    codes = place[codes]
+    missing = [not n or (n.lower() in _MISSING and n not in classes) for n in names]
+    _refuse_missing(file, {name: int(np.isin(codes, np.flatnonzero(missing)).sum())})
+    if any("\n" in text for text in names):
+        raise ValueError(
+            f"{file}: {name!r} holds texts of several lines: is a quote opened and not closed?"
+        )
+    return _Coded(names.tolist(), codes)
 
 
 def _refuse_missing(file: Path, missing: dict[str, int]) -> None:
@@ -361,17 +455,44 @@ def _integers(parts: dict[str, _Coded], paths: dict[str, Path]) -> tuple[str, ..
     if len(found) < 2 or found != set(classes):
         files = " and ".join(str(paths[split]) for split in parts)
         raise ValueError(
-            f"{files}: the labels are not 0, 1, 2, ... "
-            f"without a gap but {listed(sorted(found))}; write all classes, which are public, as "
+            f"{files}: the labels are not 0, 1, 2, ... without a gap but "
+            f"{few_labels(sorted(found))}; write all classes, which are public, as "
             "task.classes=[name,name]; of a label that is a number, its range as "
             "task.label_range=[low,high]"
         )
     return classes
 
 
-def _scaled(x: NDArray[np.float32], data_format: DataFormat) -> NDArray[np.float32]:
+def _scaled(x: NDArray[np.float64], data_format: DataFormat) -> NDArray[np.float64]:
     if data_format.mean is None or data_format.std is None:
         return x
-    mean, std = np.array(data_format.mean), np.array(data_format.std)
-    scaled: NDArray[np.float32] = ((x - mean) / std).astype(np.float32)
+    scaled: NDArray[np.float64] = (x - np.array(data_format.mean)) / np.array(data_format.std)
     return scaled
+
+
+def _narrow(x: NDArray[np.float64]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite
+        return x.astype(np.float32)
+
+
+def _refuse_infinite(file: Path, columns: Sequence[str], x: NDArray[Any]) -> None:
+    infinite = [name for name, values in zip(columns, x.T, strict=True) if np.isinf(values).any()]
+    if infinite:
+        raise ValueError(f"{file}: columns with infinite values: {listed(infinite)}")
+
+
+def _refuse_rounded(
+    file: Path, columns: Sequence[str], exact: NDArray[np.float64], narrow: NDArray[np.float32]
+) -> None:
+    """Refuse columns whose values are so large and close together that float32 merges them."""
+    rounded = [
+        name
+        for name, values, kept in zip(columns, exact.T, narrow.T, strict=True)
+        if len(values) and np.abs(values - kept).max() > _FINEST * np.ptp(values) > 0.0
+    ]
+    if rounded:
+        raise ValueError(
+            f"{file}: columns of large numbers that differ little, as dates do, which float32 "
+            f"would round to each other: {listed(rounded)}; write public numbers near their mean "
+            "and deviation as task.mean=[...] task.std=[...], one for each column"
+        )

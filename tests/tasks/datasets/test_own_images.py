@@ -163,9 +163,133 @@ def test_a_model_s_shape_never_comes_from_one_node_s_images(
 
 @pytest.mark.parametrize("key", ["columns", "client_column"])
 def test_what_is_for_tables_is_refused_for_folders(load: Callable[..., Any], key: str) -> None:
-    given: dict[str, Any] = {key: ("x",)}
+    given: dict[str, Any] = {key: ("x",) if key == "columns" else "x"}
     with pytest.raises(ValueError, match=rf"task\.{key} is for tables"):
         load(PLAIN, DataFormat(**given))
+
+
+# Pictures that Pillow would make bytes of by itself.
+
+
+def saved(image: Image.Image, **options: Any) -> Callable[[Path], None]:
+    return lambda path: image.save(path, **options)
+
+
+def one_channel_of_16_bits(values: np.ndarray) -> Image.Image:
+    return Image.fromarray(values.astype(np.uint16) * 257)
+
+
+def with_alpha(alpha: np.ndarray, mode: str = "RGBA") -> Image.Image:
+    image = Image.fromarray(GREY).convert(mode)
+    image.putalpha(Image.fromarray(alpha))
+    return image
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+OPAQUE = np.full(GREY.shape, 255, np.uint8)
+HOLED = np.where(GREY < 200, 255, GREY).astype(np.uint8)
+
+
+@pytest.fixture
+def load_saved(tmp_path: Path) -> Callable[..., Any]:
+    """Return the data set of one picture, written in all places by a function of its path."""
+
+    def made(save: Callable[[Path], None], data_format: Any = None, suffix: str = "png") -> Dataset:
+        for folder in ("train/cat", "train/dog", "test/cat"):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            save(tmp_path / folder / f"1.{suffix}")
+        data._load_once.cache_clear()
+        return load_dataset("folder", data_dir=str(tmp_path), data_format=data_format)
+
+    return made
+
+
+UNREADABLE = {
+    "16 bits": (saved(one_channel_of_16_bits(GREY)), "more than 8 bits a pixel"),
+    "transparent colours": (saved(with_alpha(HOLED)), "transparent pixels"),
+    "transparent greys": (saved(with_alpha(HOLED, "LA")), "transparent pixels"),
+    "a transparent entry of a palette": (
+        saved(Image.fromarray(GREY).convert("P"), transparency=int(GREY[0, 0])),
+        "transparent pixels",
+    ),
+    "a transparent colour": (
+        saved(Image.fromarray(GREY), transparency=int(GREY[0, 0])),
+        "transparent pixels",
+    ),
+    "another format": (saved(Image.fromarray(GREY), format="GIF"), "as a PNG, JPEG or BMP"),
+}
+
+
+@pytest.mark.parametrize(("save", "message"), UNREADABLE.values(), ids=UNREADABLE)
+def test_pictures_whose_bytes_would_be_a_guess_are_refused(
+    load_saved: Callable[..., Any], save: Callable[[Path], None], message: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"1\.png .*{message}") as refused:
+        load_saved(save)
+    assert "cannot identify" not in str(refused.value)
+
+
+@pytest.mark.parametrize("save", [save for save, _ in UNREADABLE.values()], ids=UNREADABLE)
+def test_at_a_node_such_a_picture_counts_as_one_without_content(
+    load_saved: Callable[..., Any], save: Callable[[Path], None]
+) -> None:
+    shape = replace(NODE, image_shape=(1, 8, 9), leave_out_unfit=True)
+    dataset = load_saved(save, shape)
+    assert dataset.train_fit.tolist() == [False, False]
+    assert not dataset.train_x.any()
+
+
+@pytest.mark.parametrize("image", [with_alpha(OPAQUE), with_alpha(OPAQUE, "LA")])
+def test_an_opaque_alpha_channel_changes_nothing(
+    load_saved: Callable[..., Any], image: Image.Image
+) -> None:
+    dataset = load_saved(saved(image), DataFormat(image_shape=(1, 8, 9)))
+    np.testing.assert_array_equal(dataset.train_x[0, 0], GREY)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("suffix", ["png", "jpg"])
+def test_pictures_stand_as_their_camera_was_held(
+    load_saved: Callable[..., Any], tmp_path: Path, orientation: int, suffix: str
+) -> None:
+    Image.fromarray(GREY).save(tmp_path / f"plain.{suffix}")
+    grey = np.asarray(Image.open(tmp_path / f"plain.{suffix}"))  # a JPEG changes some pixels
+    upright = {
+        1: grey,
+        2: grey[:, ::-1],
+        3: grey[::-1, ::-1],
+        4: grey[::-1],
+        5: grey.T,
+        6: grey.T[:, ::-1],
+        7: grey.T[::-1, ::-1],
+        8: grey.T[::-1],
+    }[orientation]
+    save = saved(Image.fromarray(GREY), exif=turned(orientation))
+    dataset = load_saved(save, suffix=suffix)
+    np.testing.assert_array_equal(dataset.train_x[0, 0], upright)
+
+
+def test_a_size_is_that_of_the_upright_picture(load_saved: Callable[..., Any]) -> None:
+    save = saved(Image.fromarray(GREY), exif=turned(6))
+    with pytest.raises(ValueError, match=r"is 8 x 9 pixels and not 9 x 8"):
+        load_saved(save, DataFormat(image_shape=(1, 8, 9)))
+
+
+def test_folders_of_one_client_written_in_two_ways_are_one_or_refused(
+    load: Callable[..., Any],
+) -> None:
+    names = {"Zo\u00eb": 1, "Zoe\u0308": 2, "ann": 3}
+    images = {f"train/{name}/cat/{number}.png": GREY for name, number in names.items()}
+    test = {"test/cat/1.png": GREY, "test/dog/1.png": GREY}
+    assert load(images | test).client_names == ("Zo\u00eb", "ann")
+    with pytest.raises(ValueError, match="2 names of clients differ") as refused:
+        load({"train/ANN/cat/4.png": GREY})
+    assert "ann" not in str(refused.value).lower()
 
 
 def test_pillow_is_asked_for_where_it_is_missing(

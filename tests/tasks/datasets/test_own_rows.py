@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,9 @@ BAD_LINES = {
     "long": b"50,1,ill,x,y,z",
     "a quote that is not closed": b'50,"1,ill,x',
     "a quote in the middle": b'50,1"2"3,ill,x',
+    "thousands as Python writes them": b"50,1_000,ill,x",
+    "thousands as people write them": b'50,"1,000",ill,x',
+    "a decimal comma": b'50,"1,5",ill,x',
     "no text": b"50,1,ill,\xff\xfe",
     "null bytes": b"50\x00,1,ill,x",
     "carriage return": b"50\r51,1,ill,x",
@@ -146,3 +150,34 @@ def test_an_image_that_is_none_changes_no_other(tmp_path: Path) -> None:
     assert len(dataset.train_fit) == 7  # in the order of their paths
     assert dataset.train_x[dataset.train_fit][:, 0, 0, 0].tolist() == [11, 13, 10]
     assert dataset.train_y[dataset.train_fit].tolist() == [1, 1, 0]
+
+
+def test_a_date_is_scaled_before_it_is_rounded(tmp_path: Path) -> None:
+    seconds = [1_700_000_000 + number for number in range(100)]
+    lines = "".join(f"{when},1,ill\n" for when in seconds)
+    (tmp_path / "train.csv").write_text(f"age,pressure,label\n{lines}")
+    scaled = replace(TABLE, mean=(1.7e9, 0.0), std=(100.0, 1.0))
+    dataset = load_dataset("csv", data_dir=str(tmp_path), data_format=scaled)
+    np.testing.assert_allclose(dataset.train_x[:, 0], np.arange(100) / 100, rtol=1e-6)
+
+
+def test_names_and_labels_are_compared_without_blanks_and_in_one_form(tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text(" age, pressure ,label \n61,140, Zu\u0308rich\n35,1,TRUE\n")
+    data_format = replace(TABLE, classes=("Z\u00fcrich", "true"))
+    dataset = load_dataset("csv", data_dir=str(tmp_path), data_format=data_format)
+    assert dataset.train_fit is not None
+    assert dataset.train_fit.tolist() == [True, True]
+    assert dataset.train_y.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("text", ["age;pressure;label\n61;140,5;ill\n", "\ufeff"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_first_line_that_names_no_columns_leaves_no_row_and_is_logged(
+    tmp_path: Path, text: str, encoding: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "train.csv").write_bytes(text.encode(encoding))
+    dataset = load_dataset("csv", data_dir=str(tmp_path), data_format=TABLE)
+    assert dataset.train_fit is not None
+    assert not dataset.train_fit.any()
+    assert "train.csv" in caplog.text
+    assert "140" not in caplog.text

@@ -147,11 +147,11 @@ def test_no_row_of_an_order_decides_the_numbers_of_classes_and_clients(
 def test_a_test_fraction_holds_out_the_same_rows_each_time(load: Callable[..., Any]) -> None:
     rows = 40
     columns: dict[str, list[Any]] = {
-        "x": list(range(rows)),
+        "x": [float(number) for number in range(rows)],
         "who": ["a", "b"] * (rows // 2),
         "label": [0, 1, 1, 0] * 10,
     }
-    data_format = DataFormat(client_column="who", test_fraction=0.25)
+    data_format = DataFormat(columns=("x",), client_column="who", test_fraction=0.25)
     dataset, again = (load(data_format=data_format, train=columns) for _ in range(2))
     assert (len(dataset.train_y), len(dataset.test_y)) == (30, 10)
     np.testing.assert_array_equal(dataset.test_x, again.test_x)
@@ -341,3 +341,237 @@ def test_a_table_of_another_program_is_refused_with_how_to_save_it(
     with pytest.raises(ValueError, match=said) as refused:
         load_dataset("csv", data_dir=str(tmp_path), data_format=DataFormat(classes=CLASSES))
     assert "\n" not in str(refused.value)
+
+
+# What would be read as something else than its owner means.
+
+
+def table(folder: Path, text: str | bytes, data_format: DataFormat | None = None) -> Dataset:
+    """Return the data set of one CSV text, which is both of its parts."""
+    for split in ("train", "test"):
+        content = text if isinstance(text, bytes) else text.encode()
+        (folder / f"{split}.csv").write_bytes(content)
+    data._load_once.cache_clear()
+    return load_dataset("csv", data_dir=str(folder), data_format=data_format)
+
+
+SECONDS = [1_700_000_000 + number for number in range(0, 3600, 7)]
+DAYS = [20240101 + number % 28 + 100 * (number % 12) for number in range(300)]
+LARGE = pytest.mark.parametrize("large", [SECONDS, DAYS], ids=["seconds", "days"])
+
+
+@KINDS
+@LARGE
+def test_dates_keep_their_differences_where_they_are_scaled(
+    load: Callable[..., Any], kind: str, large: list[int]
+) -> None:
+    columns = {"when": large, "label": [number % 2 for number in range(len(large))]}
+    mean, std = large[0], 1000.0
+    scaled = DataFormat(columns=("when",), mean=(mean,), std=(std,))
+    dataset = load(kind, scaled, train=columns, test=columns)
+    expected = (np.array(large, np.float64)[:, None] - mean) / std
+    np.testing.assert_allclose(dataset.train_x, expected, rtol=1e-6, atol=1e-9)
+
+
+@KINDS
+@LARGE
+def test_dates_that_float32_would_round_to_each_other_are_refused(
+    load: Callable[..., Any], kind: str, large: list[int]
+) -> None:
+    columns = {"when": large, "label": [number % 2 for number in range(len(large))]}
+    with pytest.raises(ValueError, match=r"round to each other: 'when'; .*task\.mean") as refused:
+        load(kind, DataFormat(), train=columns, test=columns)
+    assert str(large[0]) not in str(refused.value)
+
+
+def test_a_label_that_is_a_date_keeps_its_differences(load: Callable[..., Any]) -> None:
+    columns = {"x": [0.5] * len(SECONDS), "label": SECONDS}
+    low, high = SECONDS[0], SECONDS[-1]
+    dataset = load("parquet", DataFormat(label_range=(low, high)), train=columns, test=columns)
+    assert len(np.unique(dataset.train_y)) == len(SECONDS)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.1] * 4,  # float32 has no 0.1, and all are the same
+        [1_700_000_000, 0, 10**9, 5],  # rounded by less than matters
+        [20240101] * 4,
+        [2**24, 2**24 + 2, 2**24 + 4, 2**24],
+    ],
+)
+def test_large_numbers_of_which_little_is_lost_are_read(
+    load: Callable[..., Any], values: list[float]
+) -> None:
+    columns = {"x": values, "label": [0, 1, 1, 0]}
+    assert len(load("csv", DataFormat(), train=columns, test=columns).train_x) == 4
+
+
+@pytest.mark.parametrize("name", ["", "Unnamed: 0", "Unnamed: 0.1", "__index_level_0__"])
+def test_a_saved_index_is_no_feature(load: Callable[..., Any], name: str) -> None:
+    columns = {name: [4, 7, 1, 9], "x": [1.0, 2.0, 3.0, 4.0], "label": [0, 0, 1, 1]}
+    kind = "parquet" if name.startswith("__") else "csv"
+    with pytest.raises(ValueError, match=r"as a saved index: .*index=False.*task\.columns"):
+        load(kind, DataFormat(), train=columns, test=columns)
+    named = DataFormat(columns=("x",))
+    assert load(kind, named, train=columns, test=columns).input_shape == (1,)
+
+
+def test_an_index_that_pandas_names_in_parquet_is_no_feature(load: Callable[..., Any]) -> None:
+    columns = pa.table({"x": [1.0, 2.5], "patient": [417, 12], "label": [0, 1]})
+    columns = columns.replace_schema_metadata(
+        {"pandas": '{"index_columns": ["patient"], "columns": []}'}
+    )
+    with pytest.raises(ValueError, match="as a saved index: 'patient'"):
+        load("parquet", DataFormat(), train=columns, test=columns)
+
+
+@pytest.mark.parametrize("first", [0, 1, 4711])
+@pytest.mark.parametrize("order", [1, -1, 7])
+def test_a_column_that_numbers_the_rows_is_no_feature_whatever_its_name_and_order(
+    load: Callable[..., Any], first: int, order: int
+) -> None:
+    rows = 30
+    numbers = [first + (row * order) % rows for row in range(rows)]
+    columns = {"id": numbers, "x": [0.5] * rows, "label": [row % 2 for row in range(rows)]}
+    with pytest.raises(ValueError, match=r"number the rows .*: 'id'"):
+        load(data_format=DataFormat(), train=columns, test=columns)
+    asked = DataFormat(columns=("id", "x"))
+    assert load(data_format=asked, train=columns, test=columns).input_shape == (2,)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
+def test_text_of_two_bytes_is_refused_in_our_words(tmp_path: Path, encoding: str) -> None:
+    with pytest.raises(ValueError, match=r"train\.csv can't be read: .*save it as UTF-8"):
+        table(tmp_path, "a,label\n1,0\n2,1\n".encode(encoding))
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8b\x08\x00\x01", b"PK\x03\x04\x00", b"PAR1\x15\x00"])
+def test_a_packed_file_is_refused_in_our_words(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"train\.csv can't be read: .*not packed"):
+        table(tmp_path, content)
+
+
+SECRET = "4711"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a,label\n1,0\n2,{SECRET},1\n",  # a long row
+        f"a,b,label\n1,2,0\n{SECRET}\n",  # a short one
+        f'a,label\n1,0\n"{SECRET},1\n',  # a quote that is not closed
+        f'a,label\n1,0\n2,"1\n{SECRET},0\n',  # one in the label
+        f"a;label\n1,5;{SECRET}\n",  # decimal commas
+        f"{SECRET},2,0\n2,3,1\n",  # no names of columns
+        f"a,label\n1,{SECRET}.5\n2,1\n",  # no classes, but values
+        f"a,label\n1,{SECRET}a\n" + "".join(f"2,b{n}\n" for n in range(9)),
+    ],
+)
+def test_no_refusal_holds_a_row(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"train\.csv") as refused:
+        table(tmp_path, text, DataFormat(label_column="label"))
+    message = str(refused.value)
+    if ".5" not in text:  # a label that no class has is named: classes are public
+        assert SECRET not in message
+    assert "\n" not in message
+    assert "CSV parse error" not in message
+
+
+@pytest.mark.parametrize("column", ["label", "clinic"])
+@pytest.mark.parametrize("missing", ["NaN", "nan", "NA", "N/A", "null", "None", "<NA>", " "])
+@KINDS
+def test_a_word_for_a_missing_value_is_neither_a_class_nor_a_client(
+    load: Callable[..., Any], kind: str, missing: str, column: str
+) -> None:
+    columns = changed(**{column: [missing, *TRAIN[column][1:]]})
+    with pytest.raises(ValueError, match=rf"missing values in '{column}' \(1\)"):
+        load(kind, train=columns, test=TEST)
+
+
+def test_a_class_may_have_such_a_name(load: Callable[..., Any]) -> None:
+    columns = {"x": [1.0, 2.0], "label": ["none", "some"]}
+    dataset = load("csv", DataFormat(classes=("none", "some")), train=columns, test=columns)
+    assert dataset.train_y.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([float("nan"), 0.0], r"missing values in 'label' \(1\)"),
+        ([1.5, 0.0], "'label' holds 1 numbers that are not whole"),
+        ([float("inf"), 0.0], "'label' holds 1 numbers that are not whole"),
+        ([[1], [0]], "'label' must hold texts or whole numbers alone"),
+    ],
+)
+def test_labels_that_are_none_are_refused_in_our_words(
+    load: Callable[..., Any], values: list[Any], message: str
+) -> None:
+    columns = {"x": [1.0, 2.0], "label": values}
+    with pytest.raises(ValueError, match=message) as refused:
+        load("parquet", DataFormat(), train=columns, test=columns)
+    assert "truncated" not in str(refused.value)
+
+
+COMPOSED, SPLIT = "Z\u00fcrich", "Zu\u0308rich"
+
+
+@KINDS
+def test_one_client_written_with_blanks_or_split_letters_is_one_unit(
+    load: Callable[..., Any], kind: str
+) -> None:
+    columns = changed(clinic=[COMPOSED, SPLIT, f"{COMPOSED} ", "east"])
+    dataset = load(kind, train=columns, test=TEST)
+    assert dataset.client_names == (COMPOSED, "east")
+    assert dataset.train_clients.tolist() == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [["North", "north"], ["St. Mary", "St.  Mary"], ["007", "7"], ["7.0", "7"], ["fi", "\ufb01"]],
+)
+def test_clients_that_could_be_one_are_refused_and_not_named(
+    load: Callable[..., Any], names: list[str]
+) -> None:
+    columns = changed(clinic=[*names, "x", "y"])
+    with pytest.raises(ValueError, match=r"2 names of clients differ .* in one way") as refused:
+        load("parquet", train=columns, test=TEST)
+    assert repr(names[0]) not in str(refused.value)
+
+
+@KINDS
+def test_blanks_and_split_letters_in_names_of_columns_and_classes_are_passed_over(
+    load: Callable[..., Any], kind: str
+) -> None:
+    columns = {f" {SPLIT} ": [1.0, 2.0], " label": [f" {SPLIT}", "b "]}
+    data_format = DataFormat(columns=(COMPOSED,), classes=(COMPOSED, "b"))
+    dataset = load(kind, data_format, train=columns, test=columns)
+    assert (dataset.train_x.ravel().tolist(), dataset.train_y.tolist()) == ([1.0, 2.0], [0, 1])
+
+
+@KINDS
+@pytest.mark.parametrize("classes", [("false", "true"), ("False", "True")])
+def test_truth_values_are_classes_however_they_are_spelt(
+    load: Callable[..., Any], kind: str, classes: tuple[str, str]
+) -> None:
+    columns = {"x": [1.0, 2.0], "label": [True, False]}
+    dataset = load(kind, DataFormat(classes=classes), train=columns, test=columns)
+    assert dataset.train_y.tolist() == [1, 0]
+    spelt = {"x": [1.0, 2.0], "label": ["TRUE", "False"]}
+    assert load(kind, DataFormat(classes=classes), train=spelt, test=spelt).train_y.tolist() == [
+        1,
+        0,
+    ]
+
+
+def test_a_file_beside_the_table_is_named_where_the_table_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "train.csv.gz").write_bytes(b"")
+    with pytest.raises(
+        FileNotFoundError, match=r"train\.csv is missing.*train\.csv\.gz is not read"
+    ):
+        load_dataset("csv", data_dir=str(tmp_path))
+
+
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"train\.csv has no rows"):
+        table(tmp_path, "a,label\n")
