@@ -53,6 +53,14 @@ def test_columns_of_large_numbers_are_named_and_what_to_write_mends_them(tmp_pat
     assert np.abs(test.std(axis=0) - [1.0, 1.0, 0.0]).max() < 0.01
 
 
+def test_a_mean_is_proposed_as_finely_as_its_deviation(tmp_path: Path) -> None:
+    written(tmp_path, {"pressure": (101_325.0, 200.0)})
+    (said,) = cautions_of_data(settings_of(tmp_path))
+    mended = settings_of(tmp_path, *shlex.split(" ".join(re.findall(r"'task\.\w+=\[.*?\]'", said))))
+    test = dataset_of(mended).features(slice(None), "test")
+    assert np.abs(test.mean(axis=0)).max() < 0.01
+
+
 @pytest.mark.parametrize("rows", ["task.validation=true", "task.test_fraction=0.2"])
 def test_rows_that_are_not_public_are_not_looked_at(tmp_path: Path, rows: str) -> None:
     written(tmp_path, {"age": (50.0, 20.0)})

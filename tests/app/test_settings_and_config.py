@@ -287,6 +287,7 @@ def test_letters_of_every_language_need_no_quotes(name: str) -> None:
         ("metrics.loss=0,5", "or write metrics.loss=[0,5] for a list"),
         ("metrics.public=[aucc]", "got 'aucc': did you mean auc?"),
         ("privacy.epsilon", "write KEY=VALUE"),
+        ("task.columns=[a,", "put quotes around all of it, 'task.columns=[a, b]'"),
     ],
 )
 def test_an_error_says_what_may_have_been_meant_in_one_line(override: str, meant: str) -> None:
@@ -294,6 +295,12 @@ def test_an_error_says_what_may_have_been_meant_in_one_line(override: str, meant
         compose_settings(re.split(" (?=privacy)", override))
     assert meant in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("share", ["[0,100]", "[-0.1,1]", "[0.5,1.5]"])
+def test_an_accuracy_is_a_share_and_no_percentage(share: str) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.accuracy is a share .*write \[0, 1\], got"):
+        compose_settings([f"metrics.accuracy={share}"])
 
 
 @pytest.mark.parametrize(
@@ -439,6 +446,7 @@ def test_a_value_out_of_range_is_refused_with_its_key_and_value(key: str, value:
         (["task.columns=[label]"], r"task\.columns has 'label', which is task\.label_column"),
         (["task.columns=[a]", "task.client_column=a"], r"which is task\.client_column"),
         (["task.client_column=label"], "are both 'label'"),
+        (["task.partition=natural"], r"write task\.client_column too"),
         (["task.image_shape=[8,8]"], r"task\.image_shape must be \[channels, height, width\]"),
         (["task.image_shape=[2,8,8]"], "1 or 3 channels, got"),
         (["task.image_shape=[]"], r"got \[\]"),

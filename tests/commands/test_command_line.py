@@ -435,6 +435,8 @@ def test_a_picture_that_can_t_be_written_is_status_2(name: str, said: str, tmp_p
         ("privacy=none task=csv task.test_fraction=0.2", ["task.test_fraction=0.2 measures"]),
         ("privacy=none task=csv task.validation=true", ["task.validation=true measures"]),
         ("privacy=none task.validation=true", []),
+        ("privacy=none task=csv task.client_column=a", ["task.client_column=a is not used"]),
+        ("privacy=none task=csv task.client_column=a task.partition=natural", []),
         ("privacy=dp_sgd task.num_clients=3", ["nobody takes part in 42% of the rounds"]),
         ("privacy=dp_sgd task.num_clients=5", ["nobody takes part in 24% of the rounds"]),
         ("privacy=dp_sgd task.num_clients=6", []),
@@ -459,6 +461,14 @@ def test_a_caution_is_said_by_plan_and_by_run(
     few, said = ["privacy=dp_sgd", "task.num_clients=3"], "nobody takes part in 42% of the rounds"
     assert said in said_on_stderr(call("plan", *few))
     assert said in said_on_stderr(call("run", *few, f"output_dir={tmp_path}"))
+
+
+def test_clients_without_records_end_a_run_before_an_engine_starts(tmp_path: Path) -> None:
+    thin = ["task.partition=dirichlet", "task.alpha=0.001", f"output_dir={tmp_path}"]
+    result = call("run", *thin)
+    assert result.exit_code == 2
+    assert "without records" in said_on_stderr(result)
+    assert "starting the nodes" not in said_on_stderr(result)
 
 
 def test_a_refused_plan_is_a_document_with_its_keys() -> None:

@@ -22,9 +22,10 @@ class SimulationSettings:
         engine: `flower` is Flower's simulation engine: workers in processes of their own, by Ray.
             `in_process` lets the nodes answer one after the other in one process of Flower's app:
             small trainings start five times as fast, large ones have one processor's speed. `auto`
-            is `in_process` for digits and breast_cancer on the CPU, unless `num_cpus` or `workers`
-            is given, `cluster` with a `ray_address`, and otherwise `flower`. `cluster` has workers
-            on all machines of a Ray cluster. `flwr run` is always Flower's.
+            is `in_process` for digits, breast_cancer and own tables of up to 1 MiB on the CPU,
+            unless `num_cpus` or `workers` is given, `cluster` with a `ray_address`, and otherwise
+            `flower`. `cluster` has workers on all machines of a Ray cluster. `flwr run` is always
+            Flower's.
         ray_address: Host and port of a running Ray cluster that this machine belongs to, to train
             on all of its machines, or `auto`: the one that you have started here.
         num_cpus: CPUs that Ray may use, one worker each; null means what suits this machine.

@@ -74,6 +74,16 @@ def test_small_tasks_are_simulated_in_one_process_unless_somebody_says_otherwise
     assert ("simulation.engine=flower" in (said or "")) == by_itself
 
 
+@pytest.mark.parametrize("task", ["csv", "parquet"])
+def test_a_small_table_is_trained_in_one_process_by_itself(tmp_path: Path, task: str) -> None:
+    own = compose_settings([f"task={task}", f"task.data_dir={tmp_path}"])
+    for size, engine in ((1_000_000, "in_process"), (2_000_000, "flower")):
+        (tmp_path / f"train.{task}").write_bytes(b"0" * size)
+        settings, said = hosted(own, machine())
+        assert settings.simulation.engine == engine
+        assert (f"task={task} is small" in (said or "")) == (engine == "in_process")
+
+
 def test_a_run_s_folder_keeps_the_engine_that_was_taken(tmp_path: Path) -> None:
     [job] = find_jobs([f"output_dir={tmp_path}"], multirun=False).each
     assert compose_settings(job.sent).simulation.engine == "in_process"
