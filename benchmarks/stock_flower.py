@@ -331,7 +331,7 @@ def our_norm() -> str:
     """Return where ours is, with noise on the bits."""
     ends = []
     for start in STARTS:
-        clipping = AdaptiveClipping(initial_norm=start)
+        clipping = AdaptiveClipping(norm=start)
         plan = plan_for(10, rounds=60, clipping=clipping, scalar_noise_std=0.5)
         done = ours(sending(lambda node: first(NORMS[node])), 10, weights4(), plan=plan, rounds=60)
         assert done.strategy.clipping_norms is not None
@@ -354,7 +354,7 @@ def stock_adaptive_noise() -> str:
 
 def our_adaptive_noise() -> str:
     """Return ours, in the first round of clients that know no rehearsal, and in the second."""
-    clipping = AdaptiveClipping(initial_norm=1.0)
+    clipping = AdaptiveClipping(norm=1.0)
     # Little noise: the norm of a round is read off its model, to a thousandth.
     plan = plan_for(100, rounds=2, noise_multiplier=0.1, clipping=clipping)
     models: list[np.ndarray] = []

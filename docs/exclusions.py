@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_dp.app.option_keys import in_keys
 from fl_dp.app.settings.run import EVERY_RUN
 from fl_dp.lab.tuning.candidates import CHOOSING
-from fl_dp.option_errors import Exclusion, rendered
+from fl_dp.option_errors import Exclusion
 from fl_dp.plan.exclusions import EXCLUSIONS
 
 ROWS: tuple[Exclusion[Any], ...] = (*EXCLUSIONS, *EVERY_RUN, *CHOOSING)
@@ -21,11 +20,6 @@ def table() -> str:
     """Return the table in Markdown, a line per row."""
     lines = ["| settings | why not | what to write |", "|---|---|---|"]
     for row in ROWS:
-        why, instead = (rendered(text, in_keys) for text in row.for_any_value)
-        lines.append(f"| {', '.join(_keys(row))} | {why} | {instead} |")
+        options = ", ".join(f"`{option}`" for option in row.options)
+        lines.append(f"| {options} | {row.why} | {row.instead} |")
     return "\n".join(lines)
-
-
-def _keys(row: Exclusion[Any]) -> list[str]:
-    """Return the keys that a row is about, as code."""
-    return [f"`{key}`" for key in dict.fromkeys(in_keys(each, None) for each in row.options)]

@@ -75,13 +75,13 @@ class CohortLaw:
             return cls(units=asked, rate=1.0)
         # Of records nobody asks one by one.
         if plan.sampling.visible and not plan.hosting.of_records:
-            return cls(units=min(asked, plan.num_clients), rate=1.0)
+            return cls(units=min(asked, plan.num_units), rate=1.0)
         if isinstance(plan.sampling, FixedSizeSampling):
             return cls(units=plan.sampling.cohort, rate=1.0)
         mean = plan.expected_cohort
         if isinstance(plan.sampling, TruncatedPoissonSampling):
             mean = min(mean, plan.sampling.max_cohort)
-        return cls(units=plan.num_clients, rate=min(1.0, mean / plan.num_clients))
+        return cls(units=plan.num_units, rate=min(1.0, mean / plan.num_units))
 
 
 class Evidence:
@@ -229,7 +229,7 @@ def _likely_causes(plan: Plan | None, *, once: bool, over: bool = False) -> str:
         )
     fewer = ""
     if plan is not None and plan.hosting.of_records:
-        fewer = f"; nodes have far fewer records than num_clients = {plan.num_clients} declares"
+        fewer = f"; nodes have far fewer records than num_records = {plan.num_units} declares"
     noise = "the first one" if plan is None else "pure noise"
     found = (
         f"almost nobody contributes, and further models would be {noise}, so the training ends here"

@@ -146,7 +146,7 @@ class DPFedAvg(RoundStrategy):
         options = LoopOptions(
             selection=selection,
             roster=Roster(
-                plan.hosting.nodes or plan.num_clients,
+                plan.num_clients,
                 units_per_node=plan.hosting.told_apart,
                 may_grow=roster_may_grow,
                 timeout=roster_timeout,
@@ -316,7 +316,7 @@ def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
     logger.info(
         "clipping_norm was left out: it starts at %g and follows the updates' median norm "
         "(docs/choosing_a_clipping_norm.md)",
-        DEFAULT_CLIPPING.initial_norm,
+        DEFAULT_CLIPPING.norm,
     )
     return DEFAULT_CLIPPING
 

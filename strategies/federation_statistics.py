@@ -236,7 +236,7 @@ def _answered(
     if not plan.of_sums:
         raise ValueError(
             "the plan's noise is at the clients, who trust no server, and a statistic would show "
-            "it their vectors: plan with secure_sum=SecureSum() instead of client_scheme"
+            "it their vectors: make a DistributedPlan, whose noise is in shares"
         )
     if per_node > 1 and plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise ValueError(

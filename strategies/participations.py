@@ -54,7 +54,7 @@ class Participations:
             self._cap = plan.participation_cap
             self._separation = plan.sampling.least_separation
             self._units_per_node = hosting.told_apart
-            self._most = hosting.nodes_of(plan.num_clients) * self._units_per_node
+            self._most = hosting.nodes_of(plan.num_units) * self._units_per_node
             self._grouped = isinstance(plan.sampling, GroupedSampling)
             if owners is not None:
                 self._chosen = _groups_by_name(owners, plan.sampling)
@@ -200,12 +200,12 @@ class Participations:
 def _groups_by_name(owners: Mapping[str, float], law: Sampling) -> dict[str, int]:
     if not isinstance(law, OwnRatesSampling):
         raise OptionError(
-            "{owners} says each node's own epsilon, and the plan has one for all: write {budgets}"
+            "owners says each node's own epsilon, and the plan has one for all: write budgets"
         )
     unknown = sorted(set(owners.values()) - set(law.budgets))
     if unknown:
         raise OptionError(
-            f"{{owners}} has an epsilon of {unknown[0]:g}, and the plan's {{budgets}} are "
+            f"owners has an epsilon of {unknown[0]:g}, and the plan's budgets are "
             f"{list(law.budgets)}"
         )
     return {name: law.budgets.index(epsilon) for name, epsilon in owners.items()}

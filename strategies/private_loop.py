@@ -148,7 +148,7 @@ class PrivateLoop(RoundLoop):
             arrays,
             config,
             grid,
-            num_units=plan.num_clients,
+            num_units=plan.num_units,
             ledger=self.ledger,
         )
         require_trainable(plan, draft.layout, len(draft.roster))  # or a round is charged in vain

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from flwr.serverapp import Grid
 
 from fl_dp import clock
-from fl_dp.option_errors import NamesOptions
 from fl_dp.protocol.flower_compat import is_simulation
 from fl_dp.protocol.own_grid import OwnGrid
 
@@ -22,11 +21,11 @@ logger = logging.getLogger("flwr.fl_dp")
 _PAUSE = 0.2
 
 
-class RosterIncomplete(NamesOptions, RuntimeError):
+class RosterIncomplete(RuntimeError):
     """Fewer nodes connected than the plan declares."""
 
 
-class RosterTooLarge(NamesOptions, RuntimeError):
+class RosterTooLarge(RuntimeError):
     """More nodes connected than the plan declares."""
 
 
@@ -201,7 +200,7 @@ def wait_for_roster(
             return nodes
         late = clock.now() >= deadline
         if len(nodes) < wanted and late:
-            lower = f", or declare {{num_clients={len(nodes) * units_per_node}}}" if nodes else ""
+            lower = f", or declare num_clients={len(nodes) * units_per_node}" if nodes else ""
             raise RosterIncomplete(
                 f"{declared}, but {len(nodes)} nodes are connected after {timeout:.0f} s: connect "
                 f"the others (in a simulation, --federation-config 'num-supernodes={wanted}')"
@@ -212,7 +211,7 @@ def wait_for_roster(
             raise RosterTooLarge(
                 f"{declared}, but {len(nodes)} nodes are connected: the mean is divided by what is "
                 f"declared and would come out up to {hosted / num_clients:.3g} times too large. "
-                f"Declare {{num_clients={hosted}}}, or allow it with {{roster_may_grow=True}}"
+                f"Declare num_clients={hosted}, or allow it with roster_may_grow=True"
             )
         if len(nodes) > wanted and not warned:
             warned = True

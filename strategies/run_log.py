@@ -70,7 +70,7 @@ def log_promise(plan: Plan, ledger: SpentLedger, record_plan: RecordPlan | None)
         "\t├── Rounds: %d, %.4g of %d %ss expected in each",
         plan.rounds,
         plan.expected_cohort,
-        plan.num_clients,
+        plan.num_units,
         plan.hosting.sampled,
     )
     logger.info("\t├── Sampling: %s", plan.sampling.describe(plan.hosting.sampled))

@@ -389,17 +389,17 @@ class BufferedSelection(PublicSelection):
         self.concurrency = 2 * size if concurrency is None else concurrency
         require_count(concurrency=self.concurrency)
         if isinstance(max_staleness, bool) or max_staleness != int(max_staleness):
-            raise OptionError(f"{{max_staleness}} must be a whole number, got {max_staleness!r}")
+            raise OptionError(f"max_staleness must be a whole number, got {max_staleness!r}")
         if max_staleness < 0:
-            raise OptionError(f"{{max_staleness}} must not be negative, got {max_staleness}")
+            raise OptionError(f"max_staleness must not be negative, got {max_staleness}")
         if not (math.isfinite(staleness_power) and staleness_power >= 0.0):
             raise OptionError(
-                f"{{staleness_power}} must be finite and not negative, got {staleness_power}: "
+                f"staleness_power must be finite and not negative, got {staleness_power}: "
                 "an old answer must not weigh more than a new one"
             )
         if self.concurrency < size:
             raise OptionError(
-                f"{{concurrency}} must be at least the buffer's {size}, or it never fills; got "
+                f"concurrency must be at least the buffer's {size}, or it never fills; got "
                 f"{self.concurrency}"
             )
         self.max_staleness = int(max_staleness)

@@ -25,7 +25,7 @@ from fl_dp.accounting import (
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import OptionError, require_positive
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
@@ -72,7 +72,7 @@ class ExponentialSelection(Selection):
         *,
         epsilon: float,
         utility: str | UtilityFn = "loss",
-        utility_range: tuple[float, float] = (0.0, 5.0),
+        utility_high: float = 5.0,
         records_per_client: int | None = None,
     ) -> None:
         """Choose `cohort` units a round.
@@ -84,7 +84,7 @@ class ExponentialSelection(Selection):
                 `staleness`, which the server knows (staleness is public: `PublicSelection` has it
                 for free); or a function of a unit's own last observation. What was not seen yet
                 counts as the null.
-            utility_range: Public bounds to which utilities are clipped.
+            utility_high: Public bound: utilities are clipped to [0, utility_high].
             records_per_client: Public lower bound on a client's records, for records as units:
                 utilities must then be means over a client's records within the range.
 
@@ -92,18 +92,15 @@ class ExponentialSelection(Selection):
             ValueError: If a number is out of range.
         """
         self.sampling: VisibleSampling = VisibleSampling(cohort=cohort)
-        low, high = utility_range
-        null = low + (high - low) / 2.0
-        # The longer half: the middle is rounded.
-        half = max(high - null, null - low)
+        require_positive(utility_high=utility_high)
+        null = utility_high / 2.0
+        half = max(utility_high - null, null)  # the longer half: the middle is rounded
         if records_per_client is not None and records_per_client < 1:
-            raise OptionError(
-                f"{{records_per_client}} must be at least 1, got {records_per_client}"
-            )
+            raise OptionError(f"records_per_client must be at least 1, got {records_per_client}")
         if records_per_client is not None and utility in (*_BY_SERVER, "records"):
             raise OptionError(
-                f"one record can move {{utility={utility!r}}} by any amount: with "
-                "{records_per_client} choose by a mean over records, such as {utility='loss'} or "
+                f"one record can move utility={utility} by any amount: with "
+                "records_per_client choose by a mean over records, such as utility=loss or "
                 "accuracy"
             )
         # One of n records moves a mean over them by at most half the range over n.
@@ -113,9 +110,9 @@ class ExponentialSelection(Selection):
             sensitivity=half / (records_per_client or 1),
             one_coordinate=True,
             null_utility=null,
-            utility_range=utility_range if records_per_client is None else None,
+            utility_range=(0.0, utility_high) if records_per_client is None else None,
         )
-        self._range = (low, high)
+        self._high = utility_high
         if records_per_client is not None:
             self.unit = "record"
         if callable(utility):
@@ -150,8 +147,9 @@ class ExponentialSelection(Selection):
     def _utility_of(self, unit: Unit, server_round: int) -> float:
         seen = self._seen.get(unit)
         utility = math.nan if seen is None else float(self._utility(seen, server_round))
-        low, high = self._range
-        return self.mechanism.null_utility if math.isnan(utility) else min(max(utility, low), high)
+        if math.isnan(utility):
+            return self.mechanism.null_utility
+        return min(max(utility, 0.0), self._high)
 
 
 class DPUtilitySelection(Selection):
@@ -162,7 +160,7 @@ class DPUtilitySelection(Selection):
     between, each unit's secret coin has a rate that follows its noisy utility, up to
     `largest_rate`.
 
-    Privacy: the noisy utilities are charged as one Gaussian of `noise_multiplier` a refresh, for
+    Privacy: the noisy utilities are charged as one Gaussian of `utility_noise` a refresh, for
     one unit, zero-out neighbours on a public roster, even against the server; each round as
     a Poisson sample at `largest_rate`, against an adversary who sees all noisy utilities and models
     but not who took part. A coin depends on a unit's own noisy utility and nothing else that is
@@ -175,11 +173,11 @@ class DPUtilitySelection(Selection):
         cohort: float,
         *,
         largest_rate: float,
-        noise_multiplier: float,
+        utility_noise: float,
         refresh_every: int = 20,
         smallest_rate: float = 0.0,
         utility: str = "loss",
-        utility_range: tuple[float, float] = (0.0, 5.0),
+        utility_high: float = 5.0,
         sharpness: float = 1.0,
     ) -> None:
         """Aim at cohorts of `cohort` units.
@@ -187,11 +185,11 @@ class DPUtilitySelection(Selection):
         Args:
             cohort: Expected size; reached exactly unless every rate is at a bound.
             largest_rate: Upper bound on every rate, in (0, 1]: what each round is charged at.
-            noise_multiplier: Noise on each utility, over half of the utilities' range.
+            utility_noise: Noise on each utility, over half of the utilities' range.
             refresh_every: Rounds from one refresh to the next; the first is in round 1.
             smallest_rate: Lower bound on every rate, so that nobody is left out for good.
             utility: `loss`, `records`, or a metric that clients' `evaluate` returns.
-            utility_range: Public bounds to which utilities are clipped; from 0.
+            utility_high: Public bound: utilities are clipped to [0, utility_high].
             sharpness: How much likelier a unit becomes with its utility: rates follow
                 `exp(sharpness * utility)`. 0 is uniform.
 
@@ -201,19 +199,18 @@ class DPUtilitySelection(Selection):
         self.sampling: UtilityPoissonSampling = UtilityPoissonSampling(
             largest_rate=largest_rate, cohort=cohort
         )
-        low, high = utility_range
-        if low != 0.0:
-            raise OptionError(f"{{utility_range}} must start at 0, got ({low}, {high})")
+        require_positive(utility_high=utility_high, utility_noise=utility_noise)
         if not 0.0 <= smallest_rate <= largest_rate:
             raise OptionError(
-                f"{{smallest_rate}} must lie in [0, largest_rate = {largest_rate}], got "
-                f"{smallest_rate}"
+                f"smallest_rate must lie in [0, largest_rate = {largest_rate}], got {smallest_rate}"
             )
         if refresh_every < 1:
-            raise OptionError(f"{{refresh_every}} must be at least 1, got {refresh_every}")
-        if not (math.isfinite(sharpness * high) and sharpness >= 0.0):
-            raise OptionError(f"{{sharpness}} must be finite and not negative, got {sharpness}")
-        self._query = UtilityQuery(utility=utility, high=high, noise_multiplier=noise_multiplier)
+            raise OptionError(f"refresh_every must be at least 1, got {refresh_every}")
+        if not (math.isfinite(sharpness * utility_high) and sharpness >= 0.0):
+            raise OptionError(f"sharpness must be finite and not negative, got {sharpness}")
+        self._query = UtilityQuery(
+            utility=utility, high=utility_high, noise_multiplier=utility_noise
+        )
         self._refresh_every = refresh_every
         self._smallest_rate = smallest_rate
         self._sharpness = sharpness

@@ -113,7 +113,7 @@ def calibrate_own_rates(
         if rate == _MOST:
             raise OptionError(
                 f"clients with epsilon {epsilon:g} would take part in every round and still not "
-                f"spend it: lower {{sampling_rate={sampling_rate:g}}}, or their {{budgets}}"
+                f"spend it: lower sampling_rate={sampling_rate:g}, or their budgets"
             )
         while spent(noise, rate, None) > epsilon * (1.0 - _MARGIN):
             rate *= 1.0 - 1e-5

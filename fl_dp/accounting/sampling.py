@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -32,6 +32,11 @@ class Sampling(Checked, ABC):
     """A law of cohorts."""
 
     kind: ClassVar[str]
+
+    def __str__(self) -> str:
+        """Return its kind and its settings, as errors name it."""
+        settings = ", ".join(f"{each.name}={getattr(self, each.name)}" for each in fields(self))
+        return f"{self.kind}({settings})"
 
     @property
     def visible(self) -> bool:
@@ -172,7 +177,7 @@ class UtilityPoissonSampling(Sampling):
         """
         require_rate(largest_rate=self.largest_rate)
         if not self.cohort > 0.0:
-            raise OptionError(f"{{cohort}} must be positive, got {self.cohort}")
+            raise OptionError(f"cohort must be positive, got {self.cohort}")
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Gaussian that is Poisson-sampled at the largest rate."""
@@ -197,7 +202,7 @@ class UtilityPoissonSampling(Sampling):
         if self.cohort > self.largest_rate * num_units:
             raise OptionError(
                 f"a cohort of {self.cohort:g} out of {num_units} needs rates above "
-                f"{{largest_rate={self.largest_rate:g}}}: raise it or ask for a smaller cohort"
+                f"largest_rate={self.largest_rate:g}: raise it or ask for a smaller cohort"
             )
 
 
@@ -274,12 +279,12 @@ class VisibleSampling(Sampling):
         super().check(num_units)
         if self.cohort > num_units:
             raise OptionError(
-                f"{{cohort}} must be at most the roster's {num_units} units, got {self.cohort}"
+                f"cohort must be at most the roster's {num_units} units, got {self.cohort}"
             )
         if self.cohort * self.separation > num_units:
             raise OptionError(
                 f"cohorts of {self.cohort} whose units rest for {self.separation} rounds need "
-                f"{self.cohort * self.separation} units, got {num_units}: use a {{separation}} of "
+                f"{self.cohort * self.separation} units, got {num_units}: use a separation of "
                 f"at most {num_units // self.cohort}"
             )
 
@@ -357,8 +362,8 @@ class CyclicSampling(GroupedSampling):
         require_count(groups=self.groups)
         if not isinstance(self.inside, PoissonSampling | TruncatedPoissonSampling):
             raise OptionError(
-                "inside a group only secret coins are charged for: write {inside=PoissonSampling("
-                f"sampling_rate=...)}} or TruncatedPoissonSampling(...), got {self.inside}"
+                "inside a group only secret coins are charged for: write inside=PoissonSampling("
+                f"sampling_rate=...) or TruncatedPoissonSampling(...), got {self.inside}"
             )
 
     @property
@@ -399,12 +404,12 @@ class CyclicSampling(GroupedSampling):
         """Refuse one group alone, and more groups than units."""
         if self.groups == 1:
             raise OptionError(
-                f"{{groups}} must be at least 2, got 1: a group alone has every turn, so write "
-                f"{{sampling={self.inside}}}"
+                f"groups must be at least 2, got 1: a group alone has every turn, so take "
+                f"{self.inside} itself"
             )
         if self.groups > num_units:
             raise OptionError(
-                f"{{groups}} must be at most the roster's {num_units} units, got {self.groups}"
+                f"groups must be at most the roster's {num_units} units, got {self.groups}"
             )
         super().check(num_units)
 
@@ -467,23 +472,23 @@ class OwnRatesSampling(GroupedSampling):
         """
         if not len(self.budgets) == len(self.shares) == len(self.rates) >= 2:
             raise OptionError(
-                "{budgets} and {shares} need a number for each of at least 2 groups, got "
+                "budgets and shares need a number for each of at least 2 groups, got "
                 f"{list(self.budgets)} and {list(self.shares)}"
             )
         if not all(low < high for low, high in pairwise((0.0, *self.budgets, math.inf))):
             raise OptionError(
-                f"{{budgets}} must increase from above 0, got {list(self.budgets)}: write for "
+                f"budgets must increase from above 0, got {list(self.budgets)}: write for "
                 "example [1,3,8]"
             )
         if min(self.shares) <= 0.0 or abs(math.fsum(self.shares) - 1.0) > 1e-9:
             raise OptionError(
-                "{shares} must be positive and add up to 1, got "
+                "shares must be positive and add up to 1, got "
                 f"{list(self.shares)}: write for example [0.5,0.3,0.2]"
             )
         sampled = 0.0 < min(self.rates) <= max(self.rates) == self.rates[-1] < 1.0
         if not (sampled or set(self.rates) == {1.0}):
             raise OptionError(
-                "with {budgets} of their own clients take part at a {sampling_rate} in (0, 1), the "
+                "with budgets of their own clients take part at a sampling_rate in (0, 1), the "
                 "last group at the largest, or all of them at 1 with noise of their own, got "
                 f"{list(self.rates)}"
             )

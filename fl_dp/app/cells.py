@@ -212,7 +212,7 @@ def moved(settings: Settings, key: str, value: str) -> Settings:
             OmegaConf.update(changed, key, override.value())
         settled = OmegaConf.to_object(changed)
     except (ConfigAttributeError, ConfigKeyError) as error:
-        raise ConfigError(missing_key(key), options=(key,)) from error
+        raise ConfigError(missing_key(key)) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
     assert isinstance(settled, Settings)

@@ -15,7 +15,6 @@ from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 
-from .option_keys import errors_in_keys
 from .overrides import (
     ConfigError,
     check_keys,
@@ -73,15 +72,14 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
             finally:
                 GlobalHydra.instance().hydra = outer
         # Merged into the schema once more: Hydra lets a file add keys that nobody reads.
-        with errors_in_keys():
-            plain = OmegaConf.to_container(composed)
-            assert isinstance(plain, dict)  # as Hydra composes
-            settings = settings_of({str(key): value for key, value in plain.items()})
+        plain = OmegaConf.to_container(composed)
+        assert isinstance(plain, dict)  # as Hydra composes
+        settings = settings_of({str(key): value for key, value in plain.items()})
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error), options=_keys_in(error)) from error
+        raise ConfigError(_first_line(error)) from error
     except HydraException as error:
         inner = _inner(error)
-        raise ConfigError(_first_line(inner), options=_keys_in(inner)) from error
+        raise ConfigError(_first_line(inner)) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return settings
@@ -118,12 +116,6 @@ def _inner(error: BaseException) -> BaseException:
 
     inner = error.__cause__ or error.__context__
     return _inner(inner) if inner is not None and isinstance(error, HydraException) else error
-
-
-def _keys_in(error: BaseException) -> tuple[str, ...]:
-    """Return the key that OmegaConf names, if it does."""
-    key = getattr(error, "full_key", None)
-    return (str(key),) if key else ()
 
 
 def _first_line(error: BaseException) -> str:

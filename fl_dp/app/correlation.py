@@ -34,20 +34,18 @@ def correlated_selection(settings: Settings, chosen: CorrelatedPrivacySettings) 
     if isinstance(settings.selection, PublicSettings):
         if chosen.groups is not None:
             raise IncompatibleOptions(
-                f"{{privacy.groups={chosen.groups}}} is for secret coins inside groups: write "
-                "{selection=poisson}, or with {selection=public} how long clients rest, "
-                "{privacy.separation=...}",
-                options=("privacy.groups", "selection"),
+                f"privacy.groups={chosen.groups} is for secret coins inside groups: write "
+                "selection=poisson, or with selection=public how long clients rest, "
+                "privacy.separation=..."
             )
         cohort = settings.selection.cohort(settings.task.num_clients)
         apart = _separation(settings, chosen)
         return SpacedSelection(cohort, apart) if apart > 1 else PublicSelection(cohort)
     if chosen.separation is not None:
         raise IncompatibleOptions(
-            f"{{privacy.separation={chosen.separation}}} is for cohorts that everybody sees: write "
-            f"{{selection=public}}, or with {{selection={settings.selection.name}}} the number of "
-            "groups that take turns, {privacy.groups=...}",
-            options=("privacy.separation", "selection"),
+            f"privacy.separation={chosen.separation} is for cohorts that everybody sees: write "
+            f"selection=public, or with selection={settings.selection.name} the number of "
+            "groups that take turns, privacy.groups=..."
         )
     return _cyclic_selection(settings, _groups(settings, chosen))
 
@@ -80,8 +78,8 @@ def _cyclic_selection(settings: Settings, groups: int) -> CyclicSelection:
     rate = groups * chosen.sampling_rate
     if rate > 1.0 + 1e-9:
         raise OptionError(
-            f"each of {{privacy.groups={groups}}} groups would have to fill a cohort of "
-            f"{{selection.sampling_rate={chosen.sampling_rate:g}}} alone: write at most "
+            f"each of privacy.groups={groups} groups would have to fill a cohort of "
+            f"selection.sampling_rate={chosen.sampling_rate:g} alone: write at most "
             f"{math.floor(1.0 / chosen.sampling_rate + 1e-9)} groups"
         )
     inside: PoissonSampling | TruncatedPoissonSampling
@@ -99,9 +97,9 @@ def _groups(settings: Settings, chosen: CorrelatedPrivacySettings) -> int:
         most = math.floor(1.0 / settings.selection.sampling_rate + 1e-9)
         example = max(2, min(8, most, settings.rounds))
         raise OptionError(
-            f"{{privacy=correlated}} with {{selection={settings.selection.name}}} needs the number "
-            f"of groups that take turns: write {{privacy.groups={example}}}, or "
-            "{selection=public}, where clients rest between their rounds"
+            f"privacy=correlated with selection={settings.selection.name} needs the number "
+            f"of groups that take turns: write privacy.groups={example}, or "
+            "selection=public, where clients rest between their rounds"
         )
     return chosen.groups
 

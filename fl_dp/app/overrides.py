@@ -13,8 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fl_dp.option_errors import NamesOptions
-
 from .keys import all_keys, either, nearest_keys
 from .schema import groups
 from .settings import OPTIONS
@@ -31,7 +29,7 @@ _OVERRIDE = re.compile(r"(?P<mark>\+\+|\+|~)?(?P<key>[^=]*)(=(?P<value>.*))?", r
 _PLAIN = re.compile(r"[\w./~-]+")
 
 
-class ConfigError(NamesOptions, ValueError):
+class ConfigError(ValueError):
     """The configuration can't be composed or holds a wrong value."""
 
 
@@ -109,7 +107,7 @@ def check_values(overrides: Sequence[Override]) -> None:
             OmegaConf.update(_schema_of(key), key, override.value())
         except OmegaConfBaseException as error:
             wrong = str(error.full_key or key)
-            raise ConfigError(wrong_value(wrong, written), options=(wrong,)) from error
+            raise ConfigError(wrong_value(wrong, written)) from error
 
 
 def parsed(text: str) -> Override:

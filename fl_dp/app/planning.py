@@ -27,7 +27,6 @@ from fl_dp.strategies import (
 from fl_dp.updates import VectorLayout
 
 from .correlation import correlated_selection, correlation_of
-from .option_keys import errors_in_keys
 from .settings import Settings
 from .settings.promises import CorrelatedPrivacySettings, DistributedRecordsPrivacySettings
 from .wings import wings
@@ -46,8 +45,31 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
     Raises:
         ValueError: If the rounds do not fit the budget, or settings exclude each other.
     """
-    with errors_in_keys(selection=settings.selection.name, records=settings.sums_records):
-        return _plan_for_clients(settings, within_budget=within_budget)
+    delta, privacy = target_delta(settings), settings.promise
+    selection = make_selection(settings)
+    kind = privacy.kind
+    others = [
+        *freeze(selection.releases(settings.rounds)),
+        *_before_training(settings),
+        *_after_training(settings, delta),
+    ]
+    plan = kind(
+        budget=PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta),
+        rounds=settings.rounds,
+        neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
+        other_releases=freeze(others),
+        contribution_check=privacy.contribution_check,
+        **kind.law(selection.sampling),
+        **privacy.own_fields,
+        **_roster(settings),
+        **_chosen(settings),
+    )
+    # The strategy checks the same when it is made; here it comes before any noise is calibrated.
+    _check_together(settings, plan, selection)
+    if privacy.noise_multiplier is None:
+        return plan.calibrated()
+    plan = replace(plan, noise_multiplier=privacy.noise_multiplier)
+    return plan.require_fits() if within_budget and privacy.epsilon else plan.with_spent_budget()
 
 
 def make_record_plan(settings: Settings, *, within_budget: bool = True) -> RecordPlan | None:
@@ -63,8 +85,46 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
     """
     if not settings.protects_records:
         return None
-    with errors_in_keys(dp_sgd=True):
-        return _plan_for_records(settings, within_budget=within_budget)
+    chosen = settings.record_training
+    epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
+    steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
+    participations = chosen.participations or _usual_participations(settings)
+    if steps * participations > _MOST_STEPS:
+        raise OptionError(
+            f"{steps} steps in each of {participations} rounds of a client are too many: raise "
+            "dp_sgd.sampling_rate, or lower dp_sgd.steps, dp_sgd.participations or "
+            f"client.epochs, to {_MOST_STEPS:,} in all"
+        )
+    relation = NeighboringRelation(settings.privacy.neighboring_relation)
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
+        raise OptionError(
+            "privacy.neighboring_relation=add-or-remove-one hides how many records a client has: "
+            "give dp_sgd.expected_batch_size, a public constant, for example "
+            "dp_sgd.sampling_rate times a typical client's records"
+        )
+    if not settings.protects_clients:
+        _check_together(settings, None, make_selection(settings))
+    training: dict[str, Any] = {
+        "sampling_rate": chosen.sampling_rate,
+        "steps": steps,
+        "participations": participations,
+        "clipping_norm": chosen.clipping_norm,
+        "neighboring_relation": relation,
+    }
+    if multiplier is None:
+        assert epsilon is not None  # the settings refuse both being null
+        return RecordPlan.calibrate(PrivacyBudget(epsilon=epsilon, delta=delta), **training)
+    spends = RecordPlan.from_noise_multiplier(multiplier, delta=delta, **training)
+    if epsilon is None or not within_budget:
+        return spends
+    if spends.budget.epsilon > epsilon:
+        raise OptionError(
+            f"{participations} rounds of a client at dp_sgd.noise_multiplier={multiplier:g} "
+            f"spend epsilon {spends.budget.epsilon:.4g} of its records, more than "
+            f"dp_sgd.epsilon={epsilon:g}: raise the budget, or leave the multiplier out and "
+            "let it be calibrated"
+        )
+    return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))
 
 
 def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
@@ -98,7 +158,7 @@ def check_layers(settings: Settings) -> None:
     norms = settings.clipping.norms
     if norms is not None and len(norms) != (arrays := _num_layers(settings)):
         raise OptionError(
-            f"{{clipping.norms}} has {len(norms)} norms and {{model={settings.model.name}}} has "
+            f"clipping.norms has {len(norms)} norms and model={settings.model.name} has "
             f"{arrays} floating-point arrays: write {arrays} norms, or leave it out"
         )
 
@@ -112,51 +172,15 @@ def target_delta(settings: Settings) -> float:
     return default_delta(settings.task.num_clients)
 
 
-def _plan_for_clients(settings: Settings, *, within_budget: bool) -> Plan:
-    delta, privacy = target_delta(settings), settings.promise
-    selection = make_selection(settings)
-    kind = privacy.kind
-    others = [
-        *freeze(selection.releases(settings.rounds)),
-        *_before_training(settings),
-        *_after_training(settings, delta),
-    ]
-    plan = kind(
-        budget=PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta),
-        rounds=settings.rounds,
-        neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
-        other_releases=freeze(others),
-        contribution_check=privacy.contribution_check,
-        **kind.law(selection.sampling),
-        **privacy.own_fields,
-        **_roster(settings),
-        **_clipping_of(settings),
-        **_chosen(settings),
-    )
-    # The strategy checks the same when it is made; here it comes before any noise is calibrated.
-    _check_together(settings, plan, selection)
-    if privacy.noise_multiplier is None:
-        return plan.calibrated()
-    plan = replace(plan, noise_multiplier=privacy.noise_multiplier)
-    return plan.require_fits() if within_budget and privacy.epsilon else plan.with_spent_budget()
-
-
 def _check_together(settings: Settings, plan: Plan | None, selection: Selection) -> None:
     check_together(
         plan,
         selection,
-        weight_cap=settings.weights.cap,
+        weight_cap=settings.weight_cap,
         dp_sgd=settings.protects_records,
         compression=settings.compression,
         roster_may_grow=settings.roster_may_grow,
     )
-
-
-def _clipping_of(settings: Settings) -> dict[str, Any]:
-    """Return the rule, or the one norm of kinds that have no other rule."""
-    if settings.privacy.fitting.clipping == ("fixed",):
-        return {"clipping_norm": settings.clipping.norm}
-    return {"clipping": make_clipping(settings)}
 
 
 def _chosen(settings: Settings) -> dict[str, Any]:
@@ -164,12 +188,13 @@ def _chosen(settings: Settings) -> dict[str, Any]:
     privacy, metrics = settings.privacy, settings.metrics
     schedule = settings.schedule.noise_schedule
     chosen: dict[str, Any] = {
+        "clipping": make_clipping(settings),
         "schedule": None if schedule == NoiseSchedule() else schedule,
         "participation_cap": settings.selection.participation_cap,
         "metrics": _metrics(settings) or None,
-        "scalar_noise_std": metrics.noise_std,
-        "total_weight": settings.weights.total,
-        "coins_at_nodes": True if settings.selection.coins == "nodes" else None,
+        "scalar_noise_std": metrics.scalar_noise_std,
+        "total_weight": settings.total_weight,
+        "coins_at_nodes": settings.selection.coins_at_nodes or None,
     }
     if isinstance(privacy, CorrelatedPrivacySettings):
         chosen["correlation"] = correlation_of(settings, privacy)
@@ -201,7 +226,7 @@ def declared_records(settings: Settings) -> int:
     if settings.task.partition == "nodes":
         raise OptionError(
             "nobody says how many records the nodes have: declare about as many as all have "
-            "together, {privacy.num_records=...}, which is public"
+            "together, privacy.num_records=..., which is public"
         )
     from .workload import parts_of  # only here does a plan have to know the data
 
@@ -222,53 +247,10 @@ def _roster(settings: Settings) -> dict[str, Any]:
     most = privacy.max_records or records
     if nodes * most < records:
         raise OptionError(
-            f"{nodes} clients of at most {{privacy.max_records={most}}} records do not have "
-            f"{{privacy.num_records={records}}}: raise the first or lower the second"
+            f"{nodes} clients of at most privacy.max_records={most} records do not have "
+            f"privacy.num_records={records}: raise the first or lower the second"
         )
-    return {"num_clients": records, "max_records": most, "nodes": nodes}
-
-
-def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
-    chosen = settings.record_training
-    epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
-    steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
-    participations = chosen.participations or _usual_participations(settings)
-    if steps * participations > _MOST_STEPS:
-        raise OptionError(
-            f"{steps} steps in each of {participations} rounds of a client are too many: raise "
-            "{dp_sgd.sampling_rate}, or lower {dp_sgd.steps}, {dp_sgd.participations} or "
-            f"{{client.epochs}}, to {_MOST_STEPS:,} in all"
-        )
-    relation = NeighboringRelation(settings.privacy.neighboring_relation)
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
-        raise OptionError(
-            "{privacy.neighboring_relation=add-or-remove-one} hides how many records a client has: "
-            "give {dp_sgd.expected_batch_size}, a public constant, for example "
-            "{dp_sgd.sampling_rate} times a typical client's records"
-        )
-    if not settings.protects_clients:
-        _check_together(settings, None, make_selection(settings))
-    training: dict[str, Any] = {
-        "sampling_rate": chosen.sampling_rate,
-        "steps": steps,
-        "participations": participations,
-        "clipping_norm": chosen.clipping_norm,
-        "neighboring_relation": relation,
-    }
-    if multiplier is None:
-        assert epsilon is not None  # the settings refuse both being null
-        return RecordPlan.calibrate(PrivacyBudget(epsilon=epsilon, delta=delta), **training)
-    spends = RecordPlan.from_noise_multiplier(multiplier, delta=delta, **training)
-    if epsilon is None or not within_budget:
-        return spends
-    if spends.budget.epsilon > epsilon:
-        raise OptionError(
-            f"{participations} rounds of a client at {{dp_sgd.noise_multiplier={multiplier:g}}} "
-            f"spend epsilon {spends.budget.epsilon:.4g} of its records, more than "
-            f"{{dp_sgd.epsilon={epsilon:g}}}: raise the budget, or leave the multiplier out and "
-            "let it be calibrated"
-        )
-    return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))
+    return {"num_clients": nodes, "num_records": records, "max_records": most}
 
 
 def _usual_participations(settings: Settings) -> int:

@@ -38,7 +38,6 @@ from .checkpoints import load_checkpoint, save_checkpoint
 from .features import what_was_public
 from .in_process import InProcessGrid
 from .noise_left import noises_left
-from .option_keys import errors_in_keys
 from .overrides import ConfigError
 from .planning import make_plan, make_record_plan, make_selection, target_delta
 from .private_metrics import measure_privately, private_metrics
@@ -149,7 +148,6 @@ def _train_alone(
                 told.conclude(final_of(folder.read_statement()))
 
 
-@errors_in_keys()
 def _train_by_plan(
     folder: RunFolder,
     grid: Grid,
@@ -229,7 +227,6 @@ def _train_by_plan(
     return result
 
 
-@errors_in_keys()
 def _train_without_plan(
     folder: RunFolder,
     grid: Grid,
@@ -285,7 +282,7 @@ def _options(
 ) -> dict[str, Any]:
     """Return the options that all trainings have."""
     return {
-        "weight_cap": settings.weights.cap,
+        "weight_cap": settings.weight_cap,
         "roster_timeout": settings.roster_timeout,
         "rng": rng,
         "after_round": lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),

@@ -43,7 +43,6 @@ from fl_dp.statistics import (
 )
 from fl_dp.strategies import ask_federation
 
-from .option_keys import errors_in_keys
 from .planning import target_delta
 from .run_folder import RunFolder
 from .server import logged_to, output_dir, roster_of
@@ -75,7 +74,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
     folder.create(settings)
     folder.note_process()
-    with logged_to(folder.log), errors_in_keys():
+    with logged_to(folder.log):
         check_data(settings)
         rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
         shared = settings.privacy.noised_by == "nodes"
@@ -115,7 +114,6 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     return answer
 
 
-@errors_in_keys()
 def statistic_plan(settings: Settings) -> tuple[NoiseChoice, Plan]:
     """Return the query with its noise, and a plan whose budget is what it costs.
 

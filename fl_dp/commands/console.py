@@ -30,16 +30,14 @@ def failures_told(*, as_json: bool = False) -> Iterator[None]:
     2 for what somebody wrote or a file that is missing, 1 for a ledger that was altered.
 
     Args:
-        as_json: Print the error and the keys that it is about as a document, too.
+        as_json: Print the error as a document, too.
     """
     try:
         yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
         said = with_its_extra(error)
         if as_json:
-            from fl_dp.app.option_keys import keys_of
-
-            print_json({"error": said, "keys": list(keys_of(error))})
+            print_json({"error": said})
         fail(said, status=2)
     except RuntimeError as error:
         from fl_dp.ledger import LedgerCorrupted

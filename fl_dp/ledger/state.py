@@ -290,7 +290,7 @@ class TrainingState:
             ValueError: If one was not asked for, the buffer is full, or no index is open.
         """
         index = self.open_index()
-        room = round(self.plan.sampling.expected_cohort(self.plan.num_clients))
+        room = round(self.plan.sampling.expected_cohort(self.plan.num_units))
         self.asks.require_asked(units, room=room)
         return index
 

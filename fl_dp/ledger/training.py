@@ -263,7 +263,7 @@ class PrivacyLedger(SpentLedger):
         with self._transaction() as connection:
             known = self._state.group_of
             fresh = [n for n in names if n not in known and (chosen is None or n in chosen)]
-            most = self.plan.num_clients if most is None else most
+            most = self.plan.num_units if most is None else most
             if len(known) + len(fresh) > most:
                 raise ValueError(
                     f"{len(fresh)} new units after {len(known)} are more than the {most} that the "

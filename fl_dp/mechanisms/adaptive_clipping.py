@@ -31,13 +31,13 @@ class AdaptiveClipping:
     clients clipped with**: the next round's norm is not theirs.
 
     Attributes:
-        initial_norm: Clipping norm of the first round.
+        norm: Clipping norm of the first round.
         target_quantile: Share of the updates that shall stay unclipped, in (0, 1).
         learning_rate: Largest change of the norm's logarithm in one round.
     """
 
     kind: ClassVar[str] = "adaptive"
-    initial_norm: float = 0.1
+    norm: float = 0.1
     target_quantile: float = 0.5
     learning_rate: float = 0.2
 
@@ -47,7 +47,7 @@ class AdaptiveClipping:
         Raises:
             ValueError: If a field is out of range.
         """
-        require_positive(initial_norm=self.initial_norm, learning_rate=self.learning_rate)
+        require_positive(norm=self.norm, learning_rate=self.learning_rate)
         if self.learning_rate > _LARGEST_STEP:
             raise ValueError(
                 f"learning_rate must be at most {_LARGEST_STEP:g}, got {self.learning_rate}: it is "
@@ -58,7 +58,7 @@ class AdaptiveClipping:
     @property
     def first_norms(self) -> tuple[float, ...]:
         """Bounds of the first round."""
-        return (self.initial_norm,)
+        return (self.norm,)
 
     def next_norm(self, clipping_norm: float, *, noisy_bit_sum: float, denominator: float) -> float:
         """Return the next round's clipping norm.

@@ -173,7 +173,7 @@ class GaussianBundle:
             if multiplier >= 2.0 * joint:
                 least = multiplier * math.sqrt(self._centred) / 2.0
                 raise OptionError(
-                    f"{{scalar_noise_std}} must be above {least:.4g}, got {self.scalar_noise_std}: "
+                    f"scalar_noise_std must be above {least:.4g}, got {self.scalar_noise_std}: "
                     "the bits and metrics alone would cost more than a round; leave it out and "
                     "it is chosen"
                 )

@@ -75,7 +75,7 @@ class PerLayerClipping:
 
 Clipping: TypeAlias = FixedClipping | PerLayerClipping | AdaptiveClipping
 
-DEFAULT_CLIPPING = AdaptiveClipping(initial_norm=0.1, target_quantile=0.5, learning_rate=1.0)
+DEFAULT_CLIPPING = AdaptiveClipping(norm=0.1, target_quantile=0.5, learning_rate=1.0)
 """The default bound on an update: the updates' median norm, found during training.
 
 It starts where Andrew et al. 2021 do, below most norms: a bound that is too small slows training

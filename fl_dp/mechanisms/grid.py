@@ -91,7 +91,7 @@ class GridMechanism(ABC):
         )
         if self.max_units < 1:
             raise OptionError(
-                f"{{noise_multiplier={self.noise_multiplier}}} is so small that float64 can't "
+                f"noise_multiplier={self.noise_multiplier} is so small that float64 can't "
                 "hold a vector on the noise's grid: use at least "
                 f"{least_noise_multiplier(1, self.clipping_norm)}"
             )

@@ -40,7 +40,7 @@ class BufferedPlan(ServerNoisePlan):
         cap, needed = self.participation_cap, self.rounds * self.expected_cohort
         if cap is not None and cap * self.num_clients < needed:
             raise OptionError(
-                f"{self.num_clients} clients that are asked at most {{participation_cap={cap}}} "
+                f"{self.num_clients} clients that are asked at most participation_cap={cap} "
                 f"times each can't fill {self.rounds} buffers of {self.expected_cohort:g}: allow "
                 f"at least {-(-needed // self.num_clients):.0f}, and some more for answers that "
                 "never come"

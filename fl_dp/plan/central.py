@@ -89,9 +89,8 @@ class CentralPlan(ServerNoisePlan):
         if law.least_separation > 1 and self.schedule != _CONSTANT:
             raise IncompatibleOptions(
                 "clients that rest between two rounds differ in the rounds they take part in, and "
-                "each is charged for the same noise: use a constant {schedule}, got "
-                f"{self.schedule.name}",
-                options=("schedule", "sampling"),
+                "each is charged for the same noise: use a constant schedule, got "
+                f"{self.schedule.name}"
             )
         if self.hosting.sums_at_nodes:
             self._check_nodes()
@@ -101,30 +100,26 @@ class CentralPlan(ServerNoisePlan):
         law = self.sampling
         if self.neighboring_relation is _ADD_OR_REMOVE:
             raise IncompatibleOptions(
-                f"a node sums its first {{units_per_node={self.units_per_node}}} units at most: "
+                f"a node sums its first units_per_node={self.units_per_node} units at most: "
                 "leaving one out moves the next one in, which is twice what add-or-remove-one is "
-                "charged for: write {neighboring_relation=zero-out}",
-                options=("neighboring_relation", "units_per_node", "coins_at_nodes"),
+                "charged for: write neighboring_relation=zero-out"
             )
         counted = isinstance(law, FixedSizeSampling | TruncatedPoissonSampling)
         if counted and self.num_clients % self.units_per_node > 0:
             raise IncompatibleOptions(
                 "cohorts of a counted size are drawn from the declared units, and the server "
-                f"can't tell which node hosts fewer: {{units_per_node={self.units_per_node}}} has "
-                f"to divide {{num_clients={self.num_clients}}}",
-                options=("units_per_node", "sampling"),
+                f"can't tell which node hosts fewer: units_per_node={self.units_per_node} has "
+                f"to divide num_clients={self.num_clients}"
             )
         if not self.coins_at_nodes:
             return
         if not isinstance(law, PoissonSampling):
             raise IncompatibleOptions(
-                "nodes that flip the coins themselves draw Poisson samples: use "
-                f"{{sampling=PoissonSampling}}, not {{sampling={law}}}",
-                options=("coins_at_nodes", "sampling"),
+                f"nodes that flip the coins themselves draw Poisson samples, not {law}: leave "
+                "coins_at_nodes out, or take a Poisson sample"
             )
         if self.participation_cap is not None:
             raise IncompatibleOptions(
                 "a participation cap leaves units out, which nodes that flip the coins themselves "
-                "do not know of: leave {participation_cap} or {coins_at_nodes=True} out",
-                options=("participation_cap", "coins_at_nodes"),
+                "do not know of: leave participation_cap or coins_at_nodes out"
             )

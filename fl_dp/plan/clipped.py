@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
@@ -39,38 +38,24 @@ class RuleClippedPlan(Plan):
             contribution_check=self.contribution_check,
         )
 
-    @property
-    def clipping_norm(self) -> float:
-        """L2 bound on one client's whole update, in the first round."""
-        return self.release.clipping_norm
-
-    def with_clipping(self, clipping: Clipping) -> Self:
-        """Return the plan with another bound on updates. See `Plan.with_clipping`."""
-        return replace(self, clipping=clipping)
-
 
 @dataclass(frozen=True, kw_only=True)
 class NormClippedPlan(Plan):
     """A kind whose updates are bounded by one norm, the same in every round.
 
     Attributes:
-        clipping_norm: That bound.
+        clipping: That norm.
         Others: See `Plan`.
     """
 
-    clipping_norm: float
+    clipping: FixedClipping
 
     @property
     def release(self) -> Release:
         """One bounded sum, and nothing beside it but a count."""
-        clipping = FixedClipping(norm=self.clipping_norm)
-        return Release(clipping=clipping, contribution_check=self.contribution_check)
-
-    def with_clipping(self, clipping: Clipping) -> Self:
-        """Return the plan with another norm. See `Plan.with_clipping`."""
-        if not isinstance(clipping, FixedClipping):
+        if not isinstance(self.clipping, FixedClipping):
             raise OptionError(
-                f"a {self.kind} plan clips to one fixed norm: write {{clipping_norm=...}}, got "
-                f"{clipping}"
+                f"a {self.kind} plan clips to one fixed norm: take fixed clipping, got "
+                f"{self.clipping}"
             )
-        return replace(self, clipping_norm=clipping.norm)
+        return Release(clipping=self.clipping, contribution_check=self.contribution_check)

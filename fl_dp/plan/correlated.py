@@ -95,13 +95,11 @@ class CorrelatedPlan(ServerNoisePlan):
         ):
             raise IncompatibleOptions(
                 "clients that take turns are charged on a public roster: write "
-                f"{{neighboring_relation=zero-out}}, got {relation}",
-                options=("sampling", "neighboring_relation"),
+                f"neighboring_relation=zero-out, got {relation}"
             )
         if cyclic and self.participation_cap is not None:
             raise IncompatibleOptions(
                 "groups that take turns have every turn, and a participation cap would leave some "
-                "out: leave {participation_cap} out and plan fewer rounds, or write "
-                "{sampling=VisibleSampling(cohort=..., separation=...)}",
-                options=("participation_cap", "sampling"),
+                "out: leave participation_cap out and plan fewer rounds, or let clients "
+                "rest by a separation in a public selection"
             )

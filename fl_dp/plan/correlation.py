@@ -96,15 +96,13 @@ class Banded:
             raise IncompatibleOptions(
                 "where a client may take part in every round, correlated noise gains nothing: what "
                 "its low frequencies gain in error, a client that always sends the same gains in "
-                "sensitivity; leave {correlation} out, or let clients rest by a smaller "
-                "{sampling_rate}, {sampling=CyclicSampling(...)} or "
-                "{sampling=VisibleSampling(cohort=..., separation=...)}, got "
-                f"{{sampling={sampling}}}",
-                options=("correlation", "sampling"),
+                "sensitivity; take noise without memory, or let clients rest: by a smaller "
+                "sampling_rate, by groups that take turns, or by a separation in a public "
+                f"selection; got {sampling}"
             )
         if self.bands > apart:
             raise OptionError(
-                f"{self.bands} {{bands}} are more than the {apart} rounds that lie between two "
+                f"bands={self.bands} is more than the {apart} rounds that lie between two "
                 "of a client: its participations would meet in one release, which no event "
                 f"charges for; use at most {apart}"
             )

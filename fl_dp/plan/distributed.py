@@ -48,20 +48,16 @@ class DistributedPlan(SharedNoisePlan, RuleClippedPlan):
         if self.sampling.separation > 1:
             raise IncompatibleOptions(
                 "a server that lies chooses the cohorts, so a secure sum charges every round to "
-                f"everybody: leave {{separation}} out, got {self.sampling.separation}",
-                options=("sampling", "secure_sum"),
+                f"everybody: leave separation out, got {self.sampling.separation}"
             )
         if self.units_per_node > 1:
             raise IncompatibleOptions(
                 "a cohort of units would tell each node which of its own take part, and every "
-                "node of a secure sum is sent the same: write {sampling_rate=1} or "
-                f"{{coins_at_nodes=True}}, or have one unit a node, got "
-                f"{{sampling={self.sampling}}}",
-                options=("units_per_node", "sampling", "secure_sum"),
+                "node of a secure sum is sent the same: write sampling_rate=1 or "
+                f"coins_at_nodes=True, or have one unit a node, got {self.sampling}"
             )
         if self.coins_at_nodes:
             raise IncompatibleOptions(
-                "nodes that flip the coins themselves draw Poisson samples: use "
-                f"{{sampling=PoissonSampling}}, not {{sampling={self.sampling}}}",
-                options=("coins_at_nodes", "sampling"),
+                "nodes that flip the coins themselves draw Poisson samples, not "
+                f"{self.sampling}: leave coins_at_nodes out, or take a Poisson sample"
             )

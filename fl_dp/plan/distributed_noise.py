@@ -78,13 +78,10 @@ class SecureSum:
                 require_count(**{f"secure_sum.{name}": given})
         if self.bits is not None and not 4 <= self.bits <= 32:
             raise OptionError(
-                f"{{secure_sum.bits}} must lie in [4, 32], got {self.bits}: 16 suit most "
-                "federations"
+                f"secure_sum.bits must lie in [4, 32], got {self.bits}: 16 suit most federations"
             )
         if self.degree is not None and (self.degree < 2 or self.degree % 2):
-            raise OptionError(
-                f"{{secure_sum.degree}} must be even and at least 2, got {self.degree}"
-            )
+            raise OptionError(f"secure_sum.degree must be even and at least 2, got {self.degree}")
         if self.element_cap is not None:
             require_positive(**{"secure_sum.element_cap": self.element_cap})
         if self.reply_after is not None:
@@ -112,7 +109,7 @@ class SecureSum:
         committee = min(committee, nodes) if self.committee is None else committee
         if committee > nodes:
             raise OptionError(
-                f"{{secure_sum.committee}} = {committee} members are more than the {nodes} "
+                f"secure_sum.committee = {committee} members are more than the {nodes} "
                 "nodes: write at most as many"
             )
         never_both = (committee + min(colluding, committee)) // 2 + 1
@@ -169,9 +166,9 @@ class DistributedNoise:
         """
         if self.slack > _LARGEST_SLACK:
             raise OptionError(
-                f"{{secure_sum.max_parameters}} = {self.secure_sum.max_parameters} in {self.sums} "
+                f"secure_sum.max_parameters = {self.secure_sum.max_parameters} in {self.sums} "
                 f"sums of {self.nodes} nodes make float64's own error {self.slack:.2g}, above "
-                f"{_LARGEST_SLACK:g}: write {{secure_sum.max_parameters=...}} with the model's own "
+                f"{_LARGEST_SLACK:g}: write secure_sum.max_parameters=... with the model's own "
                 "size"
             )
 
@@ -251,7 +248,7 @@ class DistributedNoise:
         if size > (most := self.secure_sum.max_parameters):
             raise OptionError(
                 f"the {what} has {size} coordinates, and the plan accounts for {most}: write "
-                f"{{secure_sum.max_parameters={size}}}"
+                f"secure_sum.max_parameters={size}"
             )
 
     def noise_std(self, shared: SharedBundle) -> float:
@@ -297,12 +294,12 @@ class DistributedNoise:
         if units_in_sum != self.units_in_sum:
             raise OptionError(
                 f"the noise is for {self.units_in_sum} units a node, and the plan has "
-                f"{units_in_sum}: write {{secure_sum=SecureSum(...)}} and let the plan count"
+                f"{units_in_sum}: write secure_sum=SecureSum(...) and let the plan count"
             )
         if sums > self.sums or self.nodes > num_clients:
             raise OptionError(
                 f"the noise is for {self.sums} sums of {self.nodes} nodes, and the plan has "
-                f"{sums} of {num_clients} units: write {{secure_sum=SecureSum(...)}} and let the "
+                f"{sums} of {num_clients} units: write secure_sum=SecureSum(...) and let the "
                 "plan count"
             )
         self.shared_bundle(bundle, 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fl_dp.accounting import PoissonSampling, Sampling
-from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions, require_count
 
 from .clipped import NormClippedPlan
 from .hosting import Hosting
@@ -21,18 +21,18 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
     is DP-SGD on the union of all records, of which no node says how many it has.
 
     Attributes:
-        num_clients: About as many records as all nodes have: it divides, and the contribution
+        num_clients: Clients, each a node, on which the records lie.
+        num_records: About as many records as all of them have: it divides, and the contribution
             check compares it with a noisy count.
-        nodes: Nodes on which the records lie.
-        max_records: Records that one node has at most; public.
+        max_records: Records that one client has at most; public.
         sampling_rate: Probability of each record in each round, by coins of its node; 1: all.
-        clipping_norm: L2 bound on the gradient of one record.
+        clipping: L2 bound on the gradient of one record.
         Others: See `SharedNoisePlan`.
     """
 
     kind: ClassVar[str] = "distributed_records"
 
-    nodes: int
+    num_records: int
     max_records: int
     sampling_rate: float = 1.0
 
@@ -41,11 +41,15 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
         """Return the rate of the nodes' coins. See `Plan.law`."""
         if not isinstance(sampling, PoissonSampling):
             raise IncompatibleOptions(
-                "nodes do not say how many records they have, so they flip their own coins: use "
-                f"{{sampling=PoissonSampling}}, not {{sampling={sampling}}}",
-                options=("sampling", "nodes"),
+                "nodes do not say how many records they have, so they flip their own coins: "
+                f"take a Poisson sample, got {sampling}"
             )
         return {"sampling_rate": sampling.sampling_rate}
+
+    @property
+    def num_units(self) -> int:
+        """The records."""
+        return self.num_records
 
     @property
     def unit(self) -> str:
@@ -60,4 +64,9 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
     @property
     def hosting(self) -> Hosting:
         """How records lie on nodes."""
-        return Hosting(units_per_node=self.max_records, coins_at_nodes=True, nodes=self.nodes)
+        return Hosting(units_per_node=self.max_records, coins_at_nodes=True, nodes=self.num_clients)
+
+    def check(self) -> None:
+        """Refuse a training without records."""
+        require_count(num_records=self.num_records)
+        super().check()

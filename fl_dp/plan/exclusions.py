@@ -88,53 +88,53 @@ EXCLUSIONS: tuple[Exclusion[Asked], ...] = (
             and asked.plan.unit == "client"
         ),
         why="the selection is charged for records and the plan promises something to clients",
-        instead="make the plan with {unit='record'} and {neighboring_relation=replace-one}",
+        instead="make the plan with unit=record and neighboring_relation=replace-one",
     ),
     Exclusion(
         options=("coins_at_nodes", "selection"),
         when=lambda asked: asked.coins_at_nodes and asked.draws_cohorts,
         why="nodes that flip the coins themselves ask no selection",
-        instead="use {selection=PoissonSelection} itself",
+        instead="leave coins_at_nodes out, or take the plain Poisson selection",
     ),
     Exclusion(
         options=("utility", "units_per_node"),
         when=lambda asked: asked.looks_at_norms and asked.sums_at_nodes,
         why="a node that sums its units does not tell the norm of each",
-        instead="write {utility='loss'}, or have one unit a node and coins at the server",
+        instead="write utility=loss, or have one unit a node and coins at the server",
     ),
     Exclusion(
         options=("compression.up", "units_per_node", "coins_at_nodes", "secure_sum"),
         when=lambda asked: asked.compression.up != "none" and (asked.sums_at_nodes or asked.masked),
-        why="{compression.up=?} would round sums that have to stay exact: those of a node's units, "
+        why="compressed updates would round sums that have to stay exact: those of a node's units, "
         "and masked ones, which then no longer add up",
-        instead="leave it out, or have one unit a node and coins at the server; with {secure_sum} "
-        "write {secure_sum.bits=8} for half the bytes",
+        instead="leave compression.up out, or have one unit a node and coins at the server; secure "
+        "sums take half the bytes by secure_sum.bits=8",
     ),
     Exclusion(
-        options=("roster_may_grow", "sampling", "secure_sum"),
+        options=("roster_may_grow", "groups", "secure_sum"),
         when=lambda asked: asked.fixed_roster and asked.roster_may_grow,
         why="shares of noise, and groups that take turns, are planned for the declared clients",
-        instead="leave {roster_may_grow=True} out, and declare as many as may ever come",
+        instead="leave roster_may_grow out, and declare as many as may ever come",
     ),
     Exclusion(
-        options=("dp_sgd", "nodes"),
+        options=("dp_sgd", "max_records"),
         when=lambda asked: (
             asked.dp_sgd and asked.plan is not None and asked.plan.hosting.of_records
         ),
         why="where units are records a sum is a step of DP-SGD already, and clients take none of "
         "their own",
-        instead="leave {record_plan} out",
+        instead="leave DP-SGD inside clients out",
     ),
     Exclusion(
-        options=("weight_cap", "metrics", "selection", "record_plan"),
+        options=("weight_cap", "metrics", "utility", "dp_sgd"),
         when=lambda asked: (
             (asked.tells_nothing and asked.tells_the_server)
             or (asked.dp_sgd and (asked.tells_the_server or asked.has_metrics))
         ),
         why="clients that do not trust the server, or protect their records by DP-SGD, tell it "
         "nothing beside their update, neither a utility nor how many records they have",
-        instead="give no {weight_cap}, a {selection} that asks clients for no utility, and with "
-        "{record_plan} no {metrics}",
+        instead="give no weight_cap, a selection that asks clients for no utility, and with "
+        "DP-SGD inside clients no metrics",
     ),
 )
 """Every combination that is always wrong, in the order in which they are looked for."""

@@ -26,8 +26,7 @@ def plan_of(kind: type[Plan], given: Mapping[str, Any]) -> Plan:
     for name in given:
         if name not in known:
             raise IncompatibleOptions(
-                f"{{{name}}} means nothing where noise is added {kind.place} ({kind.kind} plans): "
-                "leave it out",
-                options=(name,),
+                f"{name} means nothing where noise is added {kind.place} ({kind.kind} plans): "
+                "leave it out"
             )
     return kind(**given)

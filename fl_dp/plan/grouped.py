@@ -39,7 +39,8 @@ class GroupedPlan(ServerNoisePlan):
         if self.sampling.visible:
             raise OptionError(
                 "groups with budgets of their own take part at different rates, below 1: write a "
-                f"{{sampling_rate}} in (0, 1), got {{sampling={self.sampling}}}, or a LocalPlan"
+                f"sampling_rate in (0, 1), or have each client add its own noise, got "
+                f"{self.sampling.rates[-1]:g}"
             )
         require_largest_budget(self, self.sampling)
 

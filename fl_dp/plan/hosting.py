@@ -38,14 +38,19 @@ class Hosting:
             ValueError: If a node is to host no unit.
         """
         if self.units_per_node < 1:
-            raise OptionError(f"{{units_per_node}} must be at least 1, got {self.units_per_node}")
+            raise OptionError(f"{self.limit} must be at least 1, got {self.units_per_node}")
         if self.nodes is not None and self.nodes < 1:
-            raise OptionError(f"{{nodes}} must be at least 1, got {self.nodes}")
+            raise OptionError(f"nodes must be at least 1, got {self.nodes}")
 
     @property
     def of_records(self) -> bool:
         """Whether a unit is one record, and its update the gradient of that record."""
         return self.nodes is not None
+
+    @property
+    def limit(self) -> str:
+        """Name of the option that says how many units a node hosts at most."""
+        return "max_records" if self.of_records else "units_per_node"
 
     @property
     def sampled(self) -> str:
@@ -105,6 +110,6 @@ class Hosting:
         if self.nodes is not None and self.nodes * self.units_per_node < declared:
             raise OptionError(
                 f"{self.nodes} nodes of at most {self.units_per_node} records can't hold the "
-                f"{{num_clients={declared}}} that are declared: write the most records that one "
-                "node may have, {max_records=...}, which is public"
+                f"num_records={declared} that are declared: write the most records that one "
+                "node may have, max_records=..., which is public"
             )

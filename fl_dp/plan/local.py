@@ -37,7 +37,7 @@ class LocalPlan(NormClippedPlan):
     against the server itself, which sees each message and who sent it.
 
     Attributes:
-        clipping_norm: L2 bound on one client's update.
+        clipping: Bound on one client's update, of the scheme's norm.
         scheme: How a client makes its noise: a name of `fl_dp.mechanisms.schemes.SCHEMES`.
             `noise_multiplier` is that of one client's own noise.
         cohort: Clients of a round, seen by everybody; None: all.
@@ -72,9 +72,8 @@ class LocalPlan(NormClippedPlan):
             return {}
         raise IncompatibleOptions(
             "with noise at the clients the server sees each message and who sent it, so nothing "
-            "is amplified: with {client_scheme} write {sampling_rate=1} or "
-            f"{{sampling=VisibleSampling(cohort=...)}}, got {{sampling={sampling}}}",
-            options=("sampling", "client_scheme"),
+            "is amplified: write sampling_rate=1, or draw visible cohorts by a public selection, "
+            f"got {sampling}"
         )
 
     @property
@@ -120,23 +119,21 @@ class LocalPlan(NormClippedPlan):
         if self.participation_cap is not None and self.schedule != _CONSTANT:
             raise IncompatibleOptions(
                 "clients differ in the rounds they take part in, and under a participation cap "
-                "each of their own messages needs the same noise: leave {participation_cap} out, "
-                "or use a constant {schedule}",
-                options=("participation_cap", "schedule"),
+                "each of their own messages needs the same noise: leave participation_cap out, "
+                "or use a constant schedule"
             )
         if self.groups is None:
             return
         if not self.groups.visible:
             raise OptionError(
                 "groups whose clients add noise of their own take part in every round: write "
-                f"{{sampling_rate=1}}, got {{sampling={self.groups}}}"
+                f"sampling_rate=1, got {self.groups.rates[-1]:g}"
             )
         require_largest_budget(self, self.groups)
         if self.cohort is not None or self.participation_cap is not None:
             raise IncompatibleOptions(
-                "groups with budgets of their own take part in every round: leave {cohort} and "
-                "{participation_cap} out, and plan fewer rounds",
-                options=("groups", "cohort", "participation_cap"),
+                "groups with budgets of their own take part in every round: leave cohort and "
+                "participation_cap out, and plan fewer rounds"
             )
 
     def scheme_of(self, noise_multiplier: float) -> ClientScheme:

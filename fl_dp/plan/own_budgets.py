@@ -20,8 +20,8 @@ def require_largest_budget(plan: Plan, law: OwnRatesSampling) -> None:
     """
     if plan.budget.epsilon != law.budgets[-1]:
         raise OptionError(
-            f"{{epsilon={plan.budget.epsilon:g}}} must be the largest of the {{budgets}}: "
-            f"write {{epsilon={law.budgets[-1]:g}}}, and no {{noise_multiplier}}, as noise for "
+            f"epsilon={plan.budget.epsilon:g} must be the largest of the budgets: "
+            f"write epsilon={law.budgets[-1]:g}, and no noise_multiplier, as noise for "
             "groups with budgets of their own is calibrated"
         )
     if any(law.event_for(0, event) != event for event, _ in plan.other_releases):

@@ -54,7 +54,6 @@ _MARGIN = 1e-9  # above rounding: the same plan must fit on another machine, too
 _LEAST_BUDGET = 1e-9
 _OF_RELEASES = {
     "clipping",
-    "clipping_norm",
     "metrics",
     "scalar_noise_std",
     "total_weight",
@@ -84,7 +83,7 @@ class Plan(ABC):
     Attributes:
         budget: Never exceeded, whatever happens to the rounds.
         rounds: Models that are planned to be released; 0 for a plan of `other_releases` alone.
-        num_clients: Units of the declared roster; public.
+        num_clients: Clients of the declared roster; public.
         neighboring_relation: Which populations are neighbours.
         other_releases: What else is released under this budget, such as private statistics.
         contribution_check: Whether each round also releases a noisy number of the units that
@@ -119,10 +118,15 @@ class Plan(ABC):
             """How each cohort is sampled."""
 
         @property
-        def clipping_norm(self) -> float:
-            """L2 bound on one unit's whole update, in the first round."""
+        def clipping(self) -> Clipping:
+            """What bounds one unit's update."""
 
     # What a kind may have, and what it is where a kind has none.
+
+    @property
+    def num_units(self) -> int:
+        """Units of the declared roster."""
+        return self.num_clients
 
     @property
     def unit(self) -> str:
@@ -207,14 +211,6 @@ class Plan(ABC):
             ValueError: With what to write instead.
         """
 
-    @abstractmethod
-    def with_clipping(self, clipping: Clipping) -> Self:
-        """Return the plan with another bound on updates, which no charge depends on.
-
-        Raises:
-            ValueError: If this kind has no such rule.
-        """
-
     @classmethod
     def law(cls, sampling: Sampling) -> dict[str, Any]:
         """Return the fields that say how cohorts are sampled.
@@ -236,16 +232,16 @@ class Plan(ABC):
         self._check_types()
         if self.rounds < (0 if self.other_releases else 1):
             raise OptionError(
-                f"{{rounds}} must be at least 1, or 0 where other_releases are planned, got "
+                f"rounds must be at least 1, or 0 where other_releases are planned, got "
                 f"{self.rounds}"
             )
         if self.rounds > _MOST_ROUNDS:
-            raise OptionError(f"{{rounds}} must be at most {_MOST_ROUNDS:,}, got {self.rounds:,}")
+            raise OptionError(f"rounds must be at most {_MOST_ROUNDS:,}, got {self.rounds:,}")
         if self.num_clients < 1:
-            raise OptionError(f"{{num_clients}} must be at least 1, got {self.num_clients}")
-        self.sampling.check(self.num_clients)
-        self.release.check(self.num_clients)
-        self.hosting.check(self.num_clients)
+            raise OptionError(f"num_clients must be at least 1, got {self.num_clients}")
+        self.sampling.check(self.num_units)
+        self.release.check(self.num_units)
+        self.hosting.check(self.num_units)
         self.check()
         if not self.is_draft:
             self.check_noise()
@@ -263,7 +259,7 @@ class Plan(ABC):
         """
         if self.is_draft:
             raise OptionError(
-                "this plan is a draft without its {noise_multiplier}: write plan.calibrated(), "
+                "this plan is a draft without its noise_multiplier: write plan.calibrated(), "
                 "which returns it with the noise that its budget asks for"
             )
 
@@ -310,30 +306,44 @@ class Plan(ABC):
         fits = self._fitting_rounds()
         fewer = "" if fits is None else f"plan at most {fits} rounds, or "
         raise OptionError(
-            f"{self.rounds} {{rounds}} at {{noise_multiplier={self.noise_multiplier:.4g}}} "
+            f"{self.rounds} rounds at noise_multiplier={self.noise_multiplier:.4g} "
             f"spend epsilon {spends:.4g}, more than the budget of {most:.4g}: {fewer}"
-            "leave {noise_multiplier} out and it is calibrated"
+            "leave noise_multiplier out and it is calibrated"
         )
+
+    def with_clipping(self, clipping: Clipping) -> Self:
+        """Return the plan with another bound on updates, which no charge depends on.
+
+        Raises:
+            ValueError: If this kind has no such rule.
+        """
+        changed: dict[str, Any] = {"clipping": clipping}
+        return replace(self, **changed)
+
+    @property
+    def clipping_norm(self) -> float:
+        """L2 bound on one unit's whole update, in the first round."""
+        return self.release.clipping_norm
 
     @property
     def sampling_rate(self) -> float:
         """The expected share of the roster in a round."""
-        return self.expected_cohort / self.num_clients
+        return self.expected_cohort / self.num_units
 
     @property
     def expected_cohort(self) -> float:
         """The public constant that stands for the size of a cohort."""
-        return self.sampling.expected_cohort(self.num_clients)
+        return self.sampling.expected_cohort(self.num_units)
 
     @property
     def expected_weight(self) -> float:
         """What such a cohort adds to a count; see `Sampling.expected_weight`."""
-        return self.sampling.expected_weight(self.num_clients)
+        return self.sampling.expected_weight(self.num_units)
 
     @property
     def denominator(self) -> float:
         """The public constant that a round's sum is divided by; see `Release.denominator`."""
-        return self.release.denominator(self.expected_weight, self.num_clients)
+        return self.release.denominator(self.expected_weight, self.num_units)
 
     def noise_of_mean(self, noise_multiplier: float) -> float:
         """Return the standard deviation of the noise on each coordinate of a round's mean.
@@ -398,7 +408,7 @@ class Plan(ABC):
 
     def event_at(self, noise_multiplier: float) -> PrivacyEvent:
         """Return what a round of that noise multiplier is charged as."""
-        return self.sampling.event(noise_multiplier, self.num_clients)
+        return self.sampling.event(noise_multiplier, self.num_units)
 
     def rounds_at(self, noise_multiplier: float) -> FrozenHistory:
         """Return what the charged rounds are when the least noise is `noise_multiplier`."""
@@ -524,11 +534,8 @@ class Plan(ABC):
             law, hint = given.pop("sampling"), hints["sampling"]
             laws = get_args(hint) or (hint,)
             if type(law) not in laws:
-                names = " or ".join(known.__name__ for known in laws)
-                raise IncompatibleOptions(
-                    f"a {self.kind} plan has cohorts by {names}, got {{sampling={law}}}",
-                    options=("sampling",),
-                )
+                names = " or ".join(known.kind for known in laws)
+                raise IncompatibleOptions(f"a {self.kind} plan has cohorts by {names}, got {law}")
         require_types(given, hints)
 
     def check_noise(self) -> None:
@@ -542,26 +549,26 @@ class Plan(ABC):
         # Scalars fit every round, or no round starts.
         _ = self.bundle(max(self.noise_multipliers, default=self.noise_multiplier))
         self._check_exactness()
-        if self.budget.delta >= 1.0 / self.num_clients:
+        if self.budget.delta >= 1.0 / self.num_units:
             warnings.warn(
-                f"delta {self.budget.delta:.3g} is not below 1/num_clients = "
-                f"{1.0 / self.num_clients:.3g}: a mechanism that publishes one client in full "
-                f"would pass; use {self.num_clients**-1.1:.3g} or less",
+                f"delta {self.budget.delta:.3g} is not below 1/num_{self.hosting.sampled}s = "
+                f"{1.0 / self.num_units:.3g}: a mechanism that publishes one client in full "
+                f"would pass; use {self.num_units**-1.1:.3g} or less",
                 stacklevel=4,
             )
 
     def _check_exactness(self) -> None:
         """Refuse more units than sums hold without a rounding, all of them or those of one node."""
         # The finer the noise, the finer the grid, and the fewer units it sums without a rounding.
-        units, whose, lower = self.num_clients, "clients", ""
+        units, whose, lower = self.num_units, "clients", ""
         if (hosted := self.hosting.units_per_node) > units:
             units, whose = hosted, "units of one node"
-            lower = f", or write less than {{units_per_node={hosted}}}"
+            lower = f", or write less than {self.hosting.limit}={hosted}"
         if self.bundle(self.noise_multiplier).max_units < units:
             raise OptionError(
-                f"{{noise_multiplier}} {self.noise_multiplier:.4g} is too small to sum "
+                f"noise_multiplier {self.noise_multiplier:.4g} is too small to sum "
                 f"{units} {whose} exactly: use at least "
-                f"{least_noise_multiplier(units, self.clipping_norm)}, or a smaller {{epsilon}}"
+                f"{least_noise_multiplier(units, self.clipping_norm)}, or a smaller epsilon"
                 f"{lower}"
             )
 
@@ -579,8 +586,7 @@ def require_public_roster(plan: Plan, law: str) -> None:
     if plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
         raise IncompatibleOptions(
             f"{law} needs a public roster, and nothing is promised under add-or-remove-one: write "
-            "{neighboring_relation=zero-out}",
-            options=("neighboring_relation", "sampling"),
+            "neighboring_relation=zero-out"
         )
 
 
@@ -593,14 +599,12 @@ def require_capped(plan: Plan, cap: int | None) -> None:
     if cap is None:
         return
     if cap < 1:
-        raise OptionError(f"{{participation_cap}} must be at least 1, got {cap}")
+        raise OptionError(f"participation_cap must be at least 1, got {cap}")
     if not plan.sampling.visible:
         raise IncompatibleOptions(
             "a participation cap needs to see who takes part, and sampling is only worth its "
-            "amplification when nobody does: leave {participation_cap} out, or write "
-            "{sampling_rate=1} or {sampling=VisibleSampling(cohort=...)}, got "
-            f"{{sampling={plan.sampling}}}",
-            options=("participation_cap", "sampling"),
+            "amplification when nobody does: leave participation_cap out, or write "
+            f"sampling_rate=1, or draw visible cohorts by a public selection, got {plan.sampling}"
         )
 
 
@@ -612,11 +616,10 @@ def require_distant_records(plan: Plan) -> None:
         IncompatibleOptions: If neighbours are not those that replace one.
     """
     if plan.unit not in ("client", "record"):
-        raise OptionError(f"{{unit}} must be one of client, record, got '{plan.unit}'")
+        raise OptionError(f"unit must be one of client, record, got '{plan.unit}'")
     if plan.unit == "record" and plan.neighboring_relation.distance != 2:
         raise IncompatibleOptions(
             "one record changes its client's whole update, by up to twice the clipping norm, so "
-            "{unit='record'} needs replace-one neighbours: write "
-            f"{{neighboring_relation=replace-one}}, got {plan.neighboring_relation}",
-            options=("unit", "neighboring_relation"),
+            "unit=record needs replace-one neighbours: write "
+            f"neighboring_relation=replace-one, got {plan.neighboring_relation}"
         )

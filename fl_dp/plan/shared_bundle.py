@@ -207,9 +207,7 @@ class WordSize:
             for bits in range(tried + 1, MOST_BITS + 1)
             if self._found(bundle, size, bits, narrow=True) is not None
         )
-        write = next(
-            (f"{{secure_sum.bits={bits}}}" for bits in enough), "a larger {noise_multiplier}"
-        )
+        write = next((f"secure_sum.bits={bits}" for bits in enough), "a larger noise_multiplier")
         return (
             f"{tried} bits are too few for sums of {self.noise.cohort} nodes at noise multiplier "
             f"{bundle.noise_multiplier:.4g}: a share of noise would be below "

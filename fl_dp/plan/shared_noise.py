@@ -58,7 +58,7 @@ class SharedNoisePlan(Plan):
     @cached_property
     def noise(self) -> DistributedNoise:
         """The shares of noise in a sum, and how exact they are."""
-        sampling, hosting, units, terms = self.sampling, self.hosting, self.num_clients, self._terms
+        sampling, hosting, units, terms = self.sampling, self.hosting, self.num_units, self._terms
         if isinstance(sampling, VisibleSampling):
             units = sampling.cohort
         return DistributedNoise(
@@ -77,13 +77,12 @@ class SharedNoisePlan(Plan):
         if not (isinstance(sampling, VisibleSampling) and terms.roster and terms.colluding is None):
             return terms
         # A server that lies chooses the cohort, and all who collude may be in it.
-        usual = usual_colluding(self.hosting.nodes_of(self.num_clients))
+        usual = usual_colluding(self.hosting.nodes_of(self.num_units))
         if sampling.cohort < usual + 2:
             raise OptionError(
                 f"of {self.num_clients} nodes {usual} may collude, and a server that lies would "
-                "put them all into one cohort: write "
-                f"{{sampling=VisibleSampling(cohort={usual + 2})}} or more, got "
-                f"{sampling.cohort}, or {{secure_sum.colluding=...}}"
+                f"put them all into one cohort: take cohorts of at least {usual + 2}, got "
+                f"{sampling.cohort}, or write secure_sum.colluding=..."
             )
         return replace(terms, colluding=usual)
 
@@ -203,31 +202,27 @@ class SharedNoisePlan(Plan):
         """Refuse what is no secret under a secure sum."""
         if self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             raise IncompatibleOptions(
-                "a unit that is alone at its node takes its share of the noise with it: with "
-                "{secure_sum} write {neighboring_relation=zero-out}",
-                options=("neighboring_relation", "secure_sum"),
+                "a unit that is alone at its node takes its share of the noise with it: write "
+                "neighboring_relation=zero-out"
             )
         sampled = not self.sampling.visible
         if sampled and not self.hosting.coins_at_nodes:
             raise IncompatibleOptions(
-                "a cohort that only the server knows is no secret under {secure_sum}, as its noise "
+                "a cohort that only the server knows is no secret under a secure sum, whose noise "
                 "is one share a member, and many coordinates of it tell how many there were: "
-                "write {coins_at_nodes=True}, {sampling_rate=1} or "
-                f"{{sampling=VisibleSampling(cohort=...)}}, got {{sampling={self.sampling}}}",
-                options=("sampling", "secure_sum"),
+                "write coins_at_nodes=True or sampling_rate=1, or draw visible cohorts by a public "
+                f"selection, got {self.sampling}"
             )
         if sampled and self.secure_sum.reply_after is None:
             raise IncompatibleOptions(
-                "a node whose coins drew nobody answers sooner, which shows its coins: with "
-                "{secure_sum} and {coins_at_nodes=True} write {sampling_rate=1}, or "
-                "{secure_sum.reply_after=...}, in seconds",
-                options=("coins_at_nodes", "secure_sum.reply_after"),
+                "a node whose coins drew nobody answers sooner, which shows its coins: write "
+                "secure_sum.reply_after=..., in seconds, or sampling_rate=1"
             )
         if (hosted := self.hosting.units_per_node) > MOST_UNITS:
             raise OptionError(
                 f"a node of a secure sum adds up at most {MOST_UNITS} units as exactly as they are "
-                f"charged, and may have {{units_per_node={hosted}}}: spread them over more nodes, "
-                f"and write {{units_per_node={MOST_UNITS}}} or less"
+                f"charged, and may have {self.hosting.limit}={hosted}: spread them over more "
+                f"nodes, and write {self.hosting.limit}={MOST_UNITS} or less"
             )
         _ = self.noise  # checks itself
 
@@ -238,5 +233,5 @@ class SharedNoisePlan(Plan):
             self.bundle(self.noise_multiplier),
             units_in_sum=self.hosting.most_drawn(self.sampling),
             sums=self.rounds + sum(count for _, count in self.other_releases),
-            num_clients=self.num_clients,
+            num_clients=self.num_units,
         )

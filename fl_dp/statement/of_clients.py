@@ -61,7 +61,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         clipping=plan.release.clipping,
         clipping_norm=plan.clipping_norm,
         denominator=plan.denominator,
-        num_clients=plan.num_clients,
+        num_clients=plan.num_units,
         randomness=tuple(sorted(ledger.randomness)),
         insecure=ledger.insecure,
         not_covered=(*not_covered, *plan.not_covered, *plan.sampling.not_covered),

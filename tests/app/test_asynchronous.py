@@ -45,8 +45,11 @@ def test_settings_say_who_is_asked_and_what_it_is_charged() -> None:
     "override, match",
     [
         ("selection=public", "privacy=buffered has no selection=public: write selection=buffered"),
-        ("selection.concurrency=3", "selection.concurrency must be at least the buffer's 4"),
-        ("selection.participation_cap=1", "selection.participation_cap=1 times each can't fill 20"),
+        ("selection.concurrency=3", "concurrency must be at least the buffer's 4"),
+        (
+            "selection.participation_cap=1",
+            "asked at most participation_cap=1 times each can't fill 20",
+        ),
     ],
 )
 def test_errors_speak_of_keys(override: str, match: str) -> None:

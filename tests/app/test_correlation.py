@@ -74,7 +74,7 @@ def test_a_cut_inside_groups_is_of_the_group() -> None:
         (["privacy=correlated"], "with selection=poisson needs .* write privacy.groups=8, or sel"),
         (["privacy=correlated", "selection.sampling_rate=0.4"], "privacy.groups=2"),
         (["privacy=correlated", "privacy.groups=11"], "at most 10 groups"),
-        ([*CYCLIC, "privacy.bands=5"], "5 privacy.bands are more .* use at most 4"),
+        ([*CYCLIC, "privacy.bands=5"], "bands=5 is more .* use at most 4"),
         ([*SPACED, "privacy.separation=11"], "separation of at most 10"),
         ([*CYCLIC, "privacy.neighboring_relation=replace-one"], "zero-out"),
         (["privacy=corelated"], "did you mean privacy=correlated"),

@@ -16,6 +16,7 @@ from fl_dp.app.settings.fitting import GROUPS, KEYS
 from fl_dp.app.settings.promises import PROMISES, PrivacySettings, PromiseSettings
 from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan.as_json import KINDS
+from fl_dp.plan.clipped import RuleClippedPlan
 from fl_dp.strategies import check_together
 from fl_dp.updates.compression_options import CompressionOptions
 
@@ -37,21 +38,21 @@ ALONE = {
 NEEDS: dict[str, tuple[str, ...]] = {
     "selection=own_budgets": ("selection.budgets=[140,150]", "selection.shares=[0.5,0.5]"),
     "schedule=custom": ("schedule.weights=[1,2,2,3]",),
-    "weights.total=30": ("weights.cap=9",),
-    "metrics.loss=[0,5]": ("metrics.noise_std=9",),
+    "total_weight=30": ("weight_cap=9",),
+    "metrics.loss=[0,5]": ("metrics.scalar_noise_std=9",),
 }
 """What an option needs besides itself."""
 FIELDS = {
-    "metrics.loss": ("[0,5]", "metrics"),
-    "metrics.accuracy": ("[0,1]", "metrics"),
-    "metrics.noise_std": ("9", "scalar_noise_std"),
-    "weights.total": ("30", "total_weight"),
-    "simulation.units_per_node": ("2", "units_per_node"),
-    "selection.coins": ("nodes", "coins_at_nodes"),
-    "selection.participation_cap": ("4", "participation_cap"),
+    "metrics.loss": "[0,5]",
+    "metrics.accuracy": "[0,1]",
+    "metrics.scalar_noise_std": "9",
+    "total_weight": "30",
+    "simulation.units_per_node": "2",
+    "selection.coins_at_nodes": "true",
+    "selection.participation_cap": "4",
 }
-"""Keys that are a field of a plan, with a value and that field."""
-OF_NO_PLAN = {"metrics.private_epsilon", "weights.cap", "statistic.query", "statistic.law"}
+"""Keys that come to a field of a plan, with a value."""
+OF_NO_PLAN = {"metrics.private_epsilon", "weight_cap", "statistic.query", "statistic.law"}
 """Keys about what stands beside a plan."""
 
 
@@ -62,7 +63,7 @@ def overrides_of(mode: str, *asked: str) -> list[str]:
     given |= {each.partition("=")[0]: each for each in asked}
     if mode == "correlated" and given["selection"] != "selection=public":
         given["privacy.groups"] = "privacy.groups=2"
-    if mode == "distributed" and "selection.coins" in given:
+    if mode == "distributed" and "selection.coins_at_nodes" in given:
         given["reply"] = "privacy.secure_sum.reply_after=30"
     return [f"privacy={mode}", *given.values()]
 
@@ -74,7 +75,7 @@ def declared() -> Iterator[tuple[str, str]]:
         yield from ((mode, f"clipping={name}") for name in promise.fitting.clipping)
         yield from ((mode, f"schedule={name}") for name in promise.fitting.schedule[:2])
         keys = (key for key in promise.fitting.keys if key in FIELDS)
-        yield from ((mode, f"{key}={FIELDS[key][0]}") for key in keys)
+        yield from ((mode, f"{key}={FIELDS[key]}") for key in keys)
 
 
 @pytest.mark.parametrize(("mode", "asked"), declared())
@@ -93,9 +94,9 @@ def test_every_kind_of_plan_is_chosen_by_its_name() -> None:
 def test_a_promise_has_the_keys_that_its_kind_has_a_field_for_and_no_other(mode: str) -> None:
     fitting, known = PLANNED[mode].fitting, {field.name for field in fields(KINDS[mode])}
     assert {key for key in fitting.keys if key in FIELDS} == {
-        key for key, (_, field) in FIELDS.items() if field in known
+        key for key in FIELDS if {key.rpartition(".")[2], key.partition(".")[0]} & known
     }
-    assert (len(fitting.clipping) > 1) == ("clipping" in known)
+    assert (len(fitting.clipping) > 1) == (RuleClippedPlan in KINDS[mode].__mro__)
     assert (len(fitting.schedule) > 1) == ("schedule" in known)
     assert ("unit" in {field.name for field in fields(PLANNED[mode])}) == ("unit" in known)
     assert set(KEYS) == OF_NO_PLAN | set(FIELDS)
@@ -165,7 +166,7 @@ def test_a_promise_brings_its_first_options_where_nobody_chose() -> None:
             "write privacy=central, correlated",
         ),
         ("privacy=grouped simulation.units_per_node=9", "or write privacy=central or correlated"),
-        ("privacy=dp_sgd weights.cap=3", "another promise has it: privacy=central or correlated"),
+        ("privacy=dp_sgd weight_cap=3", "another promise has it: privacy=central or correlated"),
         ("privacy=correlated statistic.query=count", "leave it out, or write privacy=central"),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_promise_can_be_planned_as_it_stands(promise: str) -> None:
     assert "selection.sampling_rate=1 rounds=10" in line and "what you write wins" in line
 
 
-@pytest.mark.parametrize("written", ["selection=public", "selection.coins=nodes"])
+@pytest.mark.parametrize("written", ["selection=public", "selection.coins_at_nodes=true"])
 def test_a_selection_of_one_s_own_is_not_mixed_with_that_of_a_promise(written: str) -> None:
     assert "selection.sampling_rate" not in brought("privacy=distributed", written)
 

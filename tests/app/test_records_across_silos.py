@@ -106,15 +106,15 @@ def test_silos_measure_the_last_model_by_a_secure_sum(
 
 def test_more_records_than_a_node_sums_exactly_are_refused_by_their_key() -> None:
     many = ("selection.sampling_rate=1e-3", "privacy.secure_sum.bits=32")
-    with pytest.raises(OptionError, match=r"less than privacy\.max_records=2097153$"):
+    with pytest.raises(OptionError, match=r"less than max_records=2097153$"):
         make_plan(compose_settings([*SILOS, *many, "rounds=6", "privacy.max_records=2097153"]))
-    with pytest.raises(OptionError, match=r"privacy\.max_records=4194304 or less$"):
+    with pytest.raises(OptionError, match=r"write max_records=4194304 or less$"):
         make_plan(compose_settings([*SILOS, *many, "rounds=6", "privacy.max_records=4194305"]))
 
 
 def test_declared_records_divide_and_nothing_else() -> None:
     plan = make_plan(compose_settings([*SILOS, "rounds=6", "privacy.num_records=2000"]))
-    assert plan.num_clients == 2000
+    assert (plan.num_units, plan.num_clients) == (2000, 5)
     assert plan.denominator == 0.25 * 2000
     assert plan.hosting.nodes == 5
     assert plan.hosting.units_per_node == 2000
@@ -128,14 +128,14 @@ def test_declared_records_divide_and_nothing_else() -> None:
         (["task.partition=nodes"], "privacy.num_records=..., which is public"),
         (["privacy.max_records=100"], "raise the first or lower the second"),
         (["simulation.units_per_node=2"], "has no simulation.units_per_node=2: leave it out"),
-        (["selection.coins=nodes"], "has no selection.coins=nodes: leave it out"),
+        (["selection.coins_at_nodes=true"], "has no selection.coins_at_nodes=True: leave it out"),
         (
             ["clipping=adaptive"],
             "has no clipping=adaptive: write clipping=fixed (another",
         ),
         (
             ["privacy.secure_sum.reply_after=null"],
-            "write selection.sampling_rate=1, or privacy.secure_sum.reply_after=..., in seconds",
+            "write secure_sum.reply_after=..., in seconds, or sampling_rate=1",
         ),
     ],
 )

@@ -60,16 +60,16 @@ def run(folder: Path, *overrides: str) -> tuple[RunFolder, dict[str, Any]]:
             "selection.records_per_client=50",
         ],
         ["selection=dp_utility", "selection.refresh_every=2"],
-        ["selection.coins=nodes"],
-        ["selection.coins=nodes", "simulation.units_per_node=5"],
+        ["selection.coins_at_nodes=true"],
+        ["selection.coins_at_nodes=true", "simulation.units_per_node=5"],
         ["simulation.units_per_node=5", "clipping=adaptive", "metrics.loss=[0,3]"],
         ["selection=dp_utility", "simulation.units_per_node=5"],
         ["selection=exponential", "simulation.units_per_node=5"],
         ["clipping=adaptive"],
         ["clipping=per_layer"],
         ["clipping=per_layer", "clipping.norms=[0.3,0.1]"],
-        ["weights.cap=200"],
-        ["weights.cap=200", "weights.total=8"],
+        ["weight_cap=200"],
+        ["weight_cap=200", "total_weight=8"],
         ["metrics.loss=[0,3]", "metrics.accuracy=[0,1]"],
         ["server_optimizer=fedadam"],
         ["selection.sampling_rate=1", "selection.participation_cap=2"],
@@ -140,7 +140,7 @@ def test_the_bytes_of_a_message_stand_beside_each_round(tmp_path: Path) -> None:
         assert line["bytes_up"] == math.ceil(parameters / 8) + 16 + 2 * 128  # codes and scales
 
 
-@pytest.mark.parametrize("sums", ["simulation.units_per_node=2", "selection.coins=nodes"])
+@pytest.mark.parametrize("sums", ["simulation.units_per_node=2", "selection.coins_at_nodes=true"])
 def test_an_exact_sum_is_never_encoded(sums: str) -> None:
     settings = compose_settings([*SMALL, sums, "compression.up=float16"])
     with pytest.raises(ValueError, match="would round sums that have to stay exact"):
@@ -340,11 +340,11 @@ def test_clients_learn_neither_the_operators_folders_nor_a_seed(tmp_path: Path) 
     [
         (
             "selection.utility=update_norm",
-            "selection.utility=update_norm by any amount",
+            "utility=update_norm by any amount",
         ),
         (
             "selection.utility=records",
-            "selection.utility=records by any amount",
+            "utility=records by any amount",
         ),
         ("selection.utility_high=0.5", "write selection.utility_high=1, got 0.5"),
     ],

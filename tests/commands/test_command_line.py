@@ -471,12 +471,10 @@ def test_clients_without_records_end_a_run_before_an_engine_starts(tmp_path: Pat
     assert "starting the nodes" not in said_on_stderr(result)
 
 
-def test_a_refused_plan_is_a_document_with_its_keys() -> None:
+def test_a_refused_plan_is_a_document() -> None:
     refused = call("plan", "--json", "privacy=distributed", "selection.sampling_rate=0.5")
     assert refused.exit_code == 2
-    document = json.loads(refused.stdout)
-    assert "selection.sampling_rate=1" in document["error"]
-    assert "selection" in {key.partition(".")[0] for key in document["keys"]}
+    assert "sampling_rate=1" in json.loads(refused.stdout)["error"]
 
 
 @pytest.mark.parametrize(("epsilon", "shown"), [(999.9, "999.9"), (1000.0, "no privacy")])
@@ -531,7 +529,10 @@ CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients
         (["-m", *CHEAP, "clipping.norm=1,-1"], "clipping.norm must be positive and finite, got -1"),
         (["-m", *CHEAP, "clipping.norm=interval(0,1)"], "clipping.norm=interval(0,1)"),
         ([*CHEAP, "rounds=3,5"], "rounds=3,5"),
-        (["privacy=none", "selection.coins=nodes"], "or write privacy=central or distributed"),
+        (
+            ["privacy=none", "selection.coins_at_nodes=true"],
+            "or write privacy=central or distributed",
+        ),
         (
             [*CHEAP, "clipping=per_layer", "clipping.norms=[1,1,1]"],
             "clipping.norms has 3 norms and model=logistic has 2",
@@ -566,7 +567,7 @@ def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path: P
         "privacy.noise_multiplier=8",
     )
     assert result.exit_code == 2
-    assert "40 rounds at privacy.noise_multiplier=8 spend epsilon" in said_on_stderr(result)
+    assert "40 rounds at noise_multiplier=8 spend epsilon" in said_on_stderr(result)
     stated = re.search(r"at most (\d+) rounds", said_on_stderr(result))
     assert stated is not None
     fits = int(stated.group(1))

@@ -13,11 +13,10 @@ from exclusions import ROWS, table
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
-from fl_dp.app.option_keys import CHOICES, KEYS, in_keys
 from fl_dp.app.overrides import group_options
 from fl_dp.app.planning import make_plan, make_record_plan
 from fl_dp.app.statistics import statistic_plan
-from fl_dp.option_errors import Exclusion, IncompatibleOptions, options_in
+from fl_dp.option_errors import Exclusion, IncompatibleOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 Place = tuple[str, int]
@@ -59,23 +58,23 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     (
         "privacy=local selection=public simulation.units_per_node=50",
         "privacy=local selection=public metrics.loss=[0,5]",
-        "privacy=local selection.coins=nodes",
-        "privacy=none selection.coins=nodes",
+        "privacy=local selection.coins_at_nodes=true",
+        "privacy=none selection.coins_at_nodes=true",
         "privacy=dp_sgd selection=public selection.participation_cap=9",
         "privacy=dp_sgd metrics.loss=[0,5]",
-        "privacy=dp_sgd weights.cap=9",
+        "privacy=dp_sgd weight_cap=9",
         "privacy=none metrics.private_epsilon=1",
-        f"{_SHARES} {_ALL} weights.cap=9 weights.total=99",
+        f"{_SHARES} {_ALL} weight_cap=9 total_weight=99",
         f"{_GRADIENTS} simulation.units_per_node=5",
         "privacy=buffered simulation.units_per_node=5",
-        "privacy=correlated selection.coins=nodes",
+        "privacy=correlated selection.coins_at_nodes=true",
         *(f"statistic.query=count privacy={mode}" for mode in ("local", "none", "correlated")),
         f"statistic.query=count {_SHARES} statistic.law=laplace",
     ),
     ("privacy=local selection=poisson selection.sampling_rate=0.5",),
     ("selection.participation_cap=9",),
     ("privacy=local selection=public selection.participation_cap=9 schedule=linear",),
-    ("selection.sampling_rate=1 selection.participation_cap=9 selection.coins=nodes",),
+    ("selection.sampling_rate=1 selection.participation_cap=9 selection.coins_at_nodes=true",),
     tuple(
         f"selection={name} simulation.units_per_node=3" for name in ("fixed", "truncated_poisson")
     ),
@@ -91,11 +90,11 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ),
     (
         "privacy.neighboring_relation=add-or-remove-one simulation.units_per_node=5",
-        "privacy.neighboring_relation=add-or-remove-one selection.coins=nodes",
+        "privacy.neighboring_relation=add-or-remove-one selection.coins_at_nodes=true",
     ),
     ("selection=exponential selection.records_per_client=9",),
     (f"{_SHARES} selection=poisson",),
-    (f"{_SHARES} selection.coins=nodes",),
+    (f"{_SHARES} selection.coins_at_nodes=true",),
     (f"{_SHARES} selection=public simulation.units_per_node=5",),
     (
         f"{_SHARES} {_ALL} privacy.neighboring_relation=add-or-remove-one",
@@ -106,7 +105,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ("selection=exponential selection.utility=update_norm simulation.units_per_node=50",),
     (
         "compression.up=quantize simulation.units_per_node=50",
-        "compression.up=quantize selection.coins=nodes",
+        "compression.up=quantize selection.coins_at_nodes=true",
     ),
     (f"{_CYCLIC} selection.participation_cap=5",),
     (f"{_CYCLIC} privacy.neighboring_relation=replace-one",),
@@ -119,7 +118,7 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ("task=csv task.partition=nodes simulation.units_per_node=2",),
     tuple(
         f"dp_sgd=on {setting}"
-        for setting in ("metrics.loss=[0,5]", "weights.cap=9", "selection=exponential")
+        for setting in ("metrics.loss=[0,5]", "weight_cap=9", "selection=exponential")
     ),
     (
         "statistic.query=count dp_sgd=on",
@@ -202,7 +201,6 @@ def reason(overrides: str) -> str | Place:
 @pytest.mark.parametrize("row", EXAMPLES, ids=lambda row: row[0].replace(" ", ","))
 def test_all_settings_of_a_row_are_refused_for_one_reason(row: tuple[str, ...]) -> None:
     assert len({reason(overrides) for overrides in row}) == 1
-    assert all(incompatible(overrides).options for overrides in row)
 
 
 def test_every_row_has_an_example() -> None:
@@ -247,13 +245,9 @@ def _written(file: str, lines: range) -> str:
 
 
 @pytest.mark.parametrize("rule", ROWS, ids=lambda rule: rule.why[:60])
-def test_a_row_names_options_that_there_are(rule: Exclusion[object]) -> None:
-    for option in (*rule.options, *options_in(" ".join(rule.for_any_value))):
-        assert option in KEYS or option in CHOICES or _is_key(in_keys(option, None)), option
-
-
-def _is_key(name: str) -> bool:
-    return name in all_keys() or name in group_options() or name == "metrics"
+def test_a_row_names_keys_or_their_last_words(rule: Exclusion[object]) -> None:
+    keys = [f".{key}." for key in (*all_keys(), *group_options(), "metrics")]
+    assert [one for one in rule.options if not any(f".{one}." in key for key in keys)] == []
 
 
 def test_the_guide_has_the_table() -> None:

@@ -15,6 +15,7 @@ from local_grid import LocalGrid
 
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.ledger import NodeLedger
+from fl_dp.mechanisms import FixedClipping
 from fl_dp.plan import LocalPlan
 from fl_dp.strategies import DPFedAvg
 
@@ -48,7 +49,7 @@ def plan() -> LocalPlan:
         budget=PrivacyBudget(epsilon=2.0, delta=1e-5),
         rounds=ROUNDS,
         num_clients=NODES,
-        clipping_norm=0.5,
+        clipping=FixedClipping(norm=0.5),
     ).calibrated()
 
 

@@ -27,7 +27,7 @@ def follow(
 ) -> float:
     """Return the clipping norm after some rounds over the same clients."""
     rng = SecureRandom()
-    norm = rule.initial_norm
+    norm = rule.norm
     for _ in range(rounds):
         total = sum_of_bits(norms, norm)
         if bit_noise_std is not None:
@@ -41,19 +41,19 @@ def follow(
 LOGNORMAL = np.exp(0.5 * np.random.default_rng(0).standard_normal(2000))
 
 
-@pytest.mark.parametrize("initial_norm", [0.5, 2.0])
-def test_without_noise_the_norm_goes_to_the_median(initial_norm: float) -> None:
+@pytest.mark.parametrize("norm", [0.5, 2.0])
+def test_without_noise_the_norm_goes_to_the_median(norm: float) -> None:
     """Lognormal(0, 0.5) norms; the reference reaches 1.007 and 1.003 after 60 rounds."""
-    norm = follow(AdaptiveClipping(initial_norm=initial_norm), LOGNORMAL, 60)
+    norm = follow(AdaptiveClipping(norm=norm), LOGNORMAL, 60)
     assert norm == pytest.approx(1.0, abs=0.03)
 
 
 @pytest.mark.parametrize("quantile", [0.5, 0.7])
-@pytest.mark.parametrize("initial_norm", [0.1, 10.0])
-def test_with_noise_the_norm_goes_to_its_quantile(quantile: float, initial_norm: float) -> None:
+@pytest.mark.parametrize("norm", [0.1, 10.0])
+def test_with_noise_the_norm_goes_to_its_quantile(quantile: float, norm: float) -> None:
     """Lognormal(0, 1) norms of 1,000 clients; noise of 50 on the sum of bits."""
     norms = np.exp(np.random.default_rng(1).standard_normal(1000))
-    rule = AdaptiveClipping(initial_norm=initial_norm, target_quantile=quantile)
+    rule = AdaptiveClipping(norm=norm, target_quantile=quantile)
     norm = follow(rule, norms, 150, bit_noise_std=default_bit_noise_std(norms.size))
     # In equilibrium the logarithm wanders by less than 0.02; 0.15 is over seven deviations.
     assert math.log(norm / float(np.quantile(norms, quantile))) == pytest.approx(0.0, abs=0.15)
@@ -61,7 +61,7 @@ def test_with_noise_the_norm_goes_to_its_quantile(quantile: float, initial_norm:
 
 def test_the_wrong_direction_would_be_noticed() -> None:
     """The common slip, counting the clipped ones, runs away: the test above has power."""
-    rule, norm = AdaptiveClipping(initial_norm=0.5), 0.5
+    rule, norm = AdaptiveClipping(norm=0.5), 0.5
     for _ in range(60):
         total = -sum_of_bits(LOGNORMAL, norm)
         norm = rule.next_norm(norm, noisy_bit_sum=total, denominator=LOGNORMAL.size)
@@ -88,7 +88,7 @@ def test_bits_that_cost_more_than_the_round_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [{"initial_norm": 0.0}, {"target_quantile": 1.0}, {"learning_rate": math.nan}]
+    "field", [{"norm": 0.0}, {"target_quantile": 1.0}, {"learning_rate": math.nan}]
 )
 def test_a_rule_out_of_range_is_refused(field: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(field))):

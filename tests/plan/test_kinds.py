@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import pytest
 from flat_plans import calibrated_plan, flat_plan
@@ -82,17 +82,17 @@ GROUPED = GroupedPlan(
     clipping=HALF,
     noise_multiplier=3.0,
 )
-LOCAL = LocalPlan(**OF_ALL, clipping_norm=0.5, scheme="laplace", noise_multiplier=3.0)
+LOCAL = LocalPlan(**OF_ALL, clipping=HALF, scheme="laplace", noise_multiplier=3.0)
 DISTRIBUTED = DistributedPlan(
     **OF_ALL, secure_sum=SecureSum(bits=20), clipping=HALF, noise_multiplier=3.0
 )
 RECORDS = DistributedRecordsPlan(
-    **OF_ALL,
+    **OF_ALL | {"num_clients": 10},
     secure_sum=SecureSum(reply_after=5.0, bits=20),
-    nodes=10,
+    num_records=100,
     max_records=50,
     sampling_rate=0.5,
-    clipping_norm=0.5,
+    clipping=HALF,
     noise_multiplier=3.0,
 )
 EACH = [CENTRAL, CORRELATED, BUFFERED, GROUPED, LOCAL, DISTRIBUTED, RECORDS]
@@ -224,8 +224,6 @@ def test_a_kind_refuses_a_law_that_it_is_not_charged_by(plan: Any, law: Any) -> 
     ("changes", "why"),
     [
         ({"metrics": (LOSS,)}, "metrics means nothing where noise is added at each client"),
-        ({"clipping": AdaptiveClipping()}, "clipping means nothing"),
-        ({"clipping": PerLayerClipping(norms=(1.0, 2.0))}, "clipping means nothing"),
         ({"units_per_node": 2}, "units_per_node means nothing"),
         ({"coins_at_nodes": True}, "coins_at_nodes means nothing"),
         ({"sampling": COINS}, "nothing is amplified"),
@@ -239,7 +237,7 @@ def test_noise_at_the_clients_refuses_what_needs_the_server(
     with pytest.raises(IncompatibleOptions, match=why):
         plan_of(
             LocalPlan,
-            {**OF_ALL, "clipping_norm": 0.5, **LocalPlan.law(sampling), **laws},
+            {**OF_ALL, "clipping": HALF, **LocalPlan.law(sampling), **laws},
         )
     CentralPlan(**OF_ALL | {"sampling": sampling} | laws)  # and the server refuses none of it
 
@@ -345,12 +343,12 @@ class SharesPlan(Plan):
     trusts_server: ClassVar[bool] = False
 
     sampling: VisibleSampling
-    clipping_norm: float
+    clipping: FixedClipping
     least: int
 
     @property
     def release(self) -> Release:
-        return Release(clipping=FixedClipping(norm=self.clipping_norm))
+        return Release(clipping=self.clipping)
 
     @property
     def hosting(self) -> Hosting:
@@ -372,14 +370,11 @@ class SharesPlan(Plan):
         if self.neighboring_relation is ADD_OR_REMOVE:
             raise OptionError("who leaves takes a share of the noise along")
 
-    def with_clipping(self, clipping: Clipping) -> Self:
-        return replace(self, clipping_norm=max(clipping.first_norms))
-
     def event_at(self, noise_multiplier: float) -> PrivacyEvent:
         return GaussianEvent(noise_multiplier=noise_multiplier * self.least**0.5)
 
 
-SHARES = SharesPlan(**OF_ALL, sampling=SEEN, clipping_norm=0.5, least=16, noise_multiplier=2.0)
+SHARES = SharesPlan(**OF_ALL, sampling=SEEN, clipping=HALF, least=16, noise_multiplier=2.0)
 
 
 def test_a_kind_of_ones_own_is_charged_and_calibrated_by_its_own_event() -> None:
@@ -390,8 +385,8 @@ def test_a_kind_of_ones_own_is_charged_and_calibrated_by_its_own_event() -> None
 
 
 def test_a_kind_of_ones_own_refuses_what_it_can_not_do() -> None:
-    with pytest.raises(IncompatibleOptions, match="a shares plan has cohorts by VisibleSampling"):
-        SharesPlan(**OF_ALL, sampling=COINS, clipping_norm=0.5, least=16)  # type: ignore[arg-type]  # refused
+    with pytest.raises(IncompatibleOptions, match="a shares plan has cohorts by visible, got"):
+        SharesPlan(**OF_ALL, sampling=COINS, clipping=HALF, least=16)  # type: ignore[arg-type]  # refused
     with pytest.raises(OptionError, match="takes a share of the noise along"):
         replace(SHARES, neighboring_relation=ADD_OR_REMOVE)
 

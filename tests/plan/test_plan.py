@@ -158,7 +158,7 @@ def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
         ),
         (
             {"participation_cap": 3},
-            r"write sampling_rate=1 or sampling=VisibleSampling\(.*, got .*0\.25",
+            r"write sampling_rate=1, or draw visible cohorts .*, got .*0\.25",
         ),
         (
             {
@@ -174,7 +174,7 @@ def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
         ),
         (
             {"sampling": replace(WHOLE_GROUPS, groups=1), "correlation": CORRELATION},
-            r"groups must be at least 2, got 1: .* write sampling=PoissonSampling\(",
+            r"groups must be at least 2, got 1: .* take poisson\(",
         ),
     ],
 )

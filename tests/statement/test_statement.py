@@ -68,7 +68,7 @@ LOCAL = LocalPlan(
     budget=WIDE.budget,
     rounds=12,
     num_clients=200,
-    clipping_norm=1.0,
+    clipping=FixedClipping(norm=1.0),
     noise_multiplier=4.0,
     participation_cap=12,
 )

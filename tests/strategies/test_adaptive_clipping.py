@@ -53,7 +53,7 @@ def norm_after(plan: Plan, sigma: float, rounds: int) -> float:
 def test_the_clipping_norm_finds_the_quantile_from_either_side(
     start: float, quantile: float, norm: float
 ) -> None:
-    plan = adaptive_plan(1, clipping=dict(initial_norm=start, target_quantile=quantile))
+    plan = adaptive_plan(1, clipping=dict(norm=start, target_quantile=quantile))
     assert norm_after(plan, 1.0, 110) == pytest.approx(norm, rel=0.1)
 
 
@@ -62,9 +62,7 @@ def test_without_noise_sixty_rounds_reach_the_known_reference(
     start: float, reference: float
 ) -> None:
     # The rule iterated on the exact law; the bits' noise here is a thousandth of the cohort.
-    plan = adaptive_plan(
-        1, clipping=dict(initial_norm=start), noise_multiplier=0.01, scalar_noise_std=0.04
-    )
+    plan = adaptive_plan(1, clipping=dict(norm=start), noise_multiplier=0.01, scalar_noise_std=0.04)
     assert norm_after(plan, 0.5, 60) == pytest.approx(reference, rel=0.03)
 
 
@@ -75,7 +73,7 @@ def test_the_noise_of_a_round_is_for_the_norm_that_its_clients_were_clipped_with
     # little. Six deviations of what 20,000 draws show are 3 %.
     plan = adaptive_plan(
         4,
-        clipping=dict(initial_norm=2.0, learning_rate=0.5),
+        clipping=dict(norm=2.0, learning_rate=0.5),
         noise_multiplier=1.0,
         scalar_noise_std=2.0,
     )
@@ -150,7 +148,7 @@ PAIR = plan_of(
     4,
     noise_multiplier=Z,
     scalar_noise_std=BIT_NOISE,
-    clipping=AdaptiveClipping(initial_norm=1.0, learning_rate=1.0),
+    clipping=AdaptiveClipping(norm=1.0, learning_rate=1.0),
 )
 
 

@@ -257,7 +257,7 @@ def test_weights_fall_with_age_and_never_exceed_one() -> None:
 def test_adaptive_clipping_takes_the_norm_of_the_release_that_an_answer_enters(
     tmp_path: Path,
 ) -> None:
-    clipping = AdaptiveClipping(initial_norm=0.05)
+    clipping = AdaptiveClipping(norm=0.05)
     promised = plan(rounds=6, clipping=clipping, noise_multiplier=0.01)
     done = train(tmp_path, promised, moving_by(1.0), delay=unequal_delays(spread=1.0, seed=3))
     assert done.strategy.clipping_norms[0] != 0.05
@@ -552,7 +552,7 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
     ("changes", "match"),
     [
         (dict(secure_sum=SecureSum()), "a distributed plan has cohorts by"),
-        (dict(client_scheme="gaussian"), "with client_scheme write sampling_rate=1"),
+        (dict(client_scheme="gaussian"), "nothing is amplified: write sampling_rate=1"),
         (dict(correlation=Banded(coefficients=(4096, 2000))), "a correlated plan has cohorts by"),
         (dict(units_per_node=2), "units_per_node means nothing where"),
         (dict(schedule=NoiseSchedule(name="linear")), "schedule means nothing where"),

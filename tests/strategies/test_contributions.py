@@ -336,7 +336,7 @@ def test_where_units_contributed_once_another_cause_comes_first(plan: Plan | Non
 @pytest.mark.parametrize(
     "options",
     [
-        dict(clipping=AdaptiveClipping(initial_norm=1.0)),
+        dict(clipping=AdaptiveClipping(norm=1.0)),
         dict(metrics=(ScalarMetric(name="loss", low=0.0, high=1.0),)),
         dict(total_weight=40.0),
         dict(sampling=FixedSizeSampling(cohort=30)),

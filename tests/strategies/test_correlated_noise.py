@@ -149,7 +149,7 @@ def test_a_hostile_unit_moves_all_releases_by_no_more_than_its_turns_cost(
 
 
 def test_adaptive_clipping_keeps_one_law_in_its_own_units(tmp_path: Path) -> None:
-    plan = cyclic(clipping=AdaptiveClipping(initial_norm=0.3), rounds=5)
+    plan = cyclic(clipping=AdaptiveClipping(norm=0.3), rounds=5)
     done = train(tmp_path, plan, named(np.full(SIZE, 0.1)), model(SIZE))
     norms = [each[0] for each in done.clipping_norms if each is not None]
     assert len(set(norms)) > 1  # it can come back to where it was
@@ -165,7 +165,7 @@ def test_noise_with_memory_has_one_law_wherever_adaptive_clipping_starts(
     tmp_path: Path, norm: float
 ) -> None:
     # A power of two has an exact grid step, and the norm of the next round hardly ever has one.
-    plan = cyclic(clipping=AdaptiveClipping(initial_norm=norm), rounds=4)
+    plan = cyclic(clipping=AdaptiveClipping(norm=norm), rounds=4)
     done = train(tmp_path, plan, named(np.full(2, 0.1)), model())
     assert done.ledger is not None and done.ledger.rounds_committed == plan.rounds
     norms = [each[0] for each in done.clipping_norms if each is not None]

@@ -79,11 +79,11 @@ LAWS: dict[str, Sampling | Callable[[], Selection]] = {
     "cut turns": CyclicSampling(groups=2, inside=TruncatedPoissonSampling(
         sampling_rate=0.5, max_cohort=1)),
     "one group": CyclicSampling(groups=1, inside=COINS),
-    "noisy utility": lambda: DPUtilitySelection(2, largest_rate=0.8, noise_multiplier=3.0),
+    "noisy utility": lambda: DPUtilitySelection(2, largest_rate=0.8, utility_noise=3.0),
     "utility": lambda: ExponentialSelection(2, epsilon=0.2),
     "utility of records": lambda: ExponentialSelection(2, epsilon=0.2, records_per_client=10),
     "norms": lambda: ExponentialSelection(
-        2, epsilon=0.2, utility="update_norm", utility_range=(0.0, 1.0)
+        2, epsilon=0.2, utility="update_norm", utility_high=1.0
     ),
 }  # fmt: skip
 TURNS = [name for name, law in LAWS.items() if isinstance(law, CyclicSampling)]
@@ -117,8 +117,8 @@ WEIGHED = {"weight_cap": 20.0, "total_weight": 3.0}
 OTHERS: dict[str, Options] = {
     "a power of two": {"clipping": FixedClipping(norm=0.25)},
     "per layer": {"clipping": PerLayerClipping(norms=(0.5, 0.25))},
-    "adaptive": {"clipping": AdaptiveClipping(initial_norm=0.5)},
-    "adaptive, odd": {"clipping": AdaptiveClipping(initial_norm=0.3)},
+    "adaptive": {"clipping": AdaptiveClipping(norm=0.5)},
+    "adaptive, odd": {"clipping": AdaptiveClipping(norm=0.3)},
     "cap of 1": {"participation_cap": 1},
     "cap of 2": {"participation_cap": 2},
     "cap of 9": {"participation_cap": 9},

@@ -329,7 +329,7 @@ def test_a_hostile_answer_is_no_more_than_a_name(about: str) -> None:
 
 # --- What a training needs of an app -------------------------------------------------------------
 
-UTILITIES = DPUtilitySelection(N / 2, largest_rate=1.0, noise_multiplier=2.0)
+UTILITIES = DPUtilitySelection(N / 2, largest_rate=1.0, utility_noise=2.0)
 NEEDS: dict[Ability, tuple[dict[str, Any], dict[str, Any]]] = {
     Ability.WEIGHTS: ({}, {"weight_cap": 10.0}),
     Ability.UNITS: ({"units_per_node": 2, "num_clients": 2 * N}, {}),
@@ -577,7 +577,7 @@ def test_the_close_count_takes_half_of_what_the_scalars_leave(std: float) -> Non
 
 
 def test_an_untried_app_under_adaptive_clipping_with_dear_bits_is_trained(start: Any) -> None:
-    clipping = AdaptiveClipping(initial_norm=1.0)
+    clipping = AdaptiveClipping(norm=1.0)
     plan = plan_of(
         10,
         noise_multiplier=0.83,

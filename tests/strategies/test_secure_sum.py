@@ -243,13 +243,13 @@ def test_a_committee_that_the_plan_is_not_for_costs_nothing(tmp_path: Path) -> N
 
 def test_adaptive_clipping_goes_through_the_same_sum(tmp_path: Path) -> None:
     nodes = SecureNodes(tmp_path, updates_of(10, norm=0.01))
-    plan = plan_of(10, clipping_norm=None, clipping=AdaptiveClipping(initial_norm=1.0))
+    plan = plan_of(10, clipping_norm=None, clipping=AdaptiveClipping(norm=1.0))
     _, strategy = trained(tmp_path, nodes, plan, timeout=60.0)  # nobody is lost
     assert strategy.clipping_norms[0] < 1.0  # nobody's update is longer: the norm goes down
 
 
 @pytest.mark.parametrize(
-    "clipping", [{}, {"clipping_norm": None, "clipping": AdaptiveClipping(initial_norm=1.0)}]
+    "clipping", [{}, {"clipping_norm": None, "clipping": AdaptiveClipping(norm=1.0)}]
 )
 def test_everybody_is_charged_what_the_plan_says(tmp_path: Path, clipping: dict[str, Any]) -> None:
     """As one event: of events that differ in the last digit a ledger admits far fewer."""

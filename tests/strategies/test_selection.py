@@ -247,7 +247,7 @@ SELECTIONS: dict[str, Callable[[], Selection]] = {
     "fixed": lambda: FixedSelection(3),
     "public": lambda: PublicSelection(3),
     "exponential": lambda: ExponentialSelection(3, epsilon=0.1),
-    "utility": lambda: DPUtilitySelection(3, largest_rate=0.5, noise_multiplier=5.0),
+    "utility": lambda: DPUtilitySelection(3, largest_rate=0.5, utility_noise=5.0),
 }
 
 

@@ -99,7 +99,7 @@ def test_with_the_same_coins_and_noise_nothing_tells_five_nodes_from_fifty(
         50,
         rounds=3,
         sampling_rate=0.4,
-        clipping=AdaptiveClipping(initial_norm=1.0),
+        clipping=AdaptiveClipping(norm=1.0),
         metrics=(LOSS,),
         noise_multiplier=1.0,
     )

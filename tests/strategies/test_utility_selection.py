@@ -119,7 +119,7 @@ UTILITIES = (0.3, 4.9, 2.5, 1.0, 3.3)
 
 
 def test_one_client_is_chosen_like_the_softmax() -> None:
-    selection = ExponentialSelection(1, epsilon=1.0, utility_range=(0.0, 5.0))
+    selection = ExponentialSelection(1, epsilon=1.0, utility_high=5.0)
     told(selection, UTILITIES)
     draw = a_draw(5)
     counts = Counter(nodes(selection.select(draw))[0] for _ in range(DRAWS))
@@ -131,7 +131,7 @@ def test_one_client_is_chosen_like_the_softmax() -> None:
 
 
 def test_two_of_five_are_chosen_one_after_the_other() -> None:
-    selection = ExponentialSelection(2, epsilon=1.0, utility_range=(0.0, 5.0))
+    selection = ExponentialSelection(2, epsilon=1.0, utility_high=5.0)
     told(selection, UTILITIES)
     draw = a_draw(5)
     counts = Counter(nodes(selection.select(draw)) for _ in range(DRAWS))
@@ -141,17 +141,14 @@ def test_two_of_five_are_chosen_one_after_the_other() -> None:
         assert (counts_p(observed, np.array(list(law.values()))) > ALARM) is right
 
 
-RANGES = st.tuples(st.floats(-1e3, 1e3), st.floats(1e-2, 1e3)).map(lambda r: (r[0], r[0] + r[1]))
+RANGES = st.floats(1e-2, 1e3)
 
 
 @given(RANGES, st.floats(0.01, 4.0))
-def test_every_range_of_utilities_is_taken(
-    utility_range: tuple[float, float], epsilon: float
-) -> None:
+def test_every_range_of_utilities_is_taken(utility_high: float, epsilon: float) -> None:
     """The middle of a range is rounded: a sensitivity of half its length may be too short."""
-    selection = ExponentialSelection(1, epsilon=epsilon, utility_range=utility_range)
-    low, high = utility_range
-    assert selection.mechanism.sensitivity == pytest.approx((high - low) / 2.0, rel=1e-6)
+    selection = ExponentialSelection(1, epsilon=epsilon, utility_high=utility_high)
+    assert selection.mechanism.sensitivity == pytest.approx(utility_high / 2.0, rel=1e-6)
 
 
 def ratios_of(selection: ExponentialSelection, first: Any, second: Any) -> np.ndarray:
@@ -165,9 +162,9 @@ ODD = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from(
 
 @given(RANGES, st.floats(0.01, 4.0), st.lists(ODD, min_size=2, max_size=6), st.data())
 def test_whatever_a_unit_says_instead_of_nothing_the_log_ratios_keep_within_epsilon(
-    utility_range: tuple[float, float], epsilon: float, reports: list[float], data: st.DataObject
+    utility_high: float, epsilon: float, reports: list[float], data: st.DataObject
 ) -> None:
-    selection = ExponentialSelection(1, epsilon=epsilon, utility_range=utility_range)
+    selection = ExponentialSelection(1, epsilon=epsilon, utility_high=utility_high)
     told(selection, reports)
     place = data.draw(st.integers(0, len(reports) - 1))
     both = []
@@ -179,29 +176,25 @@ def test_whatever_a_unit_says_instead_of_nothing_the_log_ratios_keep_within_epsi
     assert np.abs(ratios).max() <= epsilon * (1 + 1e-6) + 1e-9
 
 
-@pytest.mark.parametrize("utility_range", [(0.0, 5.0), (-3.0, -1.0), (0.1, 0.7), (-1e3, 1e3)])
+@pytest.mark.parametrize("utility_high", [5.0, 0.1, 0.7, 1e3])
 @pytest.mark.parametrize("end", [0, 1])
 def test_from_the_null_to_an_end_is_epsilon_and_from_end_to_end_twice_that(
-    utility_range: tuple[float, float], end: int
+    utility_high: float, end: int
 ) -> None:
     """The first is charged under zero-out neighbours, the second under replace-one."""
-    selection = ExponentialSelection(1, epsilon=0.7, utility_range=utility_range)
-    null = selection.mechanism.null_utility
-    assert null == pytest.approx(sum(utility_range) / 2)
+    selection = ExponentialSelection(1, epsilon=0.7, utility_high=utility_high)
+    null, ends = selection.mechanism.null_utility, (0.0, utility_high)
+    assert null == pytest.approx(utility_high / 2)
     others = [null] * 4
-    zeroed = ratios_of(selection, [utility_range[end], *others], [null, *others])
+    zeroed = ratios_of(selection, [ends[end], *others], [null, *others])
     assert np.ptp(zeroed) == pytest.approx(0.7)
-    replaced = ratios_of(
-        selection, [utility_range[end], *others], [utility_range[1 - end], *others]
-    )
+    replaced = ratios_of(selection, [ends[end], *others], [ends[1 - end], *others])
     assert np.ptp(replaced) == pytest.approx(1.4)
 
 
 @pytest.mark.parametrize("records", [1, 7, 500])
 def test_one_record_moves_the_mean_of_many_by_that_much_less(records: int) -> None:
-    selection = ExponentialSelection(
-        1, epsilon=0.7, utility_range=(0.0, 5.0), records_per_client=records
-    )
+    selection = ExponentialSelection(1, epsilon=0.7, utility_high=5.0, records_per_client=records)
     full, zeroed = np.full(records, 5.0), np.full(records, 5.0)
     zeroed[0] = selection.mechanism.null_utility
     others = [1.0, 4.0]
@@ -211,19 +204,17 @@ def test_one_record_moves_the_mean_of_many_by_that_much_less(records: int) -> No
 
 
 def test_means_are_clipped_to_the_range_for_records_too(looked_at: list[np.ndarray]) -> None:
-    selection = ExponentialSelection(
-        1, epsilon=0.1, utility_range=(1.0, 5.0), records_per_client=10
-    )
+    selection = ExponentialSelection(1, epsilon=0.1, utility_high=5.0, records_per_client=10)
     told(selection, [-math.inf, 1e300, math.nan, 3.5])
     selection.select(a_draw(4))
-    np.testing.assert_array_equal(looked_at[0], [1.0, 5.0, 3.0, 3.5])
+    np.testing.assert_array_equal(looked_at[0], [0.0, 5.0, 2.5, 3.5])
 
 
 @given(st.lists(st.floats(0, 5), min_size=4, max_size=4), st.floats(0, 5), st.integers(0, 3))
 def test_a_cohort_of_two_has_at_most_two_ranges(
     utilities: list[float], other: float, place: int
 ) -> None:
-    selection = ExponentialSelection(2, epsilon=0.5, utility_range=(0.0, 5.0))
+    selection = ExponentialSelection(2, epsilon=0.5, utility_high=5.0)
     assert selection.releases(1) == {ExponentialEvent(epsilon=0.5, draws=2, one_coordinate=True): 1}
     neighbour = list(utilities)
     neighbour[place] = selection.mechanism.null_utility
@@ -239,11 +230,11 @@ def test_a_cohort_of_two_has_at_most_two_ranges(
 def test_utilities_are_bounded_and_who_was_not_seen_has_the_null(
     looked_at: list[np.ndarray],
 ) -> None:
-    selection = ExponentialSelection(2, epsilon=1.0, utility_range=(1.0, 5.0))
+    selection = ExponentialSelection(2, epsilon=1.0, utility_high=5.0)
     told(selection, [math.nan, math.inf, -math.inf, 1e308, -7.0, 2.0])
     selection.observe(seen(6, None))
     selection.select(a_draw(8))
-    np.testing.assert_array_equal(looked_at[0], [3.0, 5.0, 1.0, 5.0, 1.0, 2.0, 3.0, 3.0])
+    np.testing.assert_array_equal(looked_at[0], [2.5, 5.0, 0.0, 5.0, 0.0, 2.0, 2.5, 2.5])
 
 
 def test_the_last_observation_counts(looked_at: list[np.ndarray]) -> None:
@@ -291,10 +282,10 @@ def test_a_whole_roster_is_taken_if_it_is_no_larger_and_nobody_from_none() -> No
         ({"cohort": 0}, "cohort"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"epsilon": math.nan}, "epsilon"),
-        ({"utility_range": (2.0, 1.0)}, "sensitivity|utility_range"),
-        ({"utility_range": (1.0, 1.0)}, "sensitivity|utility_range"),
-        ({"utility_range": (0.0, math.inf)}, "sensitivity|utility_range"),
-        ({"utility_range": (0.0, math.nan)}, "sensitivity|utility_range"),
+        ({"utility_high": -1.0}, "utility_high"),
+        ({"utility_high": 0.0}, "utility_high"),
+        ({"utility_high": math.inf}, "utility_high"),
+        ({"utility_high": math.nan}, "utility_high"),
         ({"records_per_client": 0}, "records_per_client"),
     ],
 )
@@ -455,7 +446,7 @@ def test_nobody_is_chosen_more_often_than_the_cap_and_the_run_ends_when_all_are_
 def test_clients_report_what_the_selection_looks_at(
     start: Any, utility: str, looked_at: list[np.ndarray]
 ) -> None:
-    selection = ExponentialSelection(N, epsilon=0.1, utility=utility, utility_range=(0.0, 40.0))
+    selection = ExponentialSelection(N, epsilon=0.1, utility=utility, utility_high=40.0)
     grid = reporting(lambda node: {"loss": 0.5 * node, "entropy": 2.0 * node, "secret": 7.0})
     start(plan_of(selection), grid, model(), rounds=2, selection=selection)
     np.testing.assert_array_equal(looked_at[0], np.full(N, 20.0))
@@ -507,7 +498,7 @@ def test_amplified_plans_are_refused(open_ledger: Any) -> None:
 
 def noisy_selection(**changes: Any) -> DPUtilitySelection:
     fields: dict[str, Any] = dict(
-        cohort=2, largest_rate=0.5, noise_multiplier=2.0, refresh_every=3, utility_range=(0.0, 4.0)
+        cohort=2, largest_rate=0.5, utility_noise=2.0, refresh_every=3, utility_high=4.0
     )
     return DPUtilitySelection(**(fields | changes))
 
@@ -726,9 +717,8 @@ def test_given_their_rates_coins_are_independent() -> None:
         ({"smallest_rate": 0.6}, "smallest_rate"),
         ({"smallest_rate": -0.1}, "smallest_rate"),
         ({"smallest_rate": math.nan}, "smallest_rate"),
-        ({"noise_multiplier": 0.0}, "noise_multiplier"),
-        ({"utility_range": (1.0, 4.0)}, "must start at 0"),
-        ({"utility_range": (0.0, 0.0)}, "clipping_norm"),
+        ({"utility_noise": 0.0}, "utility_noise"),
+        ({"utility_high": 0.0}, "utility_high"),
         ({"refresh_every": 0}, "refresh_every"),
         ({"sharpness": -1.0}, "sharpness"),
         ({"sharpness": math.inf}, "sharpness"),
@@ -871,7 +861,7 @@ def test_a_hundred_uniform_rounds(rate: float, noise: float) -> None:
 
 @pytest.mark.parametrize(("largest", "noise"), [(0.1, 0.954), (0.2, 1.484)])
 def test_five_refreshes_cost_two_to_three_percent_of_noise(largest: float, noise: float) -> None:
-    selection = DPUtilitySelection(50, largest_rate=largest, noise_multiplier=5.0, refresh_every=20)
+    selection = DPUtilitySelection(50, largest_rate=largest, utility_noise=5.0, refresh_every=20)
     assert sum(count for _, count in freeze(selection.releases(100))) == 5
 
     def history(z: float) -> History:

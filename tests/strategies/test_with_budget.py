@@ -166,7 +166,7 @@ def test_a_clipping_norm_that_is_left_out_is_adapted_and_that_is_said(
         num_rounds=2,
     )
     assert made.clipping_norms is not None
-    assert made.clipping_norms[0] > DEFAULT_CLIPPING.initial_norm  # 10 is far above it
+    assert made.clipping_norms[0] > DEFAULT_CLIPPING.norm  # 10 is far above it
     with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
         assert ledger.plan == made.plan
 
@@ -184,7 +184,7 @@ def test_the_default_finds_norms_from_a_hundredth_to_a_hundred_in_a_short_traini
     median: float, rounds: int
 ) -> None:
     # Of log-normal norms of spread 0.4, without chance: the rule itself.
-    norm = DEFAULT_CLIPPING.initial_norm
+    norm = DEFAULT_CLIPPING.norm
     for _ in range(rounds):
         unclipped = float(ndtr(math.log(norm / median) / 0.4))
         norm = DEFAULT_CLIPPING.next_norm(

@@ -53,13 +53,11 @@ def flat_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
         given["scheme"] = given.pop("client_scheme")
     if kind is DistributedRecordsPlan:
         given["max_records"] = given.pop("units_per_node", 1)
+        given["num_records"], given["num_clients"] = given.pop("num_clients"), given.pop("nodes")
         for implied in ("unit", "coins_at_nodes"):
             given.pop(implied, None)
-    if kind not in (LocalPlan, DistributedRecordsPlan) and "clipping_norm" in given:
+    if "clipping_norm" in given:
         given["clipping"] = FixedClipping(norm=given.pop("clipping_norm"))
-    fixed = isinstance(given.get("clipping"), FixedClipping)
-    if kind in (LocalPlan, DistributedRecordsPlan) and fixed:
-        given["clipping_norm"] = given.pop("clipping").norm
     given["other_releases"] = freeze(given.get("other_releases", ()))
     given.setdefault("noise_multiplier", math.nan)
     return plan_of(kind, {"budget": budget, **kind.law(sampling), **given})

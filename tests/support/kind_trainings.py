@@ -52,16 +52,16 @@ PLANS: dict[str, Callable[[], Plan]] = {
     ),
     "buffered": lambda: BufferedPlan(**_AT_SERVER, sampling=BufferedSampling(cohort=2)),
     "grouped": lambda: GroupedPlan(**_AT_SERVER, sampling=_OWN),
-    "local": lambda: LocalPlan(**_FIELDS, clipping_norm=1.0),
+    "local": lambda: LocalPlan(**_FIELDS, clipping=FixedClipping(norm=1.0)),
     "distributed": lambda: DistributedPlan(
         **_AT_SERVER, sampling=PoissonSampling(sampling_rate=1.0), secure_sum=SecureSum()
     ),
     "distributed_records": lambda: DistributedRecordsPlan(
-        **_FIELDS | {"num_clients": 3 * NODES},
-        nodes=NODES,
+        **_FIELDS,
+        num_records=3 * NODES,
         max_records=3,
         sampling_rate=0.5,
-        clipping_norm=1.0,
+        clipping=FixedClipping(norm=1.0),
         secure_sum=SecureSum(reply_after=600.0),
     ),
 }

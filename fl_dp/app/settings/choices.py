@@ -17,7 +17,6 @@ CHOICES = {
     "privacy.unit": ("client", "record"),
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
     "dp_sgd.grad_sample_mode": ("vmap", "hooks", "ghost"),
-    "selection.coins": ("server", "nodes"),
     "selection.utility": ("loss", "accuracy", "records", "update_norm", "staleness"),
     "schedule.spend": ("early", "late"),
     "statistic.query": ("count", "sum", "mean", "histogram", "quantiles", "top"),

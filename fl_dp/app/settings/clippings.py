@@ -70,7 +70,7 @@ class AdaptiveClippingSettings(ClippingSettings):
         from fl_dp.mechanisms import AdaptiveClipping
 
         return AdaptiveClipping(
-            initial_norm=self.norm,
+            norm=self.norm,
             target_quantile=self.target_quantile,
             learning_rate=self.learning_rate,
         )

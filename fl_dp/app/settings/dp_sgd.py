@@ -66,8 +66,8 @@ class DPSGDOnSettings(DPSGDSettings):
         """Check the values."""
         if self.epsilon is None and self.noise_multiplier is None:
             raise OptionError(
-                "{dp_sgd.epsilon} and {dp_sgd.noise_multiplier} are both null: write a budget, for "
-                "example {dp_sgd.epsilon}=2"
+                "dp_sgd.epsilon and dp_sgd.noise_multiplier are both null: write a budget, for "
+                "example dp_sgd.epsilon=2"
             )
         for key in ("clipping_norm", "epsilon", "noise_multiplier", "expected_batch_size"):
             positive(f"dp_sgd.{key}", getattr(self, key))

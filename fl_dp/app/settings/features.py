@@ -72,18 +72,18 @@ class ScatteringSettings(FeaturesSettings):
         absolute("features.statistics", self.statistics)
         if self.shrink is not None and self.shrink > (self.project or 0):
             raise OptionError(
-                f"{{features.shrink={self.shrink}}} is of the directions that are kept: write "
-                f"{{features.project}} of at least that, got {self.project}"
+                f"features.shrink={self.shrink} is of the directions that are kept: write "
+                f"features.project of at least that, got {self.project}"
             )
         if self.statistics is not None and (self.public or self.project):
             raise OptionError(
-                "{features.statistics} is in place of {features.public}, {features.project} and "
-                "{features.shrink}: leave these out"
+                "features.statistics is in place of features.public, features.project and "
+                "features.shrink: leave these out"
             )
         if self.project and not self.public:
             raise OptionError(
-                "{features.project} needs public records to find directions in: write "
-                "{features.public=10000}, or {features.statistics} of others"
+                "features.project needs public records to find directions in: write "
+                "features.public=10000, or features.statistics of others"
             )
 
 
@@ -115,8 +115,8 @@ class CheckpointSettings(ScatteringSettings):
         """
         if self.file is None or ":" not in (self.module or ""):
             raise OptionError(
-                "{features=checkpoint} needs {features.file=/absolute/encoder.safetensors} and "
-                f"{{features.module=package.module:function}}, got {self.file} and {self.module}"
+                "features=checkpoint needs features.file=/absolute/encoder.safetensors and "
+                f"features.module=package.module:function, got {self.file} and {self.module}"
             )
 
 
@@ -150,8 +150,8 @@ class PatchesSettings(ScatteringSettings):
         """
         if not self.public and self.statistics is None:
             raise OptionError(
-                "{features=patches} draws windows of public records: write "
-                "{features.public=10000}, or {features.statistics} of another run"
+                "features=patches draws windows of public records: write "
+                "features.public=10000, or features.statistics of another run"
             )
 
 

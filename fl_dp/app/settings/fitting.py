@@ -17,12 +17,12 @@ GROUPS = ("selection", "clipping", "schedule", "dp_sgd")
 KEYS: Mapping[str, tuple[Any, ...]] = {
     "metrics.loss": (None,),
     "metrics.accuracy": (None,),
-    "metrics.noise_std": (None,),
+    "metrics.scalar_noise_std": (None,),
     "metrics.private_epsilon": (None,),
-    "weights.cap": (None,),
-    "weights.total": (None,),
+    "weight_cap": (None,),
+    "total_weight": (None,),
     "simulation.units_per_node": ("auto", 1),
-    "selection.coins": ("server",),
+    "selection.coins_at_nodes": (False,),
     "selection.participation_cap": (None,),
     "statistic.query": (None,),
     "statistic.law": (None,),
@@ -45,7 +45,7 @@ def require_fitting(privacy: PrivacySettings, settings: Any) -> None:
         options = getattr(privacy.fitting, group)
         if chosen not in options:
             promises = [one for one in PROMISES if chosen in getattr(one.fitting, group)]
-            instead = f"write {{{group}={options[0]}}}{_or(options[1:])}"
+            instead = f"write {group}={options[0]}{_or(options[1:])}"
             raise _error(privacy, group, chosen, promises, instead)
     for key, unused in KEYS.items():
         value = reduce(getattr, key.split("."), settings)
@@ -68,10 +68,7 @@ def _error(
         instead += f", or write {_privacy(alike)}"
     elif others:
         instead += f" (another promise has it: {_privacy(others)})"
-    return IncompatibleOptions(
-        f"{{privacy={privacy.mode}}} has no {{{option}={value}}}: {instead}",
-        options=(option, "privacy"),
-    )
+    return IncompatibleOptions(f"privacy={privacy.mode} has no {option}={value}: {instead}")
 
 
 def _is_alike(other: PrivacySettings, privacy: PrivacySettings) -> bool:
@@ -88,7 +85,7 @@ def _is_alike(other: PrivacySettings, privacy: PrivacySettings) -> bool:
 
 
 def _privacy(modes: Sequence[str]) -> str:
-    return f"{{privacy={modes[0]}}}{_or(modes[1:])}"
+    return f"privacy={modes[0]}{_or(modes[1:])}"
 
 
 def _or(others: Sequence[str]) -> str:

@@ -98,7 +98,7 @@ class FedAdagradSettings(ServerOptimizerSettings):
         positive("server_optimizer.learning_rate", self.learning_rate)
         if not 0.0 < self.tau < float("inf"):
             raise OptionError(
-                f"{{server_optimizer.tau}} must be positive and finite, got {self.tau}: write for "
+                f"server_optimizer.tau must be positive and finite, got {self.tau}: write for "
                 "example 0.001, a tenth of a coordinate's mean update or less"
             )
 
@@ -192,7 +192,7 @@ def _decay(key: str, value: float, *, usual: float) -> None:
     """Check that a number lies in [0, 1)."""
     if not 0.0 <= value < 1.0:
         raise OptionError(
-            f"{{server_optimizer.{key}}} must lie in [0, 1), got {value}: write for example {usual}"
+            f"server_optimizer.{key} must lie in [0, 1), got {value}: write for example {usual}"
         )
 
 

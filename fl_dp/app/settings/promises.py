@@ -20,11 +20,11 @@ from .selections import SELECTIONS
 if TYPE_CHECKING:
     from fl_dp.plan import Plan
 
-_METRICS = ("metrics.loss", "metrics.accuracy", "metrics.noise_std")
-_WEIGHTS = ("weights.cap", "weights.total")
+_METRICS = ("metrics.loss", "metrics.accuracy", "metrics.scalar_noise_std")
+_WEIGHTS = ("weight_cap", "total_weight")
 _HELD_OUT = "metrics.private_epsilon"
 _CAP = "selection.participation_cap"
-_COINS = "selection.coins"
+_COINS = "selection.coins_at_nodes"
 _UNITS = "simulation.units_per_node"
 _STATISTIC = "statistic.query"
 _OF_ONE_KIND = ("buffered", "own_budgets")  # of clients as units, with plans of their own
@@ -135,7 +135,7 @@ class NonePrivacySettings(PrivacySettings):
             number, which ledger and statement then report for good; null means secret randomness.
     """
 
-    fitting = Fitting(dp_sgd=("off",), keys=("weights.cap",))
+    fitting = Fitting(dp_sgd=("off",), keys=("weight_cap",))
     mode: str = told("none")
     insecure_seed: int | None = None
 
@@ -181,8 +181,8 @@ class PromiseSettings(PrivacySettings):
         super().__post_init__()
         if self.epsilon is None and self.noise_multiplier is None:
             raise OptionError(
-                "{privacy.epsilon} and {privacy.noise_multiplier} are both null: write a "
-                "budget, for example {privacy.epsilon}=2"
+                "privacy.epsilon and privacy.noise_multiplier are both null: write a "
+                "budget, for example privacy.epsilon=2"
             )
         positive("privacy.epsilon", self.epsilon)
         positive("privacy.noise_multiplier", self.noise_multiplier)

@@ -1,4 +1,4 @@
-"""Settings of what a round releases and what is measured of it: weights and metrics."""
+"""Settings of the metrics that a round releases, or that are measured of its model."""
 
 from __future__ import annotations
 
@@ -11,40 +11,15 @@ from .checks import at_least, distinct, one_of, ordered_pair, positive, told
 
 
 @dataclass(kw_only=True)
-class WeightSettings:
-    """Weight of each client in the mean.
-
-    Attributes:
-        cap: Records that earn the full weight: a client weighs `min(records / cap, 1)`. Null:
-            every client weighs 1.
-        total: Public sum of all clients' weights, from which the denominator is computed; null
-            takes the number of clients.
-    """
-
-    cap: float | None = told(None)
-    total: float | None = told(None)
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        positive("weights.cap", self.cap)
-        positive("weights.total", self.total)
-        if self.cap is None and self.total is not None:
-            raise OptionError(
-                "{weights.total} is about weights: give {weights.cap}, the records that earn the "
-                "full weight"
-            )
-
-
-@dataclass(kw_only=True)
 class MetricsSettings:
     """Clients' metrics that each round releases with the model, and metrics on public rows.
 
     Attributes:
         loss: Range `[low, high]` to which each client's loss is clipped; null releases none.
         accuracy: The same for its accuracy, a share: `[0, 1]`, or a part of it.
-        noise_std: Noise on each sum of metrics, and of the bits of adaptive clipping, both scaled
-            to [-1/2, 1/2]; null is 0.05 times the expected cohort, or more, so that they add at
-            most 5 % to the noise on updates.
+        scalar_noise_std: Noise on each sum of metrics, and of the bits of adaptive clipping, both
+            scaled to [-1/2, 1/2]; null is 0.05 times the expected cohort, or more, so that they
+            add at most 5 % to the noise on updates.
         public: What is measured on public rows after each round, besides loss and accuracy or R2,
             at no cost in privacy: of `balanced_accuracy`, `auc`, `f1`, `log_loss`, `perplexity`,
             `calibration_error` and `confusion_matrix`, or of numbers `mae` and `rmse`; `[]`
@@ -58,7 +33,7 @@ class MetricsSettings:
 
     loss: list[float] | None = told(None)
     accuracy: list[float] | None = told(None)
-    noise_std: float | None = told(None)
+    scalar_noise_std: float | None = told(None)
     public: list[str] | None = told(None)
     evaluate_every: int = told(1)
     private_epsilon: float | None = told(None)
@@ -69,10 +44,10 @@ class MetricsSettings:
         ordered_pair("metrics.accuracy", self.accuracy)
         if self.accuracy is not None and not 0.0 <= self.accuracy[0] < self.accuracy[1] <= 1.0:
             raise OptionError(
-                "{metrics.accuracy} is a share of the records, which lies in [0, 1]: write [0, 1], "
+                "metrics.accuracy is a share of the records, which lies in [0, 1]: write [0, 1], "
                 f"got {self.accuracy}"
             )
-        positive("metrics.noise_std", self.noise_std)
+        positive("metrics.scalar_noise_std", self.scalar_noise_std)
         at_least("metrics.evaluate_every", self.evaluate_every, 1)
         positive("metrics.private_epsilon", self.private_epsilon)
         distinct("metrics.public", self.public, least=0)

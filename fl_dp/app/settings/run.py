@@ -19,7 +19,7 @@ from .fitting import require_fitting
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
 from .options import OPTIONS, option_of, with_values
 from .promises import CentralPrivacySettings, PrivacySettings, PromiseSettings
-from .released import MetricsSettings, WeightSettings
+from .released import MetricsSettings
 from .schedules import ScheduleSettings
 from .selections import PoissonSettings, SelectionSettings
 from .simulation import SimulationSettings
@@ -41,6 +41,10 @@ class Settings:
             node that was restarted counts twice for a minute.
         roster_may_grow: Let more clients take part than `task.num_clients`. Epsilon stays; the
             denominator stays too, so that the mean grows. Otherwise more nodes are an error.
+        weight_cap: Records that earn the full weight: a client weighs
+            `min(records / weight_cap, 1)`. Null: every client weighs 1.
+        total_weight: Public sum of all clients' weights, from which the denominator is computed;
+            null takes the number of clients.
         output_dir: Absolute folder in which the run makes its own; null is `runs/` where `fl-dp
             run` is called, and `~/.fl-dp/runs` under a bare `flwr run`.
         run_name: Name of the run's folder; null derives one.
@@ -54,6 +58,8 @@ class Settings:
     round_timeout: float = told(3600.0)
     roster_timeout: float = told(60.0)
     roster_may_grow: bool = told(False)
+    weight_cap: float | None = told(None)
+    total_weight: float | None = told(None)
     output_dir: str | None = None
     run_name: str | None = None
     resume: str | None = None
@@ -64,7 +70,6 @@ class Settings:
     privacy: PrivacySettings = field(default_factory=CentralPrivacySettings)
     dp_sgd: DPSGDSettings = field(default_factory=DPSGDSettings)
     clipping: ClippingSettings = field(default_factory=ClippingSettings)
-    weights: WeightSettings = field(default_factory=WeightSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     selection: SelectionSettings = field(default_factory=PoissonSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
@@ -85,6 +90,13 @@ class Settings:
         require_fitting(self.privacy, self)
         self.schedule.check()
         self.features.check()
+        positive("weight_cap", self.weight_cap)
+        positive("total_weight", self.total_weight)
+        if self.weight_cap is None and self.total_weight is not None:
+            raise OptionError(
+                "total_weight is about weights: give weight_cap, the records that earn the full "
+                "weight"
+            )
         positive("round_timeout", self.round_timeout)
         positive("roster_timeout", self.roster_timeout)
         if self.run_name is not None and (
@@ -112,8 +124,8 @@ class Settings:
         """
         if not isinstance(self.privacy, PromiseSettings):
             raise OptionError(
-                f"{{privacy={self.privacy.mode}}} promises nothing to clients: write for "
-                "example {privacy=central}"
+                f"privacy={self.privacy.mode} promises nothing to clients: write for "
+                "example privacy=central"
             )
         return self.privacy
 
@@ -125,7 +137,7 @@ class Settings:
             ValueError: If they do not.
         """
         if not isinstance(self.dp_sgd, DPSGDOnSettings):
-            raise OptionError("clients train without DP-SGD: write {dp_sgd=on}")
+            raise OptionError("clients train without DP-SGD: write dp_sgd=on")
         return self.dp_sgd
 
     @property
@@ -202,8 +214,7 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
         options=("task.partition", "simulation.units_per_node"),
         when=lambda given: given.task.partition == "nodes" and given.simulation.units_at_node > 1,
         why="a node with its own data is one unit",
-        instead="with {task.partition=nodes} write {simulation.units_per_node=1}",
-        got=("simulation.units_per_node",),
+        instead="with task.partition=nodes write simulation.units_per_node=1",
     ),
     Exclusion(
         options=("task.label_range", "metrics.accuracy", "selection.utility"),
@@ -211,15 +222,15 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
             given.task.label_range is not None
             and (given.metrics.accuracy is not None or given.selection.utility == "accuracy")
         ),
-        why="a label that is a number ({task.label_range}) has no accuracy",
-        instead="write {metrics.loss} and {selection.utility=loss}",
+        why="a label that is a number (task.label_range) has no accuracy",
+        instead="write metrics.loss and selection.utility=loss",
     ),
     Exclusion(
         options=("model.shared", "privacy.unit", "privacy"),
         when=lambda given: given.model.shared is not None and given.privacy.unit == "record",
         why="a personal part that records trained without noise steers the gradients of all other "
         "records, which a promise to single records does not bound",
-        instead="write {privacy.unit=client}, or {privacy=dp_sgd}, or leave {model.shared} out",
+        instead="write privacy.unit=client, or privacy=dp_sgd, or leave model.shared out",
     ),
     Exclusion(
         options=(
@@ -235,17 +246,17 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
                 or given.measures_a_cohort_alone
             )
         ),
-        why="{statistic.query} and {metrics.private_epsilon} are sums over all clients, of which "
+        why="statistic.query and metrics.private_epsilon are sums over all clients, of which "
         "each is protected with all its records, for zero-out neighbours",
-        instead="leave {privacy.unit}, {privacy.neighboring_relation} and {dp_sgd} out, and with "
-        "{privacy=distributed} write {selection.sampling_rate=1}",
+        instead="leave privacy.unit, privacy.neighboring_relation and dp_sgd out, and with "
+        "privacy=distributed write selection.sampling_rate=1",
     ),
     Exclusion(
         options=("statistic.law", "privacy.noise_multiplier"),
         when=lambda given: (
             given.privacy.noise_multiplier is not None and given.statistic.law is not None
         ),
-        why="{statistic.law} and {privacy.noise_multiplier} both choose the noise",
+        why="statistic.law and privacy.noise_multiplier both choose the noise",
         instead="leave one out",
     ),
 )

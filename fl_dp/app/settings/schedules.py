@@ -30,12 +30,7 @@ class ScheduleSettings:
         Raises:
             ValueError: If a value is missing or out of range.
         """
-        try:
-            # The schedule checks the rest; it is a plain shape, and knows nothing of settings.
-            _ = self.noise_schedule
-        except ValueError as error:
-            is_key = str(error).partition(" ")[0] in self.__dataclass_fields__
-            raise ValueError(f"schedule{'.' if is_key else ': '}{error}") from error
+        _ = self.noise_schedule  # checks the rest
 
     @property
     def noise_schedule(self) -> NoiseSchedule:

@@ -39,8 +39,9 @@ class SecureSumSettings:
             `dp-secagg-roster`; null means none, and the promise is against a server that follows
             the protocol.
         reply_after: Seconds after which every node answers, so that its time does not show its
-            coins, at least 4; needed where nodes flip coins (`selection.coins=nodes`, and always of
-            records), unless `selection.sampling_rate=1`; null means as soon as it is ready.
+            coins, at least 4; needed where nodes flip coins (`selection.coins_at_nodes=true`, and
+            always of records), unless `selection.sampling_rate=1`; null means as soon as it is
+            ready.
         max_parameters: Most parameters of the model, which the accounting's own error is for.
     """
 
@@ -60,7 +61,7 @@ class SecureSumSettings:
         """Check the values."""
         if self.roster is not None and not Path(self.roster).is_absolute():
             raise OptionError(
-                f"{{secure_sum.roster}} must be absolute, got '{self.roster}': a ServerApp does "
+                f"secure_sum.roster must be absolute, got '{self.roster}': a ServerApp does "
                 "not run where you called Flower from"
             )
 

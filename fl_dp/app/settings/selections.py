@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from fl_dp.option_errors import OptionError
 
@@ -29,7 +29,6 @@ class SelectionSettings:
             share whose answers make a release.
     """
 
-    in_python: ClassVar[tuple[str, ...]] = ()  # classes that errors name where they mean it
     name: str = told("")
     sampling_rate: float = told(0.25)
 
@@ -52,9 +51,9 @@ class SelectionSettings:
         return None
 
     @property
-    def coins(self) -> str:
-        """Who flips the coins: `server` or `nodes`."""
-        return "server"
+    def coins_at_nodes(self) -> bool:
+        """Whether each node flips the coins of its own units."""
+        return False
 
     @property
     def utility(self) -> str | None:
@@ -86,13 +85,12 @@ class PoissonSettings(SelectionSettings):
     Attributes:
         participation_cap: Most rounds of one client; null charges every round. Under `poisson`
             only where everybody takes part in each round (`selection.sampling_rate=1`).
-        coins: `server`, or `nodes`: each node flips the coins of its own units.
+        coins_at_nodes: Each node flips the coins of its own units.
     """
 
-    in_python = ("PoissonSampling", "PoissonSelection", "CyclicSampling")
     name: str = told("poisson")
     participation_cap: int | None = told(None)
-    coins: str = told("server")
+    coins_at_nodes: bool = told(False)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -114,7 +112,6 @@ class TruncatedPoissonSettings(SelectionSettings):
         max_cohort: Largest cohort; null is the expected cohort plus 4.5 times its square root.
     """
 
-    in_python = ("TruncatedPoissonSampling", "CyclicSampling")
     name: str = told("truncated_poisson")
     max_cohort: int | None = told(None)
 
@@ -136,7 +133,6 @@ class TruncatedPoissonSettings(SelectionSettings):
 class FixedSettings(SelectionSettings):
     """A cohort of one size, drawn at random."""
 
-    in_python = ("FixedSizeSampling",)
     name: str = told("fixed")
 
     def make(self, num_clients: int) -> Selection:
@@ -158,7 +154,6 @@ class ExponentialSettings(SelectionSettings):
         records_per_client: Public lower bound on a client's records, for `privacy.unit=record`.
     """
 
-    in_python = ("VisibleSampling",)
     name: str = told("exponential")
     participation_cap: int | None = told(None)
     epsilon: float = told(0.05)
@@ -177,7 +172,7 @@ class ExponentialSettings(SelectionSettings):
         if bounded and self.utility == "accuracy" and self.utility_high < 1.0:
             raise OptionError(
                 "one record moves an accuracy by one over the records: write "
-                f"{{selection.utility_high=1}}, got {self.utility_high}"
+                f"selection.utility_high=1, got {self.utility_high}"
             )
 
     def make(self, num_clients: int) -> Selection:
@@ -188,7 +183,7 @@ class ExponentialSettings(SelectionSettings):
             self.cohort(num_clients),
             epsilon=self.epsilon,
             utility=self.utility,
-            utility_range=(0.0, self.utility_high),
+            utility_high=self.utility_high,
             records_per_client=self.records_per_client,
         )
 
@@ -208,7 +203,6 @@ class DPUtilitySettings(SelectionSettings):
         sharpness: Growth of a client's rate with its utility.
     """
 
-    in_python = ("UtilityPoissonSampling",)
     name: str = told("dp_utility")
     utility: str = told("loss")
     utility_high: float = told(5.0)
@@ -223,7 +217,7 @@ class DPUtilitySettings(SelectionSettings):
         super().__post_init__()
         if self.utility not in UTILITIES_OF_EVERYBODY:
             raise OptionError(
-                f"{{selection.utility}}={self.utility} is what the server saw of participants: "
+                f"selection.utility={self.utility} is what the server saw of participants: "
                 f"dp_utility asks everybody for one of {', '.join(UTILITIES_OF_EVERYBODY)}"
             )
         at_least("selection.refresh_every", self.refresh_every, 1)
@@ -232,7 +226,7 @@ class DPUtilitySettings(SelectionSettings):
         fraction("selection.largest_rate", self.largest_rate, "it is a probability")
         if not 0.0 <= self.smallest_rate <= 1.0:
             raise OptionError(
-                f"{{selection.smallest_rate}} must lie in [0, 1], got {self.smallest_rate}"
+                f"selection.smallest_rate must lie in [0, 1], got {self.smallest_rate}"
             )
 
     def make(self, num_clients: int) -> Selection:
@@ -243,24 +237,23 @@ class DPUtilitySettings(SelectionSettings):
             self.sampling_rate * num_clients,
             # Every round is charged at this rate; twice the mean leaves utilities some room.
             largest_rate=self.largest_rate or min(1.0, 2.0 * self.sampling_rate),
-            noise_multiplier=self.utility_noise,
+            utility_noise=self.utility_noise,
             refresh_every=self.refresh_every,
             smallest_rate=self.smallest_rate,
             utility=self.utility,
-            utility_range=(0.0, self.utility_high),
+            utility_high=self.utility_high,
             sharpness=self.sharpness,
         )
 
 
 @dataclass(kw_only=True)
 class PublicSettings(SelectionSettings):
-    """A public list: who has waited longest comes first.
+    """A public list: who has waited longest comes first. Everybody may see the cohort.
 
     Attributes:
         participation_cap: Most rounds of one client; null charges every round.
     """
 
-    in_python = ("VisibleSampling", "PublicSelection")
     name: str = told("public")
     participation_cap: int | None = told(None)
 
@@ -288,7 +281,6 @@ class BufferedSettings(SelectionSettings):
             weighs (1 + s) to minus this power. 0: all weigh 1.
     """
 
-    in_python = ("BufferedSampling",)
     name: str = told("buffered")
     participation_cap: int | None = told(None)
     concurrency: int | None = told(None)
@@ -302,7 +294,7 @@ class BufferedSettings(SelectionSettings):
             at_least(f"selection.{key}", getattr(self, key), least)
         if not (math.isfinite(self.staleness_power) and self.staleness_power >= 0.0):
             raise OptionError(
-                "{selection.staleness_power} must be finite and not negative: an old answer must "
+                "selection.staleness_power must be finite and not negative: an old answer must "
                 f"not weigh more than a new one, got {self.staleness_power}"
             )
 
@@ -329,7 +321,6 @@ class OwnBudgetsSettings(SelectionSettings):
             `budgets` and `shares`; absolute and public.
     """
 
-    in_python = ("OwnRatesSampling",)
     name: str = told("own_budgets")
     budgets: list[float] | None = told(None)
     shares: list[float] | None = told(None)
@@ -353,14 +344,12 @@ class OwnBudgetsSettings(SelectionSettings):
         try:
             said = yaml.safe_load(Path(self.owners).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise OptionError(
-                f"{{selection.owners={self.owners}}} can't be read: {error}"
-            ) from error
+            raise OptionError(f"selection.owners={self.owners} can't be read: {error}") from error
         named: dict[str, float] = {}
         for name, epsilon in said.items() if isinstance(said, dict) else [(None, said)]:
             if not isinstance(name, str) or type(epsilon) not in (int, float):
                 raise OptionError(
-                    f"{{selection.owners={self.owners}}} must have lines like 'hospital-a: 3', "
+                    f"selection.owners={self.owners} must have lines like 'hospital-a: 3', "
                     f"got {name!r}: {epsilon!r}"
                 )
             named[name] = float(epsilon)
@@ -374,14 +363,14 @@ class OwnBudgetsSettings(SelectionSettings):
         budgets, shares, owners = self.budgets or [], self.shares or [], self.epsilon_of()
         if (owners is None) != bool(budgets and shares):
             raise OptionError(
-                "{selection=own_budgets} needs {selection.budgets=[1,3,8]} and "
-                "{selection.shares=[0.5,0.3,0.2]}, or a file, {selection.owners=...}, and not both"
+                "selection=own_budgets needs selection.budgets=[1,3,8] and "
+                "selection.shares=[0.5,0.3,0.2], or a file, selection.owners=..., and not both"
             )
         if owners is not None:
             if len(owners) != num_clients:
                 raise OptionError(
-                    f"{{selection.owners}} names {len(owners)} nodes, and the training has "
-                    f"{{task.num_clients={num_clients}}}"
+                    f"selection.owners names {len(owners)} nodes, and the training has "
+                    f"task.num_clients={num_clients}"
                 )
             sizes = Counter(owners.values())
             budgets = sorted(sizes)

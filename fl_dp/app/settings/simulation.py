@@ -56,18 +56,17 @@ class SimulationSettings:
         self._check_ray_address()
         if self.engine == "in_process" and self.workers is not None:
             raise OptionError(
-                f"{{simulation.workers}}={self.workers} are for {{simulation.engine}}=flower: "
-                "leave it out"
+                f"simulation.workers={self.workers} are for simulation.engine=flower: leave it out"
             )
         if not 0.0 <= self.delay_spread <= _LARGEST_SPREAD:
             raise OptionError(
-                f"{{simulation.delay_spread}} must lie in [0, {_LARGEST_SPREAD:g}], got "
+                f"simulation.delay_spread must lie in [0, {_LARGEST_SPREAD:g}], got "
                 f"{self.delay_spread}"
             )
         if self.delay_spread and self.engine != "in_process":
             raise OptionError(
-                f"{{simulation.delay_spread}}={self.delay_spread:g} needs a clock that does not "
-                "wait: write {simulation.engine}=in_process"
+                f"simulation.delay_spread={self.delay_spread:g} needs a clock that does not "
+                "wait: write simulation.engine=in_process"
             )
         at_least("simulation.num_cpus", self.num_cpus, 1)
         at_least("simulation.workers", self.workers, 1)
@@ -75,14 +74,14 @@ class SimulationSettings:
             at_least("simulation.units_per_node", self.units_per_node, 1)
         elif self.units_per_node != "auto":
             raise OptionError(
-                "{simulation.units_per_node} must be a whole number or auto, got "
+                "simulation.units_per_node must be a whole number or auto, got "
                 f"'{self.units_per_node}'"
             )
         if not (math.isfinite(self.num_gpus) and self.num_gpus >= 0):
-            raise OptionError(f"{{simulation.num_gpus}} must not be negative, got {self.num_gpus}")
+            raise OptionError(f"simulation.num_gpus must not be negative, got {self.num_gpus}")
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise OptionError(
-                "{simulation.num_gpus} must be a share up to 1 or a whole number, "
+                "simulation.num_gpus must be a share up to 1 or a whole number, "
                 f"got {self.num_gpus}"
             )
 
@@ -93,8 +92,8 @@ class SimulationSettings:
         known = address == "auto" or _HOST_AND_PORT.fullmatch(address or "") is not None
         if not known or self.engine not in ("auto", "cluster"):
             raise OptionError(
-                "{simulation.ray_address} is auto or HOST:PORT, and goes together with "
-                f"{{simulation.engine}}=cluster alone, got {address} and '{self.engine}'"
+                "simulation.ray_address is auto or HOST:PORT, and goes together with "
+                f"simulation.engine=cluster alone, got {address} and '{self.engine}'"
             )
 
     @property

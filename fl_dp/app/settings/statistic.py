@@ -51,7 +51,7 @@ class StatisticSettings:
         name, dot, feature = self.values.partition(".")
         if name not in ("labels", "records") or (dot and (name, feature.isdecimal()) != _FEATURE):
             raise OptionError(
-                "{statistic.values} must be labels, records, or one feature of the records such as "
+                "statistic.values must be labels, records, or one feature of the records such as "
                 f"records.3, got '{self.values}'"
             )
         self._check_range()
@@ -69,17 +69,17 @@ class StatisticSettings:
     def _check_range(self) -> None:
         if (self.low is None) != (self.high is None):
             raise OptionError(
-                "{statistic.low} and {statistic.high} go together: write both, or neither"
+                "statistic.low and statistic.high go together: write both, or neither"
             )
         if self.low is not None and self.high is not None:
             if not (math.isfinite(self.high - self.low) and self.low < self.high):
                 raise OptionError(
-                    "{statistic.low} must be below {statistic.high}, and both finite, got "
+                    "statistic.low must be below statistic.high, and both finite, got "
                     f"{self.low} and {self.high}"
                 )
             if self.edges is not None:
                 raise OptionError(
-                    "{statistic.edges} says where bins begin and end: leave low and high out"
+                    "statistic.edges says where bins begin and end: leave low and high out"
                 )
 
     @property

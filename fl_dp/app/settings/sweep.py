@@ -76,12 +76,12 @@ class SweepSettings:
             given = getattr(self, key)
             if given is not None and type(given) is not kind:  # from a file, without types
                 wanted = "a whole number" if kind is int else "a text"
-                raise OptionError(f"{{sweep.{key}}} must be {wanted}, got {given!r}")
+                raise OptionError(f"sweep.{key} must be {wanted}, got {given!r}")
         for key in ("values", "only", "panels"):
             distinct(f"sweep.{key}", getattr(self, key), least=1)
         at_least("sweep.side_by_side", self.side_by_side, 1)
         if self.seeds is not None and (not self.seeds or len(set(self.seeds)) < len(self.seeds)):
-            raise OptionError(f"{{sweep.seeds}} must be different whole numbers, got {self.seeds}")
+            raise OptionError(f"sweep.seeds must be different whole numbers, got {self.seeds}")
         _known("sweep.panels", self.panels or (), PANELS)
         if not self.curves:
             rest = [
@@ -143,9 +143,9 @@ class SweepSettings:
                 raise ValueError(f"{key}.at must be a number, or inf, got '{curve.at}'")
         if self.axis is None:
             if curve.at or curve.values or curve.axis or curve.formula:
-                raise OptionError(f"{key} has a place on an axis, and {{sweep.axis}} is null")
+                raise OptionError(f"{key} has a place on an axis, and sweep.axis is null")
         elif curve.at is None and not (curve.values or self.values):
-            raise OptionError(f"{key} has no values, and {{sweep.values}} is null: write either")
+            raise OptionError(f"{key} has no values, and sweep.values is null: write either")
 
 
 def _known(key: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -96,7 +96,7 @@ class PlanView:
             "sampling_rate": plan.sampling_rate,
             "rounds": plan.rounds,
             "clipping_norm": plan.clipping_norm,
-            "num_clients": plan.num_clients,
+            "num_clients": plan.num_units,
             "expected_cohort": plan.expected_cohort,
             "neighboring_relation": str(plan.neighboring_relation),
             "schedule": encode(plan.schedule),
@@ -145,7 +145,7 @@ class PlanView:
             truly = f"  {self.noise_saved:.1f} times the noise, for a true epsilon of"
             rows.append((split, span(self.naive_multipliers, ".3f")))
             rows.append((truly, f"{self.naive_epsilon:.4f}"))
-        title = f"{plan.rounds} rounds, {plan.num_clients} {plan.hosting.sampled}s, {rate}"
+        title = f"{plan.rounds} rounds, {plan.num_units} {plan.hosting.sampled}s, {rate}"
         return numbers_table(title, rows)
 
     def rounds_table(self) -> Table | None:

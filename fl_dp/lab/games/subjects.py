@@ -119,7 +119,7 @@ class FlDp(Subject):
         """Return the plan that the strategy goes by."""
         clipping: Clipping = FixedClipping(norm=self.clipping_norm)
         if self.adaptive:
-            clipping = AdaptiveClipping(initial_norm=self.clipping_norm)
+            clipping = AdaptiveClipping(norm=self.clipping_norm)
         elif self.arrays > 1:
             clipping = PerLayerClipping.evenly(self.clipping_norm, self.arrays)
         return CentralPlan(

@@ -114,7 +114,7 @@ CHOOSING: tuple[Exclusion[Settings], ...] = (
         options=("privacy", "dp_sgd", "tune.candidates"),
         when=lambda given: given.privacy.noised_by != "server" or given.protects_records,
         why="`fl-dp tune` charges what it chooses to clients, by a promise that the server keeps",
-        instead="write {privacy=central} without {dp_sgd=on}, or tune on public data and write the "
+        instead="write privacy=central without dp_sgd=on, or tune on public data and write the "
         "settings that won",
     ),
     Exclusion(
@@ -122,24 +122,24 @@ CHOOSING: tuple[Exclusion[Settings], ...] = (
         when=lambda given: (
             given.privacy.noise_multiplier is not None or given.privacy.epsilon is None
         ),
-        why="{tune.share} is a part of {privacy.epsilon}",
-        instead="leave {privacy.noise_multiplier} out, and write {privacy.epsilon}",
+        why="tune.share is a part of privacy.epsilon",
+        instead="leave privacy.noise_multiplier out, and write privacy.epsilon",
     ),
     Exclusion(
         options=("selection.participation_cap", "tune.by"),
         when=lambda given: (
             tune_of(given).by == "stopping" and given.selection.participation_cap is not None
         ),
-        why="{tune.by=stopping} charges whole trainings as one, and a participation cap charges "
+        why="tune.by=stopping charges whole trainings as one, and a participation cap charges "
         "clients",
-        instead="leave {selection.participation_cap} out",
+        instead="leave selection.participation_cap out",
     ),
     Exclusion(
         options=("tracking", "tracking.metrics_port", "tune.by"),
         when=lambda given: tune_of(given).by == "stopping" and given.tracking.told,
-        why="with {tune.by=stopping} what lost and how many trainings there were stays secret, and "
+        why="with tune.by=stopping what lost and how many trainings there were stays secret, and "
         "a tracker would be told of each",
-        instead="leave {tracking} and {tracking.metrics_port} out",
+        instead="leave tracking and tracking.metrics_port out",
     ),
 )
 """What a choice among candidates leaves out."""

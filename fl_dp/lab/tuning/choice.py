@@ -8,7 +8,6 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fl_dp.app.cells import digest_of
-from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.app.planning import make_clipping, make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
@@ -40,7 +39,6 @@ def _left_over(folder: RunFolder) -> str:
     return f"; delete {trials}, which shows what lost" if trials.exists() else ""
 
 
-@errors_in_keys()
 def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id: str) -> Settings:
     """Return the settings that a run is to be trained with, after choosing them if they ask for it.
 

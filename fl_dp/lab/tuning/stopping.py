@@ -22,7 +22,6 @@ from fl_dp.accounting import PrivacyBudget, freeze
 from fl_dp.accounting.calibration import calibrate_noise
 from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.app.cells import digest_of
-from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
@@ -59,7 +58,6 @@ class Stopped:
     ledger: PrivacyLedger
 
     @classmethod
-    @errors_in_keys()
     def begun(cls, folder: RunFolder, settings: Settings) -> Stopped:
         """Charge the choice and draw its trainings.
 

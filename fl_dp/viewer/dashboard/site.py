@@ -371,7 +371,7 @@ class Dashboard:
         try:
             price = self._starter.price(wanted)
         except NotPriced as error:
-            place = field_of(error.keys, form, kind, own_data=bool(self.data))
+            place = field_of(str(error), form, kind, own_data=bool(self.data))
             said = WrongField(field=place, text=str(error))
             return self._form_page(request, form, wrong=said)
         return self._form_page(request, form, price=price)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 from fl_dp.app.compose import ConfigError, compose_settings, expand_sweep
 from fl_dp.app.keys import FOLDERS, Key, all_keys
-from fl_dp.app.option_keys import keys_of
 from fl_dp.app.overrides import group_options, quoted
 from fl_dp.app.recipes import entries
 from fl_dp.app.settings import Settings
@@ -71,7 +70,7 @@ _NOT_OFFERED = FOLDERS | {
 _CHOICES = {"tune.by": ("vote", "public")}  # and so it is not offered here
 _OF_OPERATOR = "checkpoint"  # features of a file and a module of the operator's
 _OF_TRAINING = (
-    *("", "task", "features", "model", "privacy", "dp_sgd", "clipping", "weights"),
+    *("", "task", "features", "model", "privacy", "dp_sgd", "clipping"),
     *("metrics", "selection", "schedule", "server_optimizer", "client", "compression"),
 )
 
@@ -172,6 +171,7 @@ def group_defaults() -> dict[str, str]:
 RUN_NAME = "run_name"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SEVERAL = re.compile(r"[\w.]+=[^\[\]\"',]+(,[^\[\]\"',]+)+")  # values of a number or a choice
+_OPTION = re.compile(r"(?<![\w.])(?P<name>[a-z]\w*(\.\w+)*)(?P<value>=?)")
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,3})?|[+-]?inf")
 
 
@@ -323,7 +323,7 @@ def read_form(
 
             trainings = tuple(cell.settings for cell in expand(overrides)[1])
     except ConfigError as error:
-        place = field_of(keys_of(error), form, kind, own_data=bool(data))
+        place = field_of(str(error), form, kind, own_data=bool(data))
         raise WrongField(field=place, text=str(error)) from error
     return Request(
         kind=kind,
@@ -345,26 +345,27 @@ def _with_candidates(overrides: Sequence[str]) -> list[str]:
 
 
 def field_of(
-    keys: Sequence[str],
+    error: str,
     form: Mapping[str, str],
     kind: Kind = TRAINING,
     *,
     own_data: bool = False,
 ) -> str:
-    """Return the field that an error is about: the first of its keys that was filled, or the first.
+    """Return the field that an error is about: the first it names that was filled, or the first.
 
     Args:
-        keys: Those that the error is about.
+        error: Names keys, in full or by their last word; without one, the answer is empty.
         form: Values by field.
         kind: The form.
         own_data: Whether there are own data, and so their settings.
     """
-    fields = {*offered(kind, own_data=own_data), *kind.groups, *([DATA] if own_data else [])}
-    # `privacy.mode` may have been chosen in the field of its group.
-    named = [*keys, *(key.partition(".")[0] for key in keys if "." in key)]
-    known = [name for name in named if name in fields]
-    filled = [name for name in known if form.get(name, "").strip()]
-    return next(iter([*filled, *known]), "")
+    fields = [*offered(kind, own_data=own_data), *kind.groups, *([DATA] if own_data else [])]
+    named: list[str] = []
+    for word in _OPTION.finditer(error):
+        if word.start() == 0 or word["value"] or set("._") & set(word["name"]):  # no plain word
+            named += [name for name in fields if f".{name}".endswith(f".{word['name']}")]
+    filled = [name for name in named if form.get(name, "").strip()]
+    return next(iter([*filled, *named]), "")
 
 
 def override_of(key: Key, written: str, *, several: bool = False) -> str:

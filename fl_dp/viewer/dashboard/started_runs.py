@@ -33,16 +33,7 @@ _SIGNS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal
 
 
 class NotPriced(Exception):
-    """A simulation can't be priced; the text says why.
-
-    Attributes:
-        keys: Those that it is about, the most important first.
-    """
-
-    def __init__(self, text: str, keys: Sequence[str] = ()) -> None:
-        """Say why."""
-        super().__init__(text)
-        self.keys = tuple(keys)
+    """A simulation can't be priced; the text says why."""
 
 
 class NotStarted(Exception):
@@ -240,8 +231,7 @@ class StartedRuns:
         if answer.returncode != 0:
             errors = _told(lines, "error: ")
             raise NotPriced(
-                errors[-1] if errors else f"`fl-dp {asked[0]}` ended {answer.returncode}",
-                _keys_in(answer.stdout),
+                errors[-1] if errors else f"`fl-dp {asked[0]}` ended {answer.returncode}"
             )
         try:
             document = json.loads(answer.stdout)
@@ -267,14 +257,6 @@ def _budgets(trainings: Sequence[Settings]) -> tuple[float | None, ...]:
         if each.protects_clients or each.protects_records
     ]
     return tuple(sorted(found, key=lambda epsilon: (epsilon is None, epsilon or 0.0)))
-
-
-def _keys_in(printed: str) -> list[str]:
-    """Return the keys that a refused plan is about; none if it printed no such document."""
-    try:
-        return [str(key) for key in json.loads(printed)["keys"]]
-    except (ValueError, KeyError, TypeError):
-        return []
 
 
 def _told(lines: Sequence[str], prefix: str) -> list[str]:

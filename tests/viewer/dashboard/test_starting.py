@@ -232,10 +232,25 @@ def test_a_text_that_could_read_the_environment_is_refused(value: str) -> None:
 
 
 def test_an_error_that_names_no_field_is_told_above_the_form() -> None:
-    assert field_of((), {}) == ""
-    assert field_of(("privacy.mode",), {"privacy": "none"}) == "privacy"
-    assert field_of(("rounds", "seed"), {"seed": "1"}) == "seed"
-    assert set(GROUPS) >= {"task", "privacy"}
+    assert field_of("", {}) == ""
+    assert field_of("cohorts rest for three rounds of one selection", {"rounds": "3"}) == ""
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ("privacy.mode is chosen by the group: write privacy=central or none", "privacy"),
+        ("rounds=3 are too many: lower seed=1", "seed"),
+        ("rounds must be at least 1, got 0", "rounds"),
+        ("leave participation_cap out, or write sampling_rate=1", "selection.participation_cap"),
+        ("secure_sum.bits must lie in [4, 32], got 3", "privacy.secure_sum.bits"),
+        ("budgets must increase from above 0, got [3.0, 1.0]", "selection.budgets"),
+        ("epsilon=8 must be the largest of the budgets", "privacy.epsilon"),
+    ],
+)
+def test_an_error_is_told_at_the_first_field_that_it_names(said: str, field: str) -> None:
+    """The first that was filled, else the first; it may be named by its key's last word."""
+    assert field_of(said, {"seed": "1", "privacy": "none"}) == field
 
 
 def test_the_page_shows_an_error_at_its_field_and_keeps_what_was_written(
