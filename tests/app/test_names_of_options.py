@@ -10,7 +10,6 @@ from typing import Any, get_args
 import pytest
 from local_grid import LocalGrid
 
-from fl_dp import strategies
 from fl_dp.accounting import NoiseSchedule, PrivacyBudget, Sampling
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
@@ -26,22 +25,22 @@ from fl_dp.plan.as_json import KINDS
 from fl_dp.strategies import DPFedAvg, RosterTooLarge, Selection
 
 
-def _below(kind: type) -> list[type]:
-    return [kind, *(each for child in kind.__subclasses__() for each in _below(child))]
+def with_subclasses(kind: type) -> set[type]:
+    """Return a class and all that derive from it."""
+    found = {kind}
+    for subclass in kind.__subclasses__():
+        found |= with_subclasses(subclass)
+    return found
 
 
 def arguments(of: Iterable[Callable[..., Any]]) -> set[str]:
     """Return the names of all arguments."""
-    return {name for each in of for name in inspect.signature(each).parameters}
+    return {name for made in of for name in inspect.signature(made).parameters}
 
 
 PLANS = tuple(KINDS.values())
-LAWS = tuple(law for law in _below(Sampling) if not inspect.isabstract(law))
-SELECTIONS = tuple(
-    each
-    for each in map(vars(strategies).get, strategies.__all__)
-    if isinstance(each, type) and issubclass(each, Selection)
-)
+LAWS = tuple(law for law in with_subclasses(Sampling) if not inspect.isabstract(law))
+SELECTIONS = tuple(with_subclasses(Selection))
 RULES = get_args(Clipping)
 
 MADE_BY: dict[str, tuple[Callable[..., Any], ...]] = {

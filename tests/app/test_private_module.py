@@ -34,7 +34,7 @@ NO_PAIR: Any = np.zeros((8, 3))
 
 
 def local_plan() -> LocalPlan:
-    return LocalPlan(clipping_norm=1.0, **PROMISE)
+    return LocalPlan(clipping=CLIPPING, **PROMISE)
 
 
 def blobs(count: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.int64]]:

@@ -138,8 +138,8 @@ class TaskSettings:
         is_by_column = self.name in ("csv", "parquet") and self.partition == "natural"
         if is_by_column and self.client_column is None:
             raise OptionError(
-                "{task.partition}=natural takes the clients from the table: write "
-                "{task.client_column} too, the column that names each row's client"
+                "task.partition=natural takes the clients from the table: write "
+                "task.client_column too, the column that names each row's client"
             )
         if self.client_column == self.label_column:
             raise OptionError(f"task.client_column and task.label_column are both '{column}'")
