@@ -25,7 +25,7 @@ from fl_dp.plan.as_json import KINDS
 from fl_dp.strategies import DPFedAvg, RosterTooLarge, Selection
 
 
-def with_subclasses(kind: type) -> set[type]:
+def with_subclasses(kind: type[Any]) -> set[type[Any]]:
     """Return a class and all that derive from it."""
     found = {kind}
     for subclass in kind.__subclasses__():
