@@ -81,7 +81,7 @@ def tensors_of(data: Data, name: str) -> Pair:
         name: Of the data, for errors.
 
     Raises:
-        ValueError: If there is not one label a record.
+        ValueError: If there is not one label a record, or a number is missing or infinite.
         TypeError: If it is neither.
     """
     if isinstance(data, Dataset):
@@ -104,7 +104,10 @@ def tensors_of(data: Data, name: str) -> Pair:
             f"{name}: records of shape {tuple(records.shape)} and labels of shape "
             f"{tuple(labels.shape)}; labels are one number a record, (n,)"
         )
-    return _counted(records.detach().cpu()), _counted(labels.detach().cpu())
+    return (
+        _counted(records.detach().cpu(), f"{name}: records"),
+        _counted(labels.detach().cpu(), f"{name}: labels"),
+    )
 
 
 def _writable(values: Any) -> Any:
@@ -117,9 +120,22 @@ def _writable(values: Any) -> Any:
     return array.astype(array.dtype.newbyteorder("="), copy=True)
 
 
-def _counted(values: Tensor) -> Tensor:
-    """Return floating-point numbers in the default type, and whole ones as int64."""
-    return values.to(torch.get_default_dtype() if values.is_floating_point() else torch.int64)
+def _counted(values: Tensor, name: str) -> Tensor:
+    """Return floating-point numbers in the default type, and whole ones as int64.
+
+    Raises:
+        ValueError: If one is not finite: its client's update would be none, and cost its share.
+    """
+    if not values.is_floating_point():
+        return values.to(torch.int64)
+    numbers = values.to(torch.get_default_dtype())
+    not_finite = int((~torch.isfinite(numbers)).sum())
+    if not_finite:
+        raise ValueError(
+            f"{name} hold {not_finite} missing or infinite numbers: fill them in, or leave these "
+            "records out"
+        )
+    return numbers
 
 
 def require_fitting(module: nn.Module, parts: Sequence[Pair]) -> None:

@@ -45,6 +45,14 @@ def blobs(count: int, seed: int = 0) -> tuple[NDArray[np.float32], NDArray[np.in
     return records.astype(np.float32), labels
 
 
+def with_one(value: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Records of which one number is another."""
+    records, labels = blobs(18)
+    changed = records.astype(np.float64)
+    changed[5, 1] = value
+    return changed, labels
+
+
 def line() -> nn.Linear:
     module = nn.Linear(3, 2)
     nn.init.zeros_(module.weight)
@@ -190,6 +198,18 @@ Wrong = Callable[[], Any]
                 line(), [(np.zeros((4, 3), np.uint8), np.zeros(4, np.int64))] * 9, **BUDGET
             ),
             "divided by 255",
+        ),
+        (
+            lambda: train_private(line(), [with_one(np.nan)] * 9, **BUDGET),
+            "client 0: records hold 1 missing or infinite",
+        ),
+        (
+            lambda: train_private(line(), with_one(1e300), partition=9, **BUDGET),
+            "the data set: records hold 1 missing or infinite",
+        ),
+        (
+            lambda: train_private(line(), clients(), test=with_one(np.inf), **BUDGET),
+            "records hold 1 missing or infinite",
         ),
     ],
 )
