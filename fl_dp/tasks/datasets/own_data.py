@@ -24,6 +24,7 @@ logger = logging.getLogger("flwr.fl_dp.client")
 _SPLIT_SEED = 0
 _SHOWN = 5  # names in an error message
 _WHOLE_NUMBER = re.compile(r"0*(\d+)(\.0+)?")
+_WITH_ZEROS = re.compile(r"(\d+)\.0+")
 
 
 def optional_import(name: str, *, extra: str, task: str) -> Any:
@@ -213,14 +214,24 @@ def class_numbers(
 
 
 def numbers_by_label(classes: Sequence[str]) -> dict[str, int]:
-    """Return the number of each class, by its `plain_label`."""
-    return {plain_label(name): number for number, name in enumerate(classes)}
+    """Return the number of each class, by its `plain_label`.
+
+    Raises:
+        ValueError: If two classes are one.
+    """
+    numbers = {plain_label(name): number for number, name in enumerate(classes)}
+    if len(numbers) < len(classes):
+        raise ValueError(f"two classes are one name, written in two ways: {listed(classes)}")
+    return numbers
 
 
 def plain_label(label: str) -> str:
-    """Return a label in the one form that is compared: truth values are `true` and `false`."""
+    """Return a label in the one form that is compared: `true`, `false`, and 1 for 1.0."""
     name = plain_name(label)
-    return name.lower() if name.lower() in ("true", "false") else name
+    if name.lower() in ("true", "false"):
+        return name.lower()
+    with_zeros = _WITH_ZEROS.fullmatch(name)
+    return name if with_zeros is None else with_zeros.group(1)
 
 
 def few_labels(labels: Sequence[str]) -> str:

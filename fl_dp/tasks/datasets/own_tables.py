@@ -450,7 +450,7 @@ def _refuse_missing(file: Path, missing: dict[str, int]) -> None:
 
 def _integers(parts: dict[str, _Coded], paths: dict[str, Path]) -> tuple[str, ...]:
     """Return "0", "1", ... up to the largest label; everybody's rows have each of them."""
-    found = {name for labels in parts.values() for name in labels.names}
+    found = {plain_label(name) for labels in parts.values() for name in labels.names}
     classes = tuple(str(number) for number in range(len(found)))
     if len(found) < 2 or found != set(classes):
         files = " and ".join(str(paths[split]) for split in parts)

@@ -114,9 +114,14 @@ def test_integers_from_zero_are_labels_without_a_list(load: Callable[..., Any], 
     assert (dataset.train_y.tolist(), dataset.num_classes) == ([2, 0, 1], 3)
 
 
-def test_whole_numbers_in_a_float_column_are_labels(load: Callable[..., Any]) -> None:
-    columns = {"x": [1.0, 2.0], "label": [1.0, 0.0]}
-    dataset = load("parquet", DataFormat(), train=columns, test=columns)
+@KINDS
+@pytest.mark.parametrize("classes", [None, ("0", "1"), ("0.0", "1.0")])
+def test_whole_numbers_in_a_float_column_are_labels(
+    load: Callable[..., Any], kind: str, classes: tuple[str, str] | None
+) -> None:
+    ones: Any = ["1.0", "0.0"] if kind == "csv" else [1.0, 0.0]
+    columns = {"x": [1.0, 2.0], "label": ones}
+    dataset = load(kind, DataFormat(classes=classes), train=columns, test=columns)
     assert dataset.train_y.tolist() == [1, 0]
 
 
@@ -487,6 +492,15 @@ def test_a_word_for_a_missing_value_is_neither_a_class_nor_a_client(
     columns = changed(**{column: [missing, *TRAIN[column][1:]]})
     with pytest.raises(ValueError, match=rf"missing values in '{column}' \(1\)"):
         load(kind, train=columns, test=TEST)
+
+
+@pytest.mark.parametrize("classes", [("ill", "ill "), ("True", "true"), ("1", "1.0")])
+def test_two_classes_that_are_one_name_are_refused(
+    load: Callable[..., Any], classes: tuple[str, str]
+) -> None:
+    columns = {"x": [1.0, 2.0], "label": list(classes)}
+    with pytest.raises(ValueError, match="written in two ways"):
+        load("csv", DataFormat(classes=classes), train=columns, test=columns)
 
 
 def test_a_class_may_have_such_a_name(load: Callable[..., Any]) -> None:
