@@ -51,6 +51,19 @@ def describe_policy(owner: NodeConfig) -> PolicyDescription:
     return PolicyDescription(sentences=tuple(sentences), wrong=tuple(wrong))
 
 
+def describe_limits(owner: NodeConfig) -> PolicyDescription:
+    """Say what limits a node whatever app it runs: its cap and ledger, apps, times and the end."""
+    wrong: list[str] = []
+    sentences = [
+        *([_cap(owner)] if owner.max_epsilon is not None else []),
+        *_ledger(owner, wrong),
+        _allowed_apps(owner),
+        _interval(owner),
+        _end(owner, wrong),
+    ]
+    return PolicyDescription(sentences=tuple(sentences), wrong=tuple(wrong))
+
+
 def _required(owner: NodeConfig) -> str:
     if not owner.required:
         return (

@@ -27,26 +27,32 @@ def check(
     """Say in plain words what a node will and will not do, before it is started.
 
     NODE_CONFIG is the text that `flower-supernode --node-config` gets, in quotes, or the file of a
-    policy (`dp-policy-path`). Ledger, witness, roster and data are looked at, and nothing is
-    changed. Keys that are not fl-dp's are named. Where
-    there is a cap, sentences say what was spent of it and what still fits. What would keep the node
-    from doing what its owner wants is an error with status 1.
+    policy: of a node (`dp-policy-path`), or of a gate (`fl-dp supernode --policy`). Ledger,
+    witness, roster and data are looked at, and nothing is changed. Keys that are not fl-dp's are
+    named. Where there is a cap, sentences say what was spent of it and what still fits. What would
+    keep the node from doing what its owner wants is an error with status 1.
     """
     with failures_told():
         from fl_dp.clients.policy_description import describe_policy
 
-        from .shown_uses import keys_of_others, owner_at
+        from .shown_uses import gate_at, keys_of_others, owner_at
         from .words_of_budget import words_of_budget
         from .words_of_data import words_of_data
 
         owner = owner_at(configuration)
         others = keys_of_others(configuration)
-        words = describe_policy(owner)
-        of_data = words_of_data(owner)
-        sentences = [*words.sentences, *of_data.sentences, *words_of_budget(owner)]
+        gate = gate_at(configuration)
+        if gate is None:
+            described = [describe_policy(owner), words_of_data(owner)]
+        else:
+            from fl_dp.gate.description import describe_gate
+
+            described = [describe_gate(gate)]
+        sentences = [sentence for words in described for sentence in words.sentences]
+        sentences += words_of_budget(owner)
         if others:
             sentences.append(f"It does not read {', '.join(others)}, which others may")
-        wrong = [*words.wrong, *of_data.wrong]
+        wrong = [fault for words in described for fault in words.wrong]
     if as_json:
         print_json({"sentences": sentences, "wrong": wrong})
     else:

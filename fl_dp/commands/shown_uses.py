@@ -4,28 +4,59 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import RenderableType
 
-from fl_dp.clients.node_config import PARTITION_ID_KEY, POLICY_PATH_KEY, NodeConfig, means_ours
+from fl_dp.clients.node_config import (
+    PARTITION_ID_KEY,
+    POLICY_KEYS,
+    POLICY_PATH_KEY,
+    NodeConfig,
+    means_ours,
+    policy_in_file,
+)
 from fl_dp.commands.terminal.node_ledger_view import node_uses_json, node_uses_tables
 from fl_dp.ledger import NodeLedger, witness_at
 from fl_dp.protocol.flower_compat import parsed_config
 
 from .shown_ledger import ShownLedger
 
+if TYPE_CHECKING:  # with what it imports, which other commands can spare
+    from fl_dp.gate.policy import GatePolicy
+
 
 def owner_at(configuration: str) -> NodeConfig:
-    """Return the configuration that a text of `--node-config` says, or a policy's file.
+    """Return the configuration that a text of `--node-config` says, or a policy's or gate's file.
 
     Raises:
         ValueError: If it can't be read or can't be meant.
     """
+    gate = gate_at(configuration)
+    if gate is not None:
+        return NodeConfig.of(gate.node_config)
     if "=" in configuration:
         return NodeConfig.of(parsed_node_config(configuration))
-    return NodeConfig.of({POLICY_PATH_KEY: str(Path(configuration).expanduser().absolute())})
+    return NodeConfig.of({POLICY_PATH_KEY: str(_file(configuration))})
+
+
+def gate_at(configuration: str) -> GatePolicy | None:
+    """Return the policy of a gate; None: it is a node's configuration or policy.
+
+    Raises:
+        NodeConfigError: If it is a file that can't be read or can't be meant.
+    """
+    from fl_dp.gate.policy import GATE_KEYS, GatePolicy
+
+    if "=" in configuration:
+        return None
+    written = policy_in_file(str(_file(configuration)), POLICY_KEYS.keys() | GATE_KEYS.keys())
+    return GatePolicy.read(_file(configuration)) if written.keys() & GATE_KEYS.keys() else None
+
+
+def _file(configuration: str) -> Path:
+    return Path(configuration).expanduser().absolute()
 
 
 def keys_of_others(configuration: str) -> list[str]:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import failures_told, note
+from .console import fail, failures_told, note, out, tell
+
+if TYPE_CHECKING:  # with what it imports, which other commands can spare
+    from fl_dp.gate.isolation import AppUser, Guarded
 
 OTHER_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of the command: what it does not know is Flower's."""
 
 _ISOLATION, _NODE_CONFIG = "--isolation", "--node-config"
+_KEY, _TRUSTED, _SUPERLINK = (
+    "--auth-supernode-private-key",
+    "--trusted-entities",
+    "--superlink",
+)
 
 
 def supernode(
@@ -23,12 +32,37 @@ def supernode(
             "--policy", metavar="POLICY", help="File of the owner's policy.", show_default=False
         ),
     ],
+    app_user: Annotated[
+        str | None,
+        typer.Option(
+            "--app-user",
+            metavar="USER",
+            help="Run no app here: take what this user's `flower-superexec` sends, and no other's.",
+        ),
+    ] = None,
+    app_socket: Annotated[
+        Path | None,
+        typer.Option(
+            "--app-socket",
+            metavar="SOCKET",
+            help="Talk to apps over this Unix socket in place of a port. Who may open its folder "
+            "may answer for this node.",
+        ),
+    ] = None,
     cooperative: Annotated[
         bool,
         typer.Option(
             "--cooperative",
             help="Let the SuperNode start apps itself, as its own user. Such an app can read the "
             "ledger and open sockets: what is enforced holds for apps that don't try.",
+        ),
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Start nothing: try what an app of USER could do on this machine, and print it. "
+            "Needs root, which leaves the result for the gate.",
         ),
     ] = False,
 ) -> None:
@@ -39,21 +73,97 @@ def supernode(
     `dp-gate-noise-multiplier` and `dp-gate-answer-after` besides those of a node. All other options
     are those of `flower-supernode`.
 
-    Apps run as another user, who can't read POLICY or the ledger: add `--isolation process`, and
+    Apps run as another user, who can't read POLICY or the ledger: name it by `--app-user`, and
     start `flower-superexec` as that user. With `--cooperative` the SuperNode starts them itself.
+    With `--check` the status is 1 if an app could go around the gate.
     """
     options = list(ctx.args)
     with failures_told():
-        _require_isolation(options, cooperative=cooperative)
+        _require_one_way(options, app_user=app_user, app_socket=app_socket, cooperative=cooperative)
         _require_no_policy(options)
+        from fl_dp.gate.isolation import AppUser, found_isolated
+
+        policy = policy.expanduser().absolute()
+        user = None if app_user is None else AppUser.named(app_user)
+        guarded = _guarded(policy, options, app_socket)
+    if check:
+        with failures_told():
+            _print_check(policy, user, guarded)
+        return
+    isolated = user is not None and found_isolated(policy, user, guarded)
+    with failures_told():
+        from fl_dp.app.local.supernode import supernode_for
         from fl_dp.gate.supernode import gated_supernode
 
-        run = gated_supernode(policy.expanduser().absolute(), options)
-    if cooperative:
-        note(
+        supernode_for(None if user is None else user.uid, socket=guarded.runtime_socket)
+        apart = [] if cooperative else [_ISOLATION, "process"]
+        run = gated_supernode(policy, [*options, *apart], isolated=isolated)
+    note(_words_of_isolation(app_user, isolated=isolated))
+    run()
+
+
+def _words_of_isolation(app_user: str | None, *, isolated: bool) -> str:
+    if isolated:
+        return f"enforced by the site: an app of {app_user} can't go around this gate"
+    if app_user is None:
+        return (
             "cooperative: apps run as this user, so they can read the ledger and reach any network"
         )
-    run()
+    return (
+        f"cooperative: nobody has found out what an app of {app_user} could do here; run this "
+        "command with --check as root, after flower-superexec has started"
+    )
+
+
+def _guarded(policy: Path, options: list[str], app_socket: Path | None) -> Guarded:
+    """Return what apps must not reach, by the policy and Flower's own options.
+
+    Raises:
+        NodeConfigError: If the policy can't be read or can't be meant.
+        OSError: If it is not there.
+    """
+    from fl_dp.gate.isolation import Guarded, code_of_gate
+    from fl_dp.gate.policy import GatePolicy
+
+    kept = GatePolicy.read(policy)
+    host, _, port = (_values_of(_SUPERLINK, options) or [""])[-1].rpartition(":")
+    return Guarded(
+        secrets=(
+            policy,
+            *kept.secret_files,
+            *(Path(value).absolute() for value in _values_of(_KEY, options)),
+        ),
+        unwritable=(
+            *kept.public_files,
+            *(Path(value).absolute() for value in _values_of(_TRUSTED, options)),
+        ),
+        home=Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").absolute(),
+        code=code_of_gate(),
+        superlink=(host.strip("[]"), int(port)) if port.isdigit() else None,
+        runtime_socket=None if app_socket is None else app_socket.expanduser().absolute(),
+        owner=policy.stat().st_uid,
+    )
+
+
+def _print_check(policy: Path, user: AppUser | None, guarded: Guarded) -> None:
+    """Try what an app could do, print it, and leave the result if this is root.
+
+    Raises:
+        ValueError: If nobody says who runs apps.
+        typer.Exit: If something succeeded.
+    """
+    from fl_dp.commands.terminal.isolation_view import isolation_table
+    from fl_dp.gate.isolation import is_isolated, tried, write_result
+
+    if user is None:
+        raise ValueError("--check tries what the user of apps can do: add --app-user USER")
+    attempts = tried(user, guarded)
+    out.print(isolation_table(attempts))
+    if os.geteuid() == 0:
+        write_result(policy, user, guarded, attempts)
+    if not is_isolated(attempts):
+        fail("an app could go around this gate, which therefore says `cooperative`", status=1)
+    tell("An app can't go around this gate.")
 
 
 def _values_of(option: str, words: list[str]) -> list[str]:
@@ -66,19 +176,27 @@ def _values_of(option: str, words: list[str]) -> list[str]:
     return values
 
 
-def _require_isolation(options: list[str], *, cooperative: bool) -> None:
+def _require_one_way(
+    options: list[str], *, app_user: str | None, app_socket: Path | None, cooperative: bool
+) -> None:
     """Refuse to start apps as the gate's own user, unless the owner says so.
 
     Raises:
         ValueError: If nobody says how apps run, or it is said in two ways.
     """
-    isolation = _values_of(_ISOLATION, options)
-    if cooperative and isolation:
-        raise ValueError("--cooperative says how apps run: leave --isolation out")
-    if not cooperative and isolation != ["process"]:
+    if _values_of(_ISOLATION, options):
         raise ValueError(
-            "apps would run as this gate's own user, and could read its ledger: add --isolation "
-            "process and start flower-superexec as another user, or add --cooperative"
+            "--isolation is Flower's word for how apps run: leave it out, and write --app-user "
+            "USER or --cooperative"
+        )
+    if cooperative and (app_user is not None or app_socket is not None):
+        raise ValueError(
+            "--cooperative runs apps as this user, so leave --app-user and --app-socket out"
+        )
+    if not cooperative and app_user is None:
+        raise ValueError(
+            "apps would run as this gate's own user, and could read its ledger: add --app-user "
+            "USER and start flower-superexec as that user, or add --cooperative"
         )
 
 

@@ -30,6 +30,7 @@ from .flower_hook import (
     handed_to_app,
     ids_in,
     inflated,
+    inflated_size,
     parts_of,
     pulled,
     push,
@@ -66,7 +67,7 @@ class _Reply:
         with Contained("the app's reply can't be read") as attempt:
             if self.size > self.limit:
                 raise ValueError(f"it is larger than {self.limit:,} bytes")
-            return inflated(self.tree, self.contents)
+            return inflated(self.tree, self.contents, self.limit)
         assert attempt.failure is not None
         return None
 
@@ -184,7 +185,8 @@ class GatedConnection:
             logger.exception("the app's reply can't be read")
             self._end(None)
             return set(), ""
-        limit = _WIDER * sum(map(len, asked.values())) + _SLACK
+        # Pieces of the model that are alike travel once, and those of the reply may differ.
+        limit = _WIDER * inflated_size(passed.parts.tree.object_id, asked) + _SLACK
         session = secrets.token_hex(8)
         self._replies[session] = _Reply(tree=tree, ids=ids, limit=limit)
         return set(ids), session

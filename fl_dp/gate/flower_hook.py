@@ -9,14 +9,16 @@ refused at the start.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
 from typing import Any, NamedTuple
 
 import flwr
-from flwr.app import Message, RecordDict
+from flwr.app import Array, Message, RecordDict
 
 from fl_dp.protocol.flower_compat import give_id
 from fl_dp.protocol.flower_versions import TESTED, FlowerChanged, parts_of_flower
@@ -31,6 +33,8 @@ with parts_of_flower():
     from flwr.supercore.fab import Fab as Fab
     from flwr.supercore.inflatable.inflatable_object import (
         get_all_nested_objects,
+        get_object_body,
+        get_object_head_values_from_object_content,
         get_object_id,
         get_object_tree,
         iterate_object_tree,
@@ -55,6 +59,8 @@ _PARAMETERS = (
 )
 _OPENS, _BELOW = "_init_connection", "http_request_response"
 _MOST_OBJECTS = 1_000_000  # of one message: an array is cut into pieces of 5 MB
+_MOST_BYTES = 1 << 34  # of one message that the server sends
+_DEEPEST = 8  # message, content, record, array and piece are 5
 
 
 class Connection(NamedTuple):
@@ -159,9 +165,19 @@ def pulled(shell: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> Me
         pull: Fetches one object.
 
     Raises:
-        ValueError: If an object is not what its id says, or the metadata differ.
+        ValueError: If it is too large, an object is not what its id says, or the metadata differ.
     """
-    contents = pull_objects(list(ids_in(tree)), pull)
+    arrived, lock = [0], threading.Lock()  # several threads pull
+
+    def counted(object_id: str) -> bytes:
+        content = pull(object_id)
+        with lock:
+            arrived[0] += len(content)
+            if arrived[0] > _MOST_BYTES:
+                raise ValueError(f"a message of more than {_MOST_BYTES:,} bytes")
+        return content
+
+    contents = pull_objects(list(ids_in(tree)), counted)
     if any(get_object_id(content) != object_id for object_id, content in contents.items()):
         raise ValueError("an object is not what its id says")
     message = inflated(tree, contents)
@@ -174,12 +190,51 @@ def pulled(shell: Message, tree: ObjectTree, pull: Callable[[str], bytes]) -> Me
     return message
 
 
-def inflated(tree: ObjectTree, contents: dict[str, bytes]) -> Message:
-    """Return the message that objects make up.
+def inflated_size(root: str, contents: Mapping[str, bytes]) -> int:
+    """Return the number of bytes that objects take once they are inflated.
+
+    An array names its pieces by their place in a list, and may name one a million times.
+
+    Args:
+        root: Id of the object that holds all others.
+        contents: Bytes of each object, by id.
 
     Raises:
-        ValueError: If they are none; whatever else hostile bytes make Flower raise.
+        ValueError: If they are nested more deeply than those of a message; whatever else hostile
+            bytes make Flower raise.
     """
+    sizes: dict[str, int] = {}
+
+    def size_of(object_id: str, depth: int) -> int:
+        if depth > _DEEPEST:
+            raise ValueError(f"objects are nested more than {_DEEPEST} deep")
+        if object_id not in sizes:
+            content = contents[object_id]
+            kind, children, _ = get_object_head_values_from_object_content(content)
+            parts = [size_of(child, depth + 1) for child in children]
+            if kind == Array.__qualname__:
+                places = json.loads(get_object_body(content, Array))["arraychunk_ids"]
+                parts = [parts[place] for place in places]
+            sizes[object_id] = len(content) + sum(parts)
+        return sizes[object_id]
+
+    return size_of(root, 1)
+
+
+def inflated(tree: ObjectTree, contents: dict[str, bytes], most: int = _MOST_BYTES) -> Message:
+    """Return the message that objects make up.
+
+    Args:
+        tree: Ids of its objects.
+        contents: Bytes of each of them.
+        most: Bytes that it may take once it is inflated.
+
+    Raises:
+        ValueError: If they are none, or it is larger; whatever else hostile bytes make Flower
+            raise.
+    """
+    if inflated_size(tree.object_id, contents) > most:
+        raise ValueError(f"it is larger than {most:,} bytes")
     message = inflate_object_from_contents(tree.object_id, dict(contents))
     if not isinstance(message, Message):
         raise ValueError("the objects are no message")

@@ -90,18 +90,23 @@ class Ruling:
 
 
 class Gate:
-    """What the owner's policy makes of each message. It knows nothing of how messages travel."""
+    """What the owner's policy makes of each message. It knows nothing of how messages travel.
 
-    def __init__(self, policy: Path) -> None:
+    Attributes:
+        isolated: Whether root has tried, and found, that apps can't go around the gate.
+    """
+
+    def __init__(self, policy: Path, *, isolated: bool = False) -> None:
         """Read the policy once, so that a wrong one is an error at the start.
 
         Args:
             policy: Its file, which is read again at every message.
+            isolated: Whether root has tried, and found, that apps can't go around the gate.
 
         Raises:
             NodeConfigError: If it can't be read or can't be meant.
         """
-        self._file = policy
+        self._file, self.isolated = policy, isolated
         GatePolicy.read(policy)
 
     def judge(self, asked: Message, run: JudgedRun) -> Ruling:

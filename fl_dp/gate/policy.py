@@ -23,6 +23,7 @@ from fl_dp.clients.node_config import (
     checked_keys,
     policy_in_file,
 )
+from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
 from fl_dp.mechanisms import FixedClipping, GaussianBundle, ScalarMetric
 from fl_dp.plan.release import Release
 from fl_dp.protocol.instruction import NoiseInstruction
@@ -182,6 +183,22 @@ class GatePolicy:
         node_config = others | {"dp-require-privacy": _REQUIRED[keys.promise]}
         NodeConfig.of(node_config)
         return cls(keys=keys, node_config=node_config)
+
+    @property
+    def secret_files(self) -> tuple[Path, ...]:
+        """Files of the ledger and its witness, and of the node's keys beside the ledger."""
+        ledger, witness = self._files_of("dp-ledger-path"), self._files_of("dp-witness-path")
+        keys = [file.with_name(name) for file in ledger for name in (IDENTITY_FILE, STORE_FILE)]
+        return (*ledger, *witness, *keys)
+
+    @property
+    def public_files(self) -> tuple[Path, ...]:
+        """Files that all may read and the owner alone may change."""
+        return tuple(self._files_of("dp-secagg-roster"))
+
+    def _files_of(self, key: str) -> list[Path]:
+        place = self.node_config.get(key)
+        return [] if place is None or "://" in place else [Path(place)]
 
     @property
     def least_noise(self) -> NoiseInstruction:

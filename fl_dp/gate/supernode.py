@@ -13,18 +13,19 @@ from .flower_hook import Connection, supernode_behind_gate
 from .gate import Gate
 
 
-def gated_supernode(policy: Path, options: Sequence[str]) -> Callable[[], None]:
+def gated_supernode(policy: Path, options: Sequence[str], *, isolated: bool) -> Callable[[], None]:
     """Return what runs a SuperNode behind a gate.
 
     Args:
         policy: File of the owner's policy.
         options: Those of `flower-supernode`.
+        isolated: Whether root has tried, and found, that apps can't go around the gate.
 
     Raises:
         NodeConfigError: If the policy can't be read or can't be meant.
         FlowerChanged: If this Flower is not one that the gate was tested with.
     """
-    gate = Gate(policy)
+    gate = Gate(policy, isolated=isolated)
 
     def wrap(real: Connection) -> Connection:
         return GatedConnection(gate, real, abandon).functions()

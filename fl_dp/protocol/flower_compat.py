@@ -96,8 +96,15 @@ def superlink_behind(guard: Callable[[WebApp], WebApp] | None) -> Callable[[], N
     return flower_superlink
 
 
-def supernode_behind(guard: Callable[[WebApp], WebApp]) -> Callable[[], None]:
-    """Return `flower-supernode`'s main, whose web app is served behind a guard."""
+def supernode_behind(
+    guard: Callable[[WebApp], WebApp], *, socket: Path | None = None
+) -> Callable[[], None]:
+    """Return `flower-supernode`'s main, whose web app is served behind a guard.
+
+    Args:
+        guard: Stands before the web app.
+        socket: Unix socket at which it is served in place of a port.
+    """
     # Relies on: it makes a `uvicorn.Config(app, ...)`. Moved: tests/deploy says so; patch what it
     # calls instead.
     import uvicorn
@@ -108,8 +115,9 @@ def supernode_behind(guard: Callable[[WebApp], WebApp]) -> Callable[[], None]:
     configured = uvicorn.Config
 
     def guarded(app: WebApp, **options: Any) -> uvicorn.Config:
+        place = {} if socket is None else {"uds": str(socket)}
         # A header must not say who the other end is.
-        return configured(guard(app), **options | {"proxy_headers": False})
+        return configured(guard(app), **options | place | {"proxy_headers": False})
 
     uvicorn.Config = guarded  # type: ignore[assignment,misc]  # Flower has no hook for it
     return flower_supernode

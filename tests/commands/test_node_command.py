@@ -6,6 +6,7 @@ import json
 import re
 from datetime import UTC, datetime
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 from flat_plans import noised_plan
@@ -272,6 +273,44 @@ def test_a_policy_is_checked_by_its_file(ledger: Path, tmp_path: Path) -> None:
     assert status == 0
     assert "epsilon 1.5" in said
     assert "nothing from 2999-01-31 on" in said
+
+
+GATE = """\
+dp-ledger-path: {ledger}
+dp-gate-promise: {promise}
+dp-gate-clipping-norm: 0.5
+dp-gate-answer-after: 90
+"""
+
+
+def test_a_gate_is_checked_by_its_file(ledger: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "gate.yaml"
+    local = "dp-gate-noise-multiplier: 4.0\ndp-max-epsilon: 2.5\ndp-unit-name: ward\n"
+    policy.write_text(GATE.format(ledger=ledger, promise="local") + local)
+    status, said = call("check", policy)
+    assert status == 0
+    assert "to the L2 norm 0.5, and adds Gaussian noise of 4 times that norm at least" in said
+    assert "answered 90 s after it came" in said
+    assert "at most epsilon 2.5" in said and "it holds 1 charges so far" in said
+    assert "trusted-entities" not in said and "dp-data-schema" not in said
+    status, said = call("ledger", "--node-config", policy)
+    assert (status, "ward" in said, "2.5" in said) == (0, True, True)
+
+
+def test_a_gate_that_adds_no_noise_says_so(ledger: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "gate.yaml"
+    policy.write_text(GATE.format(ledger=ledger, promise="clip"))
+    status, said = call("check", policy)
+    assert status == 0
+    assert "relies upon the server's, and promises no epsilon" in said
+    assert "cap" not in said
+
+
+def test_a_gate_s_policy_that_can_t_be_meant_is_an_error(tmp_path: Path) -> None:
+    policy = tmp_path / "gate.yaml"
+    policy.write_text("dp-gate-clipping-norm: 0.5\n")
+    assert call("check", policy) == (2, ANY)
+    assert "dp-gate-promise is missing" in call("check", policy)[1]
 
 
 def test_an_owner_revokes_once_and_is_asked(ledger: Path) -> None:

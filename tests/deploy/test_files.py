@@ -18,12 +18,17 @@ from typing import Any
 import apps
 import backup
 import pytest
+import relay
 import yaml
+from flwr.supercore.cli.flower_superexec import _parse_args as _parse_args_run_superexec
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from fl_dp.app.local.superlink import _open_to_all
 from fl_dp.clients.node_config import NodeConfig
+from fl_dp.commands.app import app
 from fl_dp.commands.shown_uses import parsed_node_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +108,7 @@ def commands() -> dict[str, list[str]]:
 def parsed(words: list[str]) -> argparse.Namespace | None:
     """Parse a command as what it starts would; None: it is none of Flower's."""
     # Variables stand for a host, a port or a name.
-    given = ["8000" if word == "${PORT}" else word for word in words]
+    given = [word.replace("${PORT}", "8000") for word in words]
     if "fl_dp.app.local.superlink" in words:
         options = given[given.index("fl_dp.app.local.superlink") + 1 :]
         assert _open_to_all(options)  # with keys, or it is refused
@@ -111,6 +116,17 @@ def parsed(words: list[str]) -> argparse.Namespace | None:
     if "fl_dp.app.local.supernode" in words:
         options = given[given.index("fl_dp.app.local.supernode") + 1 :]
         return _parse_args_run_supernode().parse_args(options)
+    if "fl_dp" in words:
+        group = get_command(app)
+        assert isinstance(group, TyperGroup)
+        context = group.commands["supernode"].make_context(
+            "supernode", given[given.index("supernode") + 1 :]
+        )
+        assert context.params["app_user"] and context.params["app_socket"]
+        assert not context.params["cooperative"]
+        return _parse_args_run_supernode().parse_args(context.args)
+    if "flower-superexec" in words:
+        return _parse_args_run_superexec().parse_args(given[given.index("flower-superexec") + 1 :])
     return None
 
 
@@ -129,6 +145,13 @@ def test_flower_understands_what_is_started(name: str) -> None:
         assert not found.runtime_dependency_install
         [key] = parsed_node_config(found.node_config.replace("${NODE:-north}", "north"))
         assert key == "dp-policy-path"
+    elif "gate" in name:
+        assert found is not None
+        assert found.root_certificates and found.auth_supernode_private_key
+        assert not found.insecure and not found.runtime_dependency_install
+    elif "app@" in name or name == "compose: app":
+        assert found is not None
+        assert found.runtime_api_address.startswith("127.0.0.1:")
     else:
         script = next(Path(word) for word in words if word.endswith(".py"))
         assert (DEPLOY / script.name).exists()
@@ -150,6 +173,25 @@ def test_the_scripts_take_what_they_are_started_with(
     ):
         apps.main(words[words.index("serve") :])
     assert served == [Path("/srv/fl-dp/apps")] * 2
+    relayed: list[tuple[int, str, list[str]]] = []
+
+    async def not_relayed(port: int, socket: str, command: list[str]) -> int:
+        relayed.append((port, socket, command))
+        return 0
+
+    monkeypatch.setattr(relay, "relay", not_relayed)
+    for words in (
+        words_of_unit(DEPLOY / "systemd/fl-dp-app@.service"),
+        services()["app"]["command"],
+    ):
+        given = [word.replace("${PORT}", "9094") for word in words]
+        with pytest.raises(SystemExit, match="0"):
+            [script] = [place for place, word in enumerate(given) if word.endswith("relay.py")]
+            relay.main(given[script + 1 :])
+    assert len(relayed) == 2
+    for port, socket, command in relayed:
+        assert socket.startswith("/run/fl-dp-")
+        assert command[0] == "flower-superexec" and command[-1].endswith(f"127.0.0.1:{port}")
     words = words_of_unit(DEPLOY / "systemd/fl-dp-backup@.service")
     with pytest.raises(SystemExit, match="no ledger at"):  # and no complaint of an option
         backup.main(words[2:])
@@ -170,6 +212,41 @@ def test_a_node_writes_to_its_ledger_its_witness_and_nowhere_else() -> None:
         "node",
         "check",
     ]
+
+
+def test_apps_behind_a_gate_have_another_user_and_no_network_but_its_socket() -> None:
+    gate, app = (unit(DEPLOY / f"systemd/fl-dp-{name}@.service") for name in ("gate", "app"))
+    assert gate["User"] == "fl-dp-%i"
+    assert app["User"] == gate["Group"] == "fl-dp-app-%i"
+    assert app["PrivateNetwork"] == "yes"
+    assert (app["TemporaryFileSystem"], app["BindPaths"]) == ("/run:ro", "/run/fl-dp-%i")
+    assert "ReadWritePaths" not in app and app["StateDirectory"] == "fl-dp-app-%i"
+    # An app that could write into the folder could have the gate open another file of its own.
+    assert app["ExecStartPre"].split()[1:] == [
+        *("-d", "-m", "0750", "-o", "fl-dp-%i", "-g", "fl-dp-app-%i", "/run/fl-dp-%i")
+    ]
+
+
+def test_a_gate_is_checked_as_it_is_started() -> None:
+    file = DEPLOY / "systemd/fl-dp-gate@.service"
+    tried, started = words_of_unit(file, "ExecStartPre"), words_of_unit(file)
+    # As root, and a gate whose apps are not apart starts all the same.
+    assert tried[0].startswith("-+")
+    tried.remove("--check")
+    options = tried[tried.index("supernode") :]
+    assert set(options) <= set(started[started.index("supernode") :])
+
+
+def test_containers_of_apps_have_no_network_and_reach_the_gate_by_its_socket_alone() -> None:
+    app, gate = services()["app"], services()["gate"]
+    assert app["network_mode"] == "none"
+    uid, gid = app["user"].split(":")
+    assert gate["user"].split(":")[1] == gid and gate["user"].split(":")[0] != uid
+    of_app, of_gate = (
+        {volume.removesuffix(":ro") for volume in service["volumes"]} for service in (app, gate)
+    )
+    assert of_app & of_gate == {"/run/fl-dp-${NODE:-north}:/run/fl-dp-${NODE:-north}"}
+    assert all(volume.endswith(":ro") for volume in app["volumes"])
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd's own checker")
@@ -198,7 +275,7 @@ def test_a_container_is_read_only_without_capabilities_and_rotates_its_log(name:
     assert found["security_opt"] == ["no-new-privileges:true"]
     assert int(found["user"].partition(":")[0]) > 0
     assert set(found["logging"]["options"]) == {"max-size", "max-file"}
-    assert found["profiles"] in (["server"], ["node"])
+    assert found["profiles"] in (["server"], ["node"], ["gate"])
 
 
 def test_the_compose_file_has_the_form_of_one() -> None:

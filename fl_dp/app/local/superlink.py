@@ -57,16 +57,19 @@ def users_can_be_told_apart() -> bool:
 
 
 class OwnUserOnly:
-    """An ASGI app that passes on to another what this process's own user sends."""
+    """An ASGI app that passes on to another what one user sends."""
 
-    def __init__(self, app: WebApp, *, open_to_all: Iterable[str] = ()) -> None:
+    def __init__(
+        self, app: WebApp, *, user: int | None = None, open_to_all: Iterable[str] = ()
+    ) -> None:
         """Stand in front of an app.
 
         Args:
-            app: What answers this process's own user.
+            app: What answers that user.
+            user: Its number; None: this process's own user.
             open_to_all: Starts of paths that it answers for everybody.
         """
-        self._app = app
+        self._app, self._user = app, os.getuid() if user is None else user
         self._open_to_all = tuple(open_to_all)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +78,7 @@ class OwnUserOnly:
             scope["type"] == "http" and scope["path"].startswith(self._open_to_all)
         ):
             await self._app(scope, receive, send)
-        elif user_of(scope.get("client"), scope.get("server")) != os.getuid():
+        elif user_of(scope.get("client"), scope.get("server")) != self._user:
             await _answer(send, 403)
         elif scope["path"] == CLOSED_PATH:
             await _answer(send, 204)

@@ -1,0 +1,76 @@
+"""Runs a command in a network of its own, with one way out: a Unix socket, behind a port.
+
+    python deploy/relay.py --socket /run/fl-dp-north/runtime.sock --port 9094 -- \
+      flower-superexec --insecure --runtime-api-address 127.0.0.1:9094
+
+Flower's apps talk to their SuperNode over a port, and a process in a network of its own reaches no
+port outside it. What comes to the port of that network goes to the socket, and the answers back.
+Ends with the command, and with its status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from collections.abc import Sequence
+
+_PIECE = 1 << 16  # bytes
+
+
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Hand on all that comes, until its end."""
+    try:
+        while piece := await reader.read(_PIECE):
+            writer.write(piece)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+    except OSError:  # one end is gone
+        writer.close()
+
+
+async def relay(port: int, socket: str, command: Sequence[str]) -> int:
+    """Run a command, and hand on between a port and a socket until it ends.
+
+    Args:
+        port: Port of loopback at which the command finds the other end.
+        socket: Where that is.
+        command: Its words.
+
+    Returns:
+        Its exit status.
+    """
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            from_socket, to_socket = await asyncio.open_unix_connection(socket)
+        except OSError as error:  # the gate does not run yet: the command tries again
+            print(f"relay: {socket}: {error}", file=sys.stderr, flush=True)
+            writer.close()
+            return
+        await asyncio.gather(_carry(reader, to_socket), _carry(from_socket, writer))
+        for end in (to_socket, writer):
+            end.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", port):
+        process = await asyncio.create_subprocess_exec(*command)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, process.send_signal, number)
+        return await process.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description="A command with one way out of its network")
+    parser.add_argument("--socket", required=True, help="Unix socket of the Runtime API")
+    parser.add_argument("--port", required=True, type=int, help="port of loopback for the command")
+    parser.add_argument("command", nargs="+", help="what to run, after --")
+    asked = parser.parse_args(arguments)
+    raise SystemExit(asyncio.run(relay(asked.port, asked.socket, asked.command)))
+
+
+if __name__ == "__main__":
+    main()
