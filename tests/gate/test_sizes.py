@@ -58,7 +58,9 @@ def test_a_piece_that_is_named_often_counts_as_often() -> None:
 def test_the_size_of_a_message_is_that_of_its_arrays_and_little_more(small_pieces: None) -> None:
     be_in_a_run(RUN)
     zeros = Array(np.zeros(100_000, np.float32))  # whose pieces are all alike
-    message = Message(RecordDict({"a": ArrayRecord({"w": zeros})}), dst_node_id=1, message_type="train")
+    message = Message(
+        RecordDict({"a": ArrayRecord({"w": zeros})}), dst_node_id=1, message_type="train"
+    )
     parts = parts_of(message)
     size = inflated_size(parts.tree.object_id, parts.contents)
     assert 400_000 < size < 420_000
