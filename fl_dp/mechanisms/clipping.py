@@ -97,7 +97,7 @@ def joint_clipping_norm(clipping_norms: Sequence[float]) -> float:
     if len(clipping_norms) == 0:
         raise ValueError("there is no clipping norm: give one a layer")
     for index, bound in enumerate(clipping_norms):
-        require_positive(**{f"clipping_norms[{index}]": bound})
+        require_positive(**{f"norms[{index}]": bound})
     return math.hypot(*clipping_norms)
 
 

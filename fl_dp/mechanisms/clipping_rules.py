@@ -28,7 +28,7 @@ class FixedClipping:
         Raises:
             ValueError: If the norm is not positive and finite.
         """
-        require_positive(clipping_norm=self.norm)
+        require_positive(norm=self.norm)
 
     @property
     def first_norms(self) -> tuple[float, ...]:

@@ -265,7 +265,7 @@ def test_a_plan_for_nobody_or_nothing_is_refused(field: str) -> None:
     [
         ("sampling_rate", 0.0, "sampling_rate must lie in"),
         ("noise_multiplier", -1.0, "must be positive"),
-        ("clipping_norm", 0.0, "clipping_norm"),
+        ("clipping_norm", 0.0, "norm must be"),
         ("num_clients", 2**60, "too small to sum"),
     ],
 )

@@ -126,7 +126,7 @@ def test_an_argument_that_both_the_plan_and_a_subclass_have_is_an_error(tmp_path
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["schedule", "correlation", "nodes", "secure_sum"])
+@pytest.mark.parametrize("name", ["schedule", "correlation", "num_records", "secure_sum"])
 def test_what_only_a_plan_takes_is_sent_there(name: str, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=rf"'{name}': give it to a plan, and the plan to Tagged\("):
         make(tmp_path, Tagged, **{name: None})
@@ -173,7 +173,7 @@ def test_a_clipping_norm_that_is_left_out_is_adapted_and_that_is_said(
 
 def test_where_no_norm_can_be_found_leaving_it_out_is_an_error() -> None:
     budget = PrivacyBudget(epsilon=1.0, delta=1e-3)
-    with pytest.raises(TypeError, match="clipping_norm"):
+    with pytest.raises(TypeError, match="'clipping'"):
         LocalPlan(budget=budget, rounds=1, num_clients=10)  # type: ignore[call-arg]  # on purpose
 
 
