@@ -107,9 +107,9 @@ def test_a_plan_of_records_survives_being_written_down() -> None:
             "metrics means nothing where noise is added in shares at the nodes",
         ),
         ({"total_weight": 100.0}, "total_weight means nothing"),
-        ({"units_per_node": 10}, "can't hold the num_clients=60000"),
+        ({"units_per_node": 10}, "can't hold the num_records=60000"),
         ({"nodes": 2}, "at least 3 nodes"),
-        ({"nodes": 0}, "nodes must be at least 1"),
+        ({"nodes": 0}, "num_clients must be at least 1"),
     ],
 )
 def test_what_gradients_of_records_do_not_have_is_refused(
@@ -138,7 +138,7 @@ def test_no_node_may_have_more_records_than_it_sums_as_exactly_as_they_are_charg
     with pytest.raises(ValueError, match=r"2097153 units of one node exactly: use at least 0\.50"):
         of_many(0.25, most + 1)
     assert of_many(8.0, MOST_UNITS).bundle(8.0).max_units > MOST_UNITS
-    with pytest.raises(ValueError, match=r"units_per_node=4194305: .* units_per_node=4194304 or"):
+    with pytest.raises(ValueError, match=r"max_records=4194305: .* max_records=4194304 or"):
         of_many(8.0, MOST_UNITS + 1)
 
 
