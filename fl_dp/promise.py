@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from enum import StrEnum
+
 NO_PRIVACY_FROM = 1000.0
 """Epsilon from which on nothing is promised: odds may change by a factor of e^1000."""
 
@@ -14,3 +17,19 @@ def is_promise(epsilon: float | None, *, insecure: bool = False) -> bool:
         insecure: Whether noise or coins came from a source that can be predicted.
     """
     return epsilon is not None and epsilon < NO_PRIVACY_FROM and not insecure
+
+
+class Enforcement(StrEnum):
+    """Who sees to it that a node does what a promise against the server supposes."""
+
+    SITE = "enforced by the site"
+    """A gate, and its site keeps every app apart from it and from the network."""
+    COOPERATIVE = "cooperative"
+    """A gate, which an app could get around that tries."""
+    APP = "by the app"
+    """Code of the app, and a node runs whichever app the server sends."""
+
+
+def weakest(several: Iterable[Enforcement]) -> Enforcement:
+    """Return the one of several that all of them amount to; of none, `APP`."""
+    return max(several, key=list(Enforcement).index, default=Enforcement.APP)

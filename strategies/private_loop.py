@@ -25,6 +25,7 @@ from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
 from fl_dp.plan import Plan
 from fl_dp.plan.noise_left import noise_left
+from fl_dp.promise import Enforcement
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, ROUNDS_KEY
@@ -43,7 +44,7 @@ from .exchange import asking, patience
 from .modes import Mode, Released
 from .modes.ways import Opened, way_of
 from .rehearsal import RehearsalFailed
-from .roster import Unit
+from .roster import Unit, nodes_of
 from .round_loop import EvaluateFn, LoopOptions, RoundLoop, ShouldStop
 from .server_optimizer import ServerOptimizer
 
@@ -152,6 +153,8 @@ class PrivateLoop(RoundLoop):
             ledger=self.ledger,
         )
         require_trainable(plan, draft.layout, len(draft.roster))  # or a round is charged in vain
+        if not plan.trusts_server:  # of all who may be drawn: a secret cohort must not show
+            self.ledger.note_enforcement(self._answers.enforcement(nodes_of(draft.roster)))
         if plan.sampling.visible and not plan.hosting.coins_at_nodes:
             self._participations.require_some_left(draft.roster, server_round=server_round)
             cohort = self.selection.select(draft.draw)
@@ -255,6 +258,13 @@ class PrivateLoop(RoundLoop):
         if left.warning is not None:
             self._log.warn_once(left.warning)
         super()._rehearse(grid, nodes, model, config)
+        enforcement = self._answers.enforcement(nodes)
+        if not self.plan.trusts_server and enforcement is not Enforcement.APP:
+            logger.info(
+                "All %d nodes are behind gates, as they say: the promise is %s",
+                len(nodes),
+                enforcement,
+            )
         ask = asking(grid, window=self._window, patient=True)
         timeout = patience(grid, min(self._timeout, self._roster.timeout))
         try:

@@ -20,6 +20,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_dp.accounting.budget import Limit
+from fl_dp.promise import Enforcement, weakest
 from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.flower_compat import ErrorCode, is_simulation
 from fl_dp.protocol.identity import Ability, NodeIdentity
@@ -197,6 +198,11 @@ class Answers:
     def untried(self) -> bool:
         """Whether no app knew the question, so that the first round is its rehearsal."""
         return bool(self.unable) and not self.identities
+
+    def enforcement(self, nodes: Iterable[int]) -> Enforcement:
+        """Return what a promise holds by at all of these nodes, as they said themselves."""
+        silent = NodeIdentity()
+        return weakest(self.identities.get(node, silent).enforcement for node in nodes)
 
     def called(self, node: int) -> str:
         """Return how to speak of a node."""

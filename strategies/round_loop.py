@@ -41,7 +41,7 @@ from .modes import Mode, Released, RoundFailed
 from .open_round import Answered, OpenRound, RoundDraft
 from .participations import Participations
 from .progress import Progress
-from .rehearsal import ask_identities, require_fit
+from .rehearsal import Answers, ask_identities, require_fit
 from .roster import Roster, Unit, by_node, nodes_of
 from .run_log import RunLog
 from .selection import Draw, Selection
@@ -124,6 +124,7 @@ class RoundLoop(ABC):
         self._compression = options.compression
         self._open: OpenRound | None = None
         self._works = False  # whether any simulated client has contributed
+        self._answers = Answers()  # of the rehearsal
         self._untried = False  # whether the next round is the first rehearsal of the nodes' app
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -345,6 +346,7 @@ class RoundLoop(ABC):
         )
         require_fit(answers, VectorLayout.of(model), needs=self._needs())
         self._untried = answers.untried
+        self._answers = answers
         self._participations.recognise(answers, nodes)
 
     def _needs(self) -> set[Ability]:

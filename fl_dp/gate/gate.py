@@ -22,6 +22,7 @@ from fl_dp.clients.node_policy import PolicyRefusal, node_policy_mod
 from fl_dp.clients.numpy_client_app import guarded
 from fl_dp.clients.records import config_of
 from fl_dp.clients.running_app import RunningApp
+from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import ErrorCode
 from fl_dp.protocol.identity import NodeIdentity
 from fl_dp.protocol.instruction import RoundInstruction
@@ -146,12 +147,12 @@ class Gate:
             state=RecordDict(),
             run_config=dict(run.config),  # which goes into the masks of a sum
         )
-        chain = self._chain(asked, policy, handler)
+        way = way_of(policy)
+        chain = self._chain(asked, way, handler)
         with hosted_by(GateHost(run.app)):
             return guarded(chain.handler, chain.mods)(asked, context)
 
-    def _chain(self, asked: Message, policy: GatePolicy, handler: ClientAppCallable) -> Chain:
-        way = way_of(policy)
+    def _chain(self, asked: Message, way: Way, handler: ClientAppCallable) -> Chain:
         category, _, action = asked.metadata.message_type.partition(".")
         closed = Chain(_closed, [])
         if category == MessageType.TRAIN:
@@ -159,31 +160,31 @@ class Gate:
         if category == MessageType.EVALUATE:
             return way.evaluation(handler) or closed
         if category == MessageType.QUERY:
-            own = {IDENTITY_ACTION: introduction(way), **way.queries()}
+            own = {IDENTITY_ACTION: self._introduction(way), **way.queries()}
             if action in own:
                 return Chain(own[action], [node_policy_mod])
         return closed
 
+    def _introduction(self, way: Way) -> ClientAppCallable:
+        """Return a handler of the identity query: what the gate does, whatever app is behind it."""
+        handler = identity_handler(app=APP, abilities=way.abilities)
+        enforcement = Enforcement.SITE if self.isolated else Enforcement.COOPERATIVE
 
-def introduction(way: Way) -> ClientAppCallable:
-    """Return a handler of the identity query: what the gate will do, whatever app is behind it."""
-    handler = identity_handler(app=APP, abilities=way.abilities)
-
-    def introduce(message: Message, context: Context) -> Message:
-        reply = handler(message, context)
-        instruction = RoundInstruction.of(config_of(message))
-        if instruction is None:
-            return reply
-        try:
-            way.require(instruction)
-        except PolicyRefusal as refused:
-            logger.warning("this gate will refuse the training: %s", refused)
+        def introduce(message: Message, context: Context) -> Message:
+            reply = handler(message, context)
             ((key, said),) = reply.content.config_records.items()
-            refusing = replace(NodeIdentity.of(said), refuses=True)
-            reply.content[key] = refusing.to_config()
-        return reply
+            identity = replace(NodeIdentity.of(said), enforcement=enforcement)
+            instruction = RoundInstruction.of(config_of(message))
+            if instruction is not None:
+                try:
+                    way.require(instruction)
+                except PolicyRefusal as refused:
+                    logger.warning("this gate will refuse the training: %s", refused)
+                    identity = replace(identity, refuses=True)
+            reply.content[key] = identity.to_config()
+            return reply
 
-    return introduce
+        return introduce
 
 
 def _may_reach_app(asked: Message) -> bool:

@@ -8,8 +8,10 @@ policy -> clip -> the app                                                    (`c
 from __future__ import annotations
 
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -163,6 +165,11 @@ class LocalWay(Way):
         Privacy: that of `client_noise_mod`. As the owner asks, the metrics of the policy leave with
         the update as one Gaussian of the owner's noise multiplier.
         """
+        instruction = instruction_of(message)
+        assert instruction is not None  # the server's, or that of `_own_noise`
+        assert instruction.client_noise is not None
+        noise = instruction.client_noise
+        _say_signal(message, noise.mechanism().noise_std, noise.clipping_norm, in_a_sum=False)
         if OWN_RECORD not in message.content:
             return client_noise_mod(message, context, call_next)
         bundle, metrics = self._policy.own_bundle, self._policy.keys.metrics
@@ -223,6 +230,9 @@ class DistributedWay(Way):
         instruction = instruction_of(message)
         if instruction is not None:  # without one nothing offers privacy, which the policy refuses
             self.require(instruction)
+            if instruction.bundle is not None:
+                updates = instruction.bundle.updates
+                _say_signal(message, updates.noise_std, updates.clipping_norm, in_a_sum=True)
         return call_next(message, context)
 
     def evaluation(self, app: ClientAppCallable) -> Chain | None:
@@ -292,6 +302,34 @@ _WAYS: dict[Promise, Callable[[GatePolicy], Way]] = {
 def way_of(policy: GatePolicy) -> Way:
     """Return what a policy's promise makes of trainings."""
     return _WAYS[policy.keys.promise](policy)
+
+
+def _say_signal(message: Message, noise_std: float, norm: float, *, in_a_sum: bool) -> None:
+    """Log, before the first round of a run, how many sites it takes to see more than noise.
+
+    Args:
+        message: Of the round.
+        noise_std: Standard deviation of the noise on each number, of one update or of a sum.
+        norm: The longest update of a site.
+        in_a_sum: Whether the noise is that of a sum over sites.
+    """
+    _, model = only_record(message.content.array_records, "ArrayRecord")
+    size = VectorLayout.of(model).size
+    length = noise_std * math.sqrt(size)
+    if in_a_sum:
+        noised, sites = "a sum of sites", math.ceil(length / norm)
+    else:
+        noised, sites = "this site's update", math.ceil((length / norm) ** 2)
+    _say_once(
+        message.metadata.run_id,
+        f"the noise on {noised} has length {length:.3g} over {size:,} parameters, and an update "
+        f"{norm:g} at most: with fewer than {sites:,} sites a round has more noise than updates",
+    )
+
+
+@lru_cache(maxsize=64)
+def _say_once(run: int, line: str) -> None:
+    logger.info("run %d: %s", run, line)
 
 
 def sum_of_one(app: ClientAppCallable) -> ClientAppCallable:

@@ -16,6 +16,7 @@ from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
+from fl_dp.promise import Enforcement
 
 from .chain import ChainedLedger
 from .entries import ANOTHER_VERSION, LedgerCorrupted
@@ -125,6 +126,11 @@ class SpentLedger(ChainedLedger):
     def group_of(self) -> dict[str, int]:
         """The group of each unit, where there are groups; public."""
         return dict(self._state.group_of)
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """What the promise holds by at all nodes that were asked, as they said themselves."""
+        return self._state.enforcement or Enforcement.APP
 
     @property
     def randomness(self) -> frozenset[str]:

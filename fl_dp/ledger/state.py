@@ -21,6 +21,7 @@ from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.accounting.filters import PrivacyFilter
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan, plan_from_dict
+from fl_dp.promise import Enforcement, weakest
 
 from .asks import Asks
 from .entries import SCHEMA, require_printable, require_schema
@@ -94,6 +95,7 @@ class TrainingState:
         randomness: Every source of randomness that the ledger was opened with.
         choice: Hyper-parameters that were chosen for this training; None: unknown.
         changed_by_hand: Whether the ledger was opened with other settings after that.
+        enforcement: The weakest that a release was made under; None: nothing was released.
     """
 
     def __init__(self) -> None:
@@ -117,6 +119,8 @@ class TrainingState:
         self.randomness: set[str] = set()
         self.choice: Choice | None = None
         self.changed_by_hand = False
+        self.enforcement: Enforcement | None = None
+        self._present: dict[str, Enforcement] = {}  # by the opening
 
     @property
     def plan(self) -> Plan:
@@ -135,6 +139,10 @@ class TrainingState:
         """Whether one more reserved round raises what a unit is charged for at most."""
         reserved = self.rounds.total()
         return self.plan.charged_of(reserved + 1) > self.plan.charged_of(reserved)
+
+    def present_enforcement(self, run: str) -> Enforcement:
+        """Return what an opening's next round is made under."""
+        return self._present.get(run, Enforcement.APP)
 
     def require_rested(self, units: Iterable[str], index: int) -> None:
         """Check that units may take part at an index, after the ones at which they did.
@@ -357,6 +365,10 @@ class TrainingState:
                 self._take_in_units(kind, fields["index"], fields["units"])
             case "chosen":
                 self._take_in_choice(fields)
+            case "enforcement":
+                if fields["run"] not in self._openings:
+                    raise ValueError("it belongs to no opening of the ledger")
+                self._present[fields["run"]] = Enforcement(fields["enforcement"])
             case "commit":
                 reserved = fields["reserved"]
                 if reserved not in self.reserved or reserved in self.committed:
@@ -455,6 +467,10 @@ class TrainingState:
             noise_multiplier=fields.get("noise_multiplier"),
             index=self.rounds.total() if is_round else None,
         )
+        # Another release may ask nodes that said nothing of themselves.
+        present = self.present_enforcement(fields["run"]) if is_round else Enforcement.APP
+        before = [] if self.enforcement is None else [self.enforcement]
+        self.enforcement = weakest([present, *before])
         # Beyond the cap, or where it is another's turn, a round charges no unit more than before.
         if not is_round or self.charges_another_round:
             self.gate.spend(self.plan.charged_event(event) if is_round else event)

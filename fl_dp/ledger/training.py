@@ -32,6 +32,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
+from fl_dp.promise import Enforcement
 
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
 from .entries import SCHEMA, now_to_the_minute, require_printable
@@ -351,6 +352,21 @@ class PrivacyLedger(SpentLedger):
                     "plan": plan.to_dict(),
                 },
             )
+
+    def note_enforcement(self, enforcement: Enforcement) -> None:
+        """Write down what the promise holds by at the nodes of the next rounds, where it changes.
+
+        Args:
+            enforcement: The weakest of all nodes that may be asked.
+
+        Raises:
+            LedgerUnavailable: If it can't be written.
+        """
+        if self._state.present_enforcement(self._run_id) == enforcement:
+            return
+        with self._transaction() as connection:
+            entry = {"kind": "enforcement", "run": self._run_id, "enforcement": str(enforcement)}
+            self._append(connection, entry)
 
     def commit(self, reservation: Reservation) -> None:
         """Note that the reserved release has happened.

@@ -100,6 +100,10 @@ class LocalPlan(NormClippedPlan):
         """No other party."""
         return "each client's own software, to add the noise of this plan; nobody with an update"
 
+    def trusted_behind_gates(self) -> str:
+        """No other party, and no app. See `Plan.trusted_behind_gates`."""
+        return "each site's own gate, to add the noise of this plan; nobody with an update"
+
     @property
     def mechanism(self) -> str:
         """What each client does."""

@@ -65,6 +65,10 @@ ANOTHER_APP = (
     "verifies apps (`--trusted-entities`)"
 )
 """Left out of every promise against the server, as Flower's nodes get their code from it."""
+AROUND_A_GATE = (
+    "an app that gets around its site's gate: no gate has seen that its site keeps apps apart"
+)
+"""Left out in its place, where all nodes are behind gates."""
 ITEMS_OF_SEVERAL_RECORDS = (
     "an app whose data set makes an item of several records (mix-up, overlapping windows, "
     "statistics of the whole set), or that carries something from one record to the next outside "
@@ -192,6 +196,10 @@ class Plan(ABC):
     @abstractmethod
     def trusted(self) -> str:
         """Who is trusted, and with what, in words."""
+
+    def trusted_behind_gates(self) -> str:
+        """Return who is trusted where each node is behind its owner's gate, in words."""
+        return self.trusted
 
     @property
     @abstractmethod

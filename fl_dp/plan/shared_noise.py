@@ -119,11 +119,18 @@ class SharedNoisePlan(Plan):
         units = "" if self.hosting.units_per_node == 1 else ", with the updates of its units,"
         if self.hosting.of_records:
             units = ", with its records and their coins,"
+        return self._trusted(f"each node's own software{units}")
+
+    def trusted_behind_gates(self) -> str:
+        """Each site's own gate, and enough nodes of a sum. See `Plan.trusted_behind_gates`."""
+        return self._trusted("each site's own gate")
+
+    def _trusted(self, software: str) -> str:
         roster = (
             " and the roster of nodes that their owners agreed on" if self.secure_sum.roster else ""
         )
         return (
-            f"each node's own software{units} to clip and to add its share of noise; at least "
+            f"{software} to clip and to add its share of noise; at least "
             f"{self.noise.honest_shares} nodes of a sum not to collude{roster}"
         )
 

@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from fl_dp.accounting.budget import Limit
 from fl_dp.documents import document
+from fl_dp.promise import Enforcement
 from fl_dp.protocol.keys import WIRE, WIRE_KEY
 
 _NAME_KEY, _ABOUT_KEY = "name", "fl-dp-about"
@@ -80,6 +81,7 @@ class NodeIdentity:
         falls_short: Whether its own ledger pays for a round and not for the whole training; False
             also where its owner does not let it tell.
         abilities: What its app can do.
+        enforcement: What its promise holds by, as it says itself.
         wire: Version of the messages that its fl-dp speaks, 0 from before versions were told;
             None: an app that is not fl-dp's.
     """
@@ -94,6 +96,7 @@ class NodeIdentity:
     exhausted: Limit | None = None
     falls_short: bool = False
     abilities: frozenset[Ability] = frozenset()
+    enforcement: Enforcement = Enforcement.APP
     wire: int | None = WIRE
 
     def to_config(self) -> ConfigRecord:
@@ -125,6 +128,7 @@ class NodeIdentity:
                 falls_short=about.get("falls_short") is True,
                 exhausted=_limit(about.get("exhausted")),
                 abilities=frozenset(map(Ability, about["abilities"])),
+                enforcement=_enforcement(about.get("enforcement")),
                 wire=wire,
             )
         except Exception:  # whatever a hostile text makes Python raise
@@ -151,6 +155,11 @@ def _wire(config: Mapping[str, Any]) -> int | None:
 def _limit(value: object) -> Limit | None:
     """Return the limit of that name, else nothing."""
     return next((limit for limit in Limit if limit == value), None)
+
+
+def _enforcement(value: object) -> Enforcement:
+    """Return that of this name, else the weakest."""
+    return next((each for each in Enforcement if each == value), Enforcement.APP)
 
 
 def _text(value: object) -> str:

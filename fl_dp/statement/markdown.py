@@ -47,6 +47,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
         ("neighbours", f"{relation}: {neighbours_in_words(statement.unit, relation)}"),
         ("adversary", statement.adversary),
         ("trusted", statement.trusted),
+        *_enforcement(statement),
         *_own_budgets(statement),
         *_secure_sums(statement),
         ("mechanism", statement.mechanism),
@@ -76,6 +77,13 @@ def _of_clients(statement: PrivacyStatement) -> str:
     ]
     page = "\n".join(lines)
     return page if statement.records is None else f"{page}\n{_of_records(statement.records)}"
+
+
+def _enforcement(statement: PrivacyStatement) -> list[Row]:
+    """Return the row of what the promise holds by, where nodes were behind gates."""
+    if statement.enforcement is None:
+        return []
+    return [("holds", f"{statement.enforcement}, whatever app the server sends, as sites say")]
 
 
 def _of_one_client(statement: PrivacyStatement) -> list[str]:

@@ -8,6 +8,8 @@ from fl_dp.accounting.second_figure import SecondFigure, second_figure
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import Plan
+from fl_dp.plan.plan import ANOTHER_APP, AROUND_A_GATE
+from fl_dp.promise import Enforcement
 
 from .promise import OwnPromise, PrivacyStatement, SecureSumClaims
 from .sentences import NOT_COVERED_OF_CLIENTS, UNITS
@@ -35,6 +37,8 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         "so far": promised != spent,
         "items": plan.hosting.of_records,
     }
+    enforcement = _enforcement(ledger)
+    of_plan = _not_covered_of_plan(plan, enforcement)
     not_covered = not_covered_of(NOT_COVERED_OF_CLIENTS, holds, figure=figure_of(second))
     return PrivacyStatement(
         delta=plan.budget.delta,
@@ -45,7 +49,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         unit=UNITS[plan.unit],
         neighboring_relation=plan.neighboring_relation,
         adversary=plan.adversary,
-        trusted=plan.trusted,
+        trusted=plan.trusted_behind_gates() if enforcement else plan.trusted,
         mechanism=plan.mechanism
         + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
         sampling=_sampling(plan),
@@ -64,7 +68,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         num_clients=plan.num_units,
         randomness=tuple(sorted(ledger.randomness)),
         insecure=ledger.insecure,
-        not_covered=(*not_covered, *plan.not_covered, *plan.sampling.not_covered),
+        not_covered=(*not_covered, *of_plan, *plan.sampling.not_covered),
         versions=library_versions(),
         ledger=ledger.name,
         anchor=ledger.anchor,
@@ -73,7 +77,28 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         hyper_parameters=chosen,
         epsilon_of_several=several_records_of(ledger),
         second_figure=second,
+        enforcement=enforcement,
     )
+
+
+def _enforcement(ledger: SpentLedger) -> Enforcement | None:
+    """Return by what a promise against the server holds; None: by the app, or there is none."""
+    if ledger.plan.trusts_server or ledger.enforcement is Enforcement.APP:
+        return None
+    return ledger.enforcement
+
+
+def _not_covered_of_plan(plan: Plan, enforcement: Enforcement | None) -> list[str]:
+    """Return what the plan's kind leaves out, where a gate may stand before another app."""
+    another_app = {
+        None: [ANOTHER_APP],
+        Enforcement.COOPERATIVE: [AROUND_A_GATE],
+        Enforcement.SITE: [],
+    }
+    sentences: list[str] = []
+    for sentence in plan.not_covered:
+        sentences += another_app[enforcement] if sentence == ANOTHER_APP else [sentence]
+    return sentences
 
 
 def second_figure_of(ledger: SpentLedger) -> SecondFigure:

@@ -13,6 +13,7 @@ from fl_dp.accounting.second_figure import SecondFigure
 from fl_dp.codec import decode, encode
 from fl_dp.ledger import LedgerAnchor
 from fl_dp.mechanisms import Clipping
+from fl_dp.promise import Enforcement
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +195,8 @@ class PrivacyStatement(Promise):
         secure_sums: What the noise in shares promises to whom; None: it is in one place.
         own_budgets: The promise to each group with its own budget, the strictest first; the
             statement's epsilon is that of the last. None: there is one for all.
+        enforcement: What the promise holds by, where each node that was asked was behind a gate,
+            as it said; None: the app, or a promise that trusts the server.
         hyper_parameters: How they were chosen, where the ledger knows; None: it does not, and
             `not_covered` says so.
     """
@@ -218,6 +221,7 @@ class PrivacyStatement(Promise):
     secure_sums: SecureSumClaims | None = None
     own_budgets: tuple[OwnPromise, ...] | None = None
     hyper_parameters: str | None = None
+    enforcement: Enforcement | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; the anchor in the form that its ledger looks for."""

@@ -167,6 +167,7 @@ class Site:
         server: What the site answers to.
         seen: Messages that the app got.
         abandoned: How often the gate has ended the SuperNode.
+        gate: Judges what the site gets and sends.
     """
 
     def __init__(self, folder: Path, app: App, **policy: Any) -> None:
@@ -184,7 +185,8 @@ class Site:
         self.rewrite()
         self.app, self.server, self.seen = app, Server(), list[Message]()
         self.abandoned = 0
-        self.gated = GatedConnection(Gate(self.file), self.server.connection(), self._abandon)
+        self.gate = Gate(self.file)
+        self.gated = GatedConnection(self.gate, self.server.connection(), self._abandon)
         self.connection = self.gated.functions()
 
     def _abandon(self) -> None:
