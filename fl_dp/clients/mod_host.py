@@ -16,6 +16,8 @@ from contextvars import ContextVar
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.promise import Enforcement
+
 from .app_verification import apps_are_verified
 from .cut_off import Apart
 from .running_app import RunningApp, running_app
@@ -30,6 +32,10 @@ class ModHost:
     def running_app(self) -> RunningApp | None:
         """Return the app that the message is for; None if that can't be seen."""
         return running_app()
+
+    def enforcement(self) -> Enforcement | None:
+        """Return what keeps the app to the charge; None: the app itself."""
+        return None
 
     def apps_are_verified(self) -> bool | None:
         """Tell whether no app can leave out what the owner requires; None: it can't be seen."""

@@ -204,8 +204,14 @@ class NodePrivacy:
         """
         from fl_dp.ledger.node import Use  # with SciPy, for a node that keeps a ledger alone
 
-        app = present_host().running_app()
-        return Use(run=self.run, purpose=purpose, app=None if app is None else str(app))
+        host = present_host()
+        app = host.running_app()
+        return Use(
+            run=self.run,
+            purpose=purpose,
+            app=None if app is None else str(app),
+            enforcement=host.enforcement(),
+        )
 
 
 @lru_cache

@@ -41,13 +41,17 @@ APP = "gate of fl-dp"
 class GateHost(ModHost):
     """A gate as mods ask it: it knows the app, which runs in another process."""
 
-    def __init__(self, app: RunningApp) -> None:
-        """Name the app."""
-        self._app = app
+    def __init__(self, app: RunningApp, enforcement: Enforcement) -> None:
+        """Name the app, and what keeps it to the policy."""
+        self._app, self._enforcement = app, enforcement
 
     def running_app(self) -> RunningApp:
         """Return the app, with all digits of its bundle's hash."""
         return self._app
+
+    def enforcement(self) -> Enforcement:
+        """Return what keeps the app to the charge."""
+        return self._enforcement
 
     def apps_are_verified(self) -> bool:
         """Return True: whichever app runs, none can leave out what the owner requires."""
@@ -110,6 +114,11 @@ class Gate:
         self._file, self.isolated = policy, isolated
         GatePolicy.read(policy)
 
+    @property
+    def enforcement(self) -> Enforcement:
+        """What keeps an app to the policy."""
+        return Enforcement.SITE if self.isolated else Enforcement.COOPERATIVE
+
     def judge(self, asked: Message, run: JudgedRun) -> Ruling:
         """Return what becomes of a message.
 
@@ -149,7 +158,7 @@ class Gate:
         )
         way = way_of(policy)
         chain = self._chain(asked, way, handler)
-        with hosted_by(GateHost(run.app)):
+        with hosted_by(GateHost(run.app, self.enforcement)):
             return guarded(chain.handler, chain.mods)(asked, context)
 
     def _chain(self, asked: Message, way: Way, handler: ClientAppCallable) -> Chain:
@@ -168,12 +177,11 @@ class Gate:
     def _introduction(self, way: Way) -> ClientAppCallable:
         """Return a handler of the identity query: what the gate does, whatever app is behind it."""
         handler = identity_handler(app=APP, abilities=way.abilities)
-        enforcement = Enforcement.SITE if self.isolated else Enforcement.COOPERATIVE
 
         def introduce(message: Message, context: Context) -> Message:
             reply = handler(message, context)
             ((key, said),) = reply.content.config_records.items()
-            identity = replace(NodeIdentity.of(said), enforcement=enforcement)
+            identity = replace(NodeIdentity.of(said), enforcement=self.enforcement)
             instruction = RoundInstruction.of(config_of(message))
             if instruction is not None:
                 try:

@@ -59,6 +59,7 @@ from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import renyi_epsilon
 from fl_dp.option_errors import require_positive
+from fl_dp.promise import Enforcement
 
 from .chain import ChainedLedger
 from .entries import (
@@ -90,11 +91,13 @@ class Use:
         run: Flower's id of the run.
         purpose: Type of the message that asked, for instance `train`.
         app: The app that asked, as far as the node knew it.
+        enforcement: What kept the app to the charge, where that was a gate.
     """
 
     run: int
     purpose: str
     app: str | None = None
+    enforcement: Enforcement | None = None
 
     def __post_init__(self) -> None:
         """Validate.
@@ -105,6 +108,25 @@ class Use:
         require_printable(self.purpose)
         if self.app is not None:
             require_printable(self.app)
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        """Read an entry's fields.
+
+        Raises:
+            TypeError: If a field is unknown.
+            ValueError: If one is out of range.
+        """
+        said = fields.get("enforcement")
+        enforcement = None if said is None else Enforcement(said)
+        return cls(**{**fields, "enforcement": enforcement})
+
+    def to_fields(self) -> dict[str, Any]:
+        """Return what an entry says; of no gate nothing."""
+        fields = asdict(self)
+        if self.enforcement is None:
+            del fields["enforcement"]
+        return fields
 
 
 @dataclass(kw_only=True, eq=False)
@@ -668,7 +690,7 @@ class NodeLedger(ChainedLedger):
                     "source": source,
                     "clipping_norm": clipping_norm,
                     "day": today(),
-                    "use": asdict(use),
+                    "use": use.to_fields(),
                 },
             )
 
@@ -850,7 +872,7 @@ class NodeLedger(ChainedLedger):
                     "neighboring_relation": str(neighboring_relation),
                     "day": today(),  # for its owner; a time would show how long training took
                     **({"unread": True} if unread else {}),
-                    **({} if use is None else {"use": asdict(use)}),
+                    **({} if use is None else {"use": use.to_fields()}),
                 },
             )
         return entry.sequence
@@ -921,7 +943,7 @@ class NodeLedger(ChainedLedger):
 
     def _replay_use(self, charge: Charge, fields: dict[str, Any]) -> None:
         account = charge.account
-        use = Use(**fields["use"]) if "use" in fields else None
+        use = Use.of(fields["use"]) if "use" in fields else None
         day = str(fields.get("day", "unknown"))
         require_printable(day)
         found = self._uses.setdefault(
@@ -935,7 +957,7 @@ class NodeLedger(ChainedLedger):
         found.releases[charge.event] += charge.count
 
     def _replay_reliance(self, fields: dict[str, Any]) -> None:
-        use, source, day = Use(**fields["use"]), fields["source"], fields["day"]
+        use, source, day = Use.of(fields["use"]), fields["source"], fields["day"]
         norm = fields["clipping_norm"]
         require_printable(source)
         require_printable(day)

@@ -27,6 +27,7 @@ from fl_dp.ledger import LedgerAnchor, NodeLedger, verify_chain
 from fl_dp.ledger.node import Use
 from fl_dp.mechanisms.events import LaplaceEvent
 from fl_dp.plan import Banded
+from fl_dp.promise import Enforcement
 from fl_dp.statement import privacy_statement
 
 PLAN = noised_plan(
@@ -160,10 +161,13 @@ def test_a_ledger_without_a_witness_says_what_would_not_show(path: Path) -> None
 
 
 def test_answers_that_relied_upon_the_server_are_a_table_of_their_own(tmp_path: Path) -> None:
-    use = Use(run=5, purpose="train", app="hospital/heart==1.4.0@3f2a9c01")
+    use = Use(run=5, purpose="train", app="heart", enforcement=Enforcement.COOPERATIVE)
     with NodeLedger.open(tmp_path / "node.db") as ledger:
         for _ in range(3):
             ledger.note_reliance("north", clipping_norm=0.5, use=use)
         [told] = node_uses_json(ledger)["relied_upon_the_server"]
-        assert len(node_uses_tables(ledger)) == 3
+        tables = node_uses_tables(ledger)
+        assert len(tables) == 3
+        [shown] = tables[2].columns[1].cells
+        assert shown == "heart (cooperative)"
     assert (told["data"], told["answers"], told["purpose"]) == ("north", 3, "train")

@@ -17,6 +17,7 @@ from fl_dp.codec import encode_text
 from fl_dp.gate.flower_hook import Parts
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Use
+from fl_dp.promise import Enforcement
 from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY, STATISTIC_ACTION, UTILITY_ACTION
@@ -132,7 +133,9 @@ def test_the_charge_is_on_disk_before_the_app_has_the_message(site: Any) -> None
         [use] = ledger.uses
     fab_hash = hashlib.sha256(here.server.fab).hexdigest()
     app_of_all_digits = f"hospital/heart==1.4.0@{fab_hash}"
-    assert use.use == Use(run=5, purpose="train", app=app_of_all_digits)
+    assert use.use == Use(
+        run=5, purpose="train", app=app_of_all_digits, enforcement=Enforcement.COOPERATIVE
+    )
 
 
 def test_where_the_cap_is_spent_the_app_does_not_start_and_nobody_can_tell(site: Any) -> None:

@@ -11,7 +11,7 @@ from rich.table import Table
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.accounting.events import event_to_dict
 from fl_dp.ledger import NodeLedger
-from fl_dp.ledger.node import Reliance, Spending
+from fl_dp.ledger.node import Reliance, Spending, Use
 from fl_dp.statement.sentences import ACCOUNTANTS
 from fl_dp.statement.words import describe_event, rounded_up
 
@@ -90,6 +90,7 @@ def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict
             {
                 "run": None if each.use is None else each.use.run,
                 "app": None if each.use is None else each.use.app,
+                "enforcement": None if each.use is None else each.use.enforcement,
                 "purpose": None if each.use is None else each.use.purpose,
                 "unit": each.unit,
                 "data": each.source,
@@ -125,7 +126,7 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
     uses = []
     for each in ledger.uses:
         run = "not written down" if each.use is None else str(each.use.run)
-        app = "not known" if each.use is None or each.use.app is None else each.use.app
+        app = "not known" if each.use is None else _app(each.use)
         purpose = "" if each.use is None else _PURPOSES.get(each.use.purpose, each.use.purpose)
         days = sorted({each.first_day, each.last_day})
         row = (run, app, purpose, each.source, each.unit, " to ".join(days), str(each.charges))
@@ -153,6 +154,12 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
     return tables
 
 
+def _app(use: Use) -> str:
+    """Return which app asked, and what kept it to the charge where that was a gate."""
+    app = use.app or "not known"
+    return app if use.enforcement is None else f"{app} ({use.enforcement})"
+
+
 def _reliances_table(reliances: Sequence[Reliance]) -> Table:
     """Return the answers that were clipped alone, as a table."""
     headings = ("run", "app", "for", "data", "days", "clipped to", "answers")
@@ -163,7 +170,7 @@ def _reliances_table(reliances: Sequence[Reliance]) -> Table:
         rows.append(
             (
                 str(use.run),
-                use.app or "not known",
+                _app(use),
                 _PURPOSES.get(use.purpose, use.purpose),
                 reliance.source,
                 " to ".join(days),
