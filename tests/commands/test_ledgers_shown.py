@@ -169,5 +169,5 @@ def test_answers_that_relied_upon_the_server_are_a_table_of_their_own(tmp_path: 
         tables = node_uses_tables(ledger)
         assert len(tables) == 3
         [shown] = tables[2].columns[1].cells
-        assert shown == "heart (cooperative)"
+        assert str(shown) == "heart (cooperative)"
     assert (told["data"], told["answers"], told["purpose"]) == ("north", 3, "train")
