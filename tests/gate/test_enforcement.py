@@ -16,6 +16,7 @@ from local_grid import FIRST_NODE, LocalGrid
 
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.clients import noised_client_app
+from fl_dp.mechanisms import FixedClipping
 from fl_dp.plan import DistributedPlan, LocalPlan, Plan, SecureSum
 from fl_dp.plan.plan import ANOTHER_APP, AROUND_A_GATE
 from fl_dp.promise import Enforcement
@@ -37,7 +38,7 @@ def local_plan() -> LocalPlan:
         budget=PrivacyBudget(epsilon=2.0, delta=1e-5),
         rounds=2,
         num_clients=NODES,
-        clipping_norm=0.5,
+        clipping=FixedClipping(norm=0.5),
     ).calibrated()
 
 
