@@ -32,7 +32,7 @@ from opacus.accountants import create_accountant
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_dp.accounting import calibrate_noise_multiplier
+from fl_dp.accounting import PoissonSampling, calibrate_noise_multiplier
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.clients import (
     DPSGD,
@@ -44,7 +44,7 @@ from fl_dp.clients import (
 from fl_dp.ledger.node import Account
 from fl_dp.model_arrays import set_arrays
 from fl_dp.plan import RecordPlan
-from fl_dp.strategies import PoissonSelection, UnprotectedFedAvg
+from fl_dp.strategies import LawSelection, UnprotectedFedAvg
 from fl_dp.tasks.datasets import load_dataset
 from fl_dp.tasks.training import evaluate
 
@@ -191,7 +191,9 @@ def run_row(
             return MetricRecord({"loss": loss, "accuracy": accuracy})
 
         nodes = [{"partition-id": place, "num-partitions": silos} for place in range(silos)]
-        strategy = UnprotectedFedAvg(FedAvg(), selection=PoissonSelection(1.0), record_plan=plan)
+        strategy = UnprotectedFedAvg(
+            FedAvg(), selection=LawSelection(PoissonSampling(sampling_rate=1.0)), record_plan=plan
+        )
         strategy.start(
             InProcessGrid(numpy_client_app(client_fn), nodes),
             exchanged_arrays(model),

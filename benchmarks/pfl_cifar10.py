@@ -203,7 +203,7 @@ def train_with_ours(images: Images, task: dict[str, Any], pace: Pace) -> float:
     from fl_dp.mechanisms import FixedClipping
     from fl_dp.model_arrays import get_arrays, set_arrays
     from fl_dp.plan import CentralPlan
-    from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
+    from fl_dp.strategies import DPFedAvg, LawSelection, UnprotectedFedAvg
     from fl_dp.tasks.device import training_device
 
     clients, rate = task["clients"], task["cohort"] / task["clients"]
@@ -262,7 +262,9 @@ def train_with_ours(images: Images, task: dict[str, Any], pace: Pace) -> float:
             ):
                 train(DPFedAvg(plan=plan, ledger=ledger), grid)
         else:
-            train(UnprotectedFedAvg(selection=PoissonSelection(rate)), grid)
+            train(
+                UnprotectedFedAvg(selection=LawSelection(PoissonSampling(sampling_rate=rate))), grid
+            )
         reached = images.accuracy(model)
 
     def alone(context: Context) -> OfOneClient:

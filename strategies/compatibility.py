@@ -52,7 +52,7 @@ def require_loop_of(plan: Plan, *, buffers: bool) -> None:
     if buffers and not plan.sampling.buffered:
         raise ValueError(
             f"DPFedBuff releases buffers, and the plan has {plan.sampling}: make the plan with "
-            "sampling=BufferedSelection(...).sampling, or use DPFedAvg"
+            "sampling=BufferedSampling(...), or use DPFedAvg"
         )
 
 

@@ -27,7 +27,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, xlog1py, xlogy
 
-from fl_dp.accounting import FixedSizeSampling, TruncatedPoissonSampling
 from fl_dp.plan import Plan
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -76,12 +75,8 @@ class CohortLaw:
         # Of records nobody asks one by one.
         if plan.sampling.visible and not plan.hosting.of_records:
             return cls(units=min(asked, plan.num_units), rate=1.0)
-        if isinstance(plan.sampling, FixedSizeSampling):
-            return cls(units=plan.sampling.cohort, rate=1.0)
-        mean = plan.expected_cohort
-        if isinstance(plan.sampling, TruncatedPoissonSampling):
-            mean = min(mean, plan.sampling.max_cohort)
-        return cls(units=plan.num_units, rate=min(1.0, mean / plan.num_units))
+        units, rate = plan.sampling.cohort_law(plan.num_units)
+        return cls(units=units, rate=rate)
 
 
 class Evidence:

@@ -26,7 +26,13 @@ from typing import Any, ClassVar, Self, get_type_hints
 
 from flwr.serverapp.strategy import Strategy
 
-from fl_dp.accounting import NeighboringRelation, PrivacyBudget, default_delta, freeze
+from fl_dp.accounting import (
+    NeighboringRelation,
+    PoissonSampling,
+    PrivacyBudget,
+    default_delta,
+    freeze,
+)
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
@@ -46,7 +52,7 @@ from .roster import Roster
 from .round_loop import LoopOptions
 from .round_strategy import RoundStrategy
 from .run_log import log_promise
-from .selection import PoissonSelection, Selection
+from .selection import LawSelection, Selection
 from .server_optimizer import refuse_unfit
 from .together import check_together
 
@@ -185,7 +191,6 @@ class DPFedAvg(RoundStrategy):
         clipping: Clipping | None = None,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
         unit: str = "client",
-        participation_cap: int | None = None,
         units_per_node: int = 1,
         metrics: tuple[ScalarMetric, ...] = (),
         contribution_check: bool = True,
@@ -210,8 +215,6 @@ class DPFedAvg(RoundStrategy):
             clipping: What bounds an update, for instance `AdaptiveClipping()`.
             neighboring_relation: Which populations are neighbours.
             unit: `client`, or `record`; see `Plan`.
-            participation_cap: Rounds of one client at most, enforced by the ledger; None: each
-                round is charged to everybody.
             units_per_node: Units that a node hosts at most, whose clipped updates it adds up.
             metrics: Metrics of the clients that each round releases with the updates.
             contribution_check: Whether each round releases a noisy number of contributions.
@@ -242,10 +245,9 @@ class DPFedAvg(RoundStrategy):
             refuse_unfit(strategy)
         delta = default_delta(num_clients) if delta is None else delta
         if selection is None:
-            selection = PoissonSelection(sampling_rate or 0.0)
+            selection = LawSelection(PoissonSampling(sampling_rate=sampling_rate or 0.0))
         of_kind = {
             "unit": unit,
-            "participation_cap": participation_cap,
             "units_per_node": units_per_node,
         }
         usual = {each.name: each.default for each in fields(CentralPlan)}

@@ -2,9 +2,8 @@
 
     reserve -> [ask in the ledger -> push -> answer -> fold in the ledger -> clip -> add]* -> noise
 
-    >>> selection = BufferedSelection(20, separation=5)
-    >>> plan = BufferedPlan(..., sampling=selection.sampling, participation_cap=15).calibrated()
-    >>> strategy = DPFedBuff(FedAvg(), plan=plan, ledger=ledger, selection=selection)
+    >>> plan = BufferedPlan(..., sampling=BufferedSampling(cohort=20)).calibrated()
+    >>> strategy = DPFedBuff(FedAvg(), plan=plan, ledger=ledger)
 
 Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation".
 """

@@ -6,12 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from fl_dp.accounting import (
-    GroupedSampling,
-    OwnRatesSampling,
-    PrivacyBudgetExhausted,
-    Sampling,
-)
+from fl_dp.accounting import PrivacyBudgetExhausted, Sampling
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.option_errors import OptionError
 
@@ -51,11 +46,11 @@ class Participations:
         self._grouped = self._buffered = False
         if ledger is not None:
             plan, hosting = ledger.plan, ledger.plan.hosting
-            self._cap = plan.participation_cap
+            self._cap = plan.sampling.cap
             self._separation = plan.sampling.least_separation
             self._units_per_node = hosting.told_apart
             self._most = hosting.nodes_of(plan.num_units) * self._units_per_node
-            self._grouped = isinstance(plan.sampling, GroupedSampling)
+            self._grouped = plan.sampling.num_groups > 1
             if owners is not None:
                 self._chosen = _groups_by_name(owners, plan.sampling)
             self._buffered = plan.sampling.buffered  # a unit is in one index at most once
@@ -156,7 +151,7 @@ class Participations:
         """
         if self._cap is not None and roster and not self.left(roster, server_round=server_round):
             raise PrivacyBudgetExhausted(
-                f"every client has taken part as often as the plan's participation_cap of "
+                f"every client has taken part as often as the plan's participation cap of "
                 f"{self._cap} allows"
             )
 
@@ -198,17 +193,17 @@ class Participations:
 
 
 def _groups_by_name(owners: Mapping[str, float], law: Sampling) -> dict[str, int]:
-    if not isinstance(law, OwnRatesSampling):
+    budgets = [group.budget for group in law.own_groups]
+    if not budgets:
         raise OptionError(
             "owners says each node's own epsilon, and the plan has one for all: write budgets"
         )
-    unknown = sorted(set(owners.values()) - set(law.budgets))
+    unknown = sorted(set(owners.values()) - set(budgets))
     if unknown:
         raise OptionError(
-            f"owners has an epsilon of {unknown[0]:g}, and the plan's budgets are "
-            f"{list(law.budgets)}"
+            f"owners has an epsilon of {unknown[0]:g}, and the plan's budgets are {budgets}"
         )
-    return {name: law.budgets.index(epsilon) for name, epsilon in owners.items()}
+    return {name: budgets.index(epsilon) for name, epsilon in owners.items()}
 
 
 def lasting_names(

@@ -294,7 +294,7 @@ class PrivateLoop(RoundLoop):
             PrivacyBudgetExhausted: If not.
         """
         plan, ledger = self.plan, self.ledger
-        if plan.participation_cap is not None:
+        if plan.sampling.cap is not None:
             roster = self._roster.units(grid, self._log)
             self._participations.require_some_left(roster, server_round=1)
         elif ledger.another_round_exceeds(plan.event_of(1)):

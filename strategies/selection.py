@@ -10,25 +10,22 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fl_dp.accounting import (
-    CyclicSampling,
-    FixedSizeSampling,
     History,
-    OwnRatesSampling,
-    PoissonSampling,
     PrivacyEvent,
     Sampling,
-    TruncatedPoissonSampling,
+    UtilityPoissonSampling,
     VisibleSampling,
 )
-from fl_dp.accounting.sampling import BufferedSampling
+from fl_dp.accounting.sampling import BufferedSampling, SeenSampling
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError, require_count
@@ -143,52 +140,40 @@ class Selection(ABC):
         return
 
 
-class PoissonSelection(Selection):
-    """An independent secret coin for each unit: the one sampling that earns full amplification.
+class LawSelection(Selection):
+    """Cohorts that their law draws alone: by secret coins, or as a draw of one size.
 
-    Privacy: each unit is in the cohort with probability at most `sampling_rate`, independently of
-    all others. The cohort must stay secret from the adversary; its size is never made constant,
-    topped up or reported. Fixed-size cohorts may not be charged as Poisson samples.
+    Privacy: as the law is charged. A cohort must stay secret from the adversary; its size is never
+    made constant, topped up or reported. Where a cohort's size is counted, declared units that are
+    not there take their place in the draw, so that nobody's chance rises when others leave. Where
+    groups take turns, the ledger gives each unit a group, once and in the open, and each index is
+    one group's turn, over restarts.
     """
 
-    def __init__(self, sampling_rate: float) -> None:
-        """Draw each unit with probability `sampling_rate`, in (0, 1].
+    def __init__(self, sampling: Sampling) -> None:
+        """Draw by a law.
 
-        Raises:
-            ValueError: If the rate is out of range.
+        Args:
+            sampling: How each cohort is drawn.
         """
-        self.sampling: PoissonSampling = PoissonSampling(sampling_rate=sampling_rate)
+        self.sampling: Sampling = sampling
+        # A counted cohort is drawn from lasting places, and each group has its own.
+        self._places: defaultdict[int | None, _DeclaredPlaces] = defaultdict(_DeclaredPlaces)
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Return the units whose coin came up; possibly none."""
-        coins = draw.rng.bernoulli(self.sampling.sampling_rate, len(draw.roster))
-        return [draw.roster[place] for place in np.flatnonzero(coins).tolist()]
-
-
-class OwnRatesSelection(Selection):
-    """A secret coin for each unit, at the rate of its public group, which has its own budget.
-
-    Privacy: as `PoissonSelection`, for each group at its own rate.
-    """
-
-    def __init__(self, sampling: OwnRatesSampling) -> None:
-        """Draw by a law whose rates a plan has found."""
-        self.sampling: OwnRatesSampling = sampling
-
-    def select(self, draw: Draw) -> list[Unit]:
-        """Return the units whose coin came up; possibly none.
+        """Return the cohort; possibly nobody.
 
         Raises:
-            ValueError: If nobody has said the units' groups.
+            ValueError: If nobody has said the units' groups, or whose turn it is.
         """
-        if len(draw.groups) != len(draw.roster):
-            raise ValueError("groups are the ledger's: this selection needs a plan")
-        groups = np.asarray(draw.groups, dtype=np.int64)
-        heads = np.zeros(len(draw.roster), dtype=bool)
-        for group, rate in enumerate(self.sampling.rates):
-            places = np.flatnonzero(groups == group)
-            heads[places] = draw.rng.bernoulli(rate, len(places))
-        return [unit for unit, up in zip(draw.roster, heads, strict=True) if up]
+        law, group = self.sampling, None
+        if law.takes_turns:
+            group = law.group_at(_require_turns(draw))
+        units: Sequence[Unit | None] = draw.roster
+        if law.of_declared:
+            units = self._places[group].of(draw, law.largest_group(draw.num_units))
+        chosen = [units[place] for place in law.draw(draw.rng, len(units), draw.groups)]
+        return [unit for unit in chosen if unit is not None]
 
 
 class _DeclaredPlaces:
@@ -202,11 +187,11 @@ class _DeclaredPlaces:
         self._taken: dict[Unit, None] = {}
         self._crowded = False
 
-    def of(self, draw: Draw) -> list[Unit | None]:
-        """Return every declared place with its unit, or None if that is not there."""
+    def of(self, draw: Draw, declared: int) -> list[Unit | None]:
+        """Return every one of the declared places with its unit, or None if that is not there."""
         there = set(draw.roster)
         for unit in draw.roster:
-            if unit not in self._taken and len(self._taken) < draw.num_units:
+            if unit not in self._taken and len(self._taken) < declared:
                 self._taken[unit] = None
         if not self._crowded and not there <= self._taken.keys():
             self._crowded = True
@@ -214,91 +199,37 @@ class _DeclaredPlaces:
                 "More clients are there than the plan declares (num_clients): those who came last "
                 "take no part"
             )
-        empty = draw.num_units - len(self._taken)
+        empty = declared - len(self._taken)
         return [*(unit if unit in there else None for unit in self._taken), *[None] * empty]
 
 
-class TruncatedPoissonSelection(Selection):
-    """Secret coins; a cohort above `max_cohort` is cut to a uniformly random part of itself.
-
-    Privacy: charged as a truncated Poisson sample out of the declared units (zero-out neighbours
-    on a public roster). Coins are also flipped for declared units that are not there, and none for
-    more units than were declared.
-
-    Reference: "Poisson subsampling with truncation", arXiv:2508.15089.
-    """
-
-    def __init__(self, sampling_rate: float, max_cohort: int) -> None:
-        """Draw with probability `sampling_rate` in (0, 1], then keep at most `max_cohort`.
-
-        Raises:
-            ValueError: If a number is out of range.
-        """
-        self.sampling: TruncatedPoissonSampling = TruncatedPoissonSampling(
-            sampling_rate=sampling_rate, max_cohort=max_cohort
-        )
-        self._places = _DeclaredPlaces()
-
-    @classmethod
-    def comfortable(cls, sampling_rate: float, num_units: int) -> TruncatedPoissonSelection:
-        """Cut at mean + 4.5 * sqrt(mean) of the cohort's size, where the cut costs below 0.2 %."""
-        expected = sampling_rate * num_units
-        return cls(sampling_rate, min(num_units, math.ceil(expected + 4.5 * math.sqrt(expected))))
-
-    def select(self, draw: Draw) -> list[Unit]:
-        """Return the cohort; possibly nobody."""
-        places = self._places.of(draw)
-        coins = draw.rng.bernoulli(self.sampling.sampling_rate, len(places))
-        drawn = [place for place, heads in zip(places, coins, strict=True) if heads]
-        return _uniform_part(drawn, self.sampling.max_cohort, draw.rng)
-
-
-class FixedSelection(Selection):
-    """Exactly `cohort` of the declared units, drawn uniformly and in secret.
-
-    Privacy: charged as a fixed-size sample, which has none of the Poisson amplification: about
-    three times the epsilon at usual settings (docs/selection.md). Declared units that are not there
-    take their place in the draw, so that nobody's chance rises when others leave.
-    """
-
-    def __init__(self, cohort: int) -> None:
-        """Draw `cohort` units a round.
-
-        Raises:
-            ValueError: If the size is below 1.
-        """
-        self.sampling: FixedSizeSampling = FixedSizeSampling(cohort=cohort)
-        self._places = _DeclaredPlaces()
-
-    def select(self, draw: Draw) -> list[Unit]:
-        """Return the cohort."""
-        return _uniform_part(self._places.of(draw), self.sampling.cohort, draw.rng)
-
-
 class PublicSelection(Selection):
-    """The `cohort` units with the highest public score; equal scores are told apart at random.
+    """The units with the highest public score, among those who have rested long enough.
 
     Privacy: choosing costs nothing, as no client's data enters. Who takes part is seen, so nothing
-    is amplified; a participation cap of the plan bounds what one unit is charged for.
+    is amplified; the law's cap bounds what one unit is charged for. Under a separation a unit takes
+    part at indices of the ledger that are at least so far apart, over restarts, whether it answered
+    or not. Without a score units take turns. Equal scores are told apart at random.
     """
 
-    def __init__(self, cohort: int, score: Callable[[Unit, int], float] | None = None) -> None:
+    def __init__(
+        self, sampling: SeenSampling, score: Callable[[Unit, int], float] | None = None
+    ) -> None:
         """Choose by `score(unit, server_round)`.
 
         Args:
-            cohort: Units a round.
+            sampling: Size of a cohort, and how often one unit may take part.
             score: Made from public metadata alone: device class, region, bandwidth. None: who has
                 waited longest comes first.
-
-        Raises:
-            ValueError: If the size is below 1.
         """
-        self.sampling: VisibleSampling = VisibleSampling(cohort=cohort)
+        self.sampling: SeenSampling = sampling
         self._score = score
         self._last_round: dict[Unit, int] = {}
 
     def select(self, draw: Draw) -> list[Unit]:
         """Return the cohort, best first; all of them if they are fewer."""
+        if self.sampling.least_separation > 1:  # the draw shows those who have rested
+            _require_turns(draw)
         return self.first(draw, self.sampling.cohort)
 
     def first(self, draw: Draw, count: int) -> list[Unit]:
@@ -314,43 +245,10 @@ class PublicSelection(Selection):
         return float(server_round - self._last_round.get(unit, 0))
 
 
-class SpacedSelection(PublicSelection):
-    """The `cohort` units with the highest public score among those who have rested long enough.
-
-    Privacy: as `PublicSelection`. A unit takes part at indices of the ledger that are at least
-    `separation` apart, over restarts, whether it answered or not; nothing about cohorts is secret.
-    Without a score units take turns.
-    """
-
-    def __init__(
-        self,
-        cohort: int,
-        separation: int,
-        score: Callable[[Unit, int], float] | None = None,
-    ) -> None:
-        """Choose by `score(unit, server_round)`.
-
-        Args:
-            cohort: Units a round; times `separation` at most as many as are declared.
-            separation: Least distance of two indices of one unit.
-            score: As for `PublicSelection`.
-
-        Raises:
-            ValueError: If a number is below 1.
-        """
-        super().__init__(cohort, score)
-        self.sampling = VisibleSampling(cohort=cohort, separation=separation)
-
-    def select(self, draw: Draw) -> list[Unit]:
-        """Return the cohort; those who may take part are all that the draw shows."""
-        _require_turns(draw)
-        return super().select(draw)
-
-
 class BufferedSelection(PublicSelection):
-    """Units that are asked one by one, and a release of the next `size` that answer.
+    """Units that are asked one by one, and a release of those that answer next.
 
-    Privacy: as `SpacedSelection`, for the releases that answers are in. The order of answers must
+    Privacy: as `PublicSelection`, for the releases that answers are in. The order of answers must
     not depend on data. Without a score who has waited longest is asked first.
 
     Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation".
@@ -363,20 +261,18 @@ class BufferedSelection(PublicSelection):
 
     def __init__(
         self,
-        size: int,
+        sampling: BufferedSampling,
         *,
-        separation: int = 1,
         concurrency: int | None = None,
         max_staleness: int = 10,
         staleness_power: float = 0.5,
         score: Callable[[Unit, int], float] | None = None,
     ) -> None:
-        """Fill buffers of `size` answers.
+        """Fill buffers of the law's size.
 
         Args:
-            size: Answers of a release, malformed ones included; its public denominator.
-            separation: Least distance of two indices of one unit.
-            concurrency: Units that are asked at any time; None: twice `size`.
+            sampling: Answers of a release, malformed ones included, and how often a unit is asked.
+            concurrency: Units that are asked at any time; None: twice the size of a buffer.
             max_staleness: As the attribute; 0 takes answers of the newest model alone.
             staleness_power: An answer `s` releases old weighs `(1 + s) ** -staleness_power`.
             score: As for `PublicSelection`.
@@ -384,8 +280,8 @@ class BufferedSelection(PublicSelection):
         Raises:
             ValueError: If a number is out of range.
         """
-        super().__init__(size, score)
-        self.sampling: BufferedSampling = BufferedSampling(cohort=size, separation=separation)
+        super().__init__(sampling, score)
+        size = sampling.cohort
         self.concurrency = 2 * size if concurrency is None else concurrency
         require_count(concurrency=self.concurrency)
         if isinstance(max_staleness, bool) or max_staleness != int(max_staleness):
@@ -413,35 +309,6 @@ class BufferedSelection(PublicSelection):
         return float((1.0 + staleness) ** -self._power)
 
 
-class CyclicSelection(Selection):
-    """Secret coins in the one public group whose turn it is.
-
-    Privacy: the ledger gives each unit a group, once and in the open, and each index is one group's
-    turn, over restarts. In the group the law is `inside`'s, whose cohorts must stay as secret.
-    Zero-out neighbours on a public roster.
-    """
-
-    def __init__(self, groups: int, inside: PoissonSampling | TruncatedPoissonSampling) -> None:
-        """Deal clients into groups that take turns.
-
-        Args:
-            groups: How many; each unit's indices are so far apart.
-            inside: The law of the coins in a group, at its own rate.
-
-        Raises:
-            ValueError: If a number is out of range.
-        """
-        self.sampling: CyclicSampling = CyclicSampling(groups=groups, inside=inside)
-        # A cut cohort is drawn from lasting places, and each group has its own.
-        self._inside = [selection_of(inside) for _ in range(groups)]
-
-    def select(self, draw: Draw) -> list[Unit]:
-        """Return the units of the group whose coin came up; possibly none."""
-        group = self.sampling.group_of(_require_turns(draw))
-        places = self.sampling.largest_group(draw.num_units)
-        return list(self._inside[group].select(replace(draw, num_units=places)))
-
-
 def selection_of(sampling: Sampling) -> Selection:
     """Return the plain selection that follows a sampling law.
 
@@ -449,24 +316,14 @@ def selection_of(sampling: Sampling) -> Selection:
         ValueError: If the law leaves open who is chosen by what.
     """
     match sampling:
-        case PoissonSampling(sampling_rate=rate):
-            return PoissonSelection(rate)
-        case TruncatedPoissonSampling(sampling_rate=rate, max_cohort=cut):
-            return TruncatedPoissonSelection(rate, cut)
-        case OwnRatesSampling():
-            return OwnRatesSelection(sampling)
-        case FixedSizeSampling(cohort=cohort):
-            return FixedSelection(cohort)
-        case BufferedSampling(cohort=size, separation=apart):
-            return BufferedSelection(size, separation=apart)
-        case VisibleSampling(cohort=cohort, separation=apart) if apart > 1:
-            return SpacedSelection(cohort, apart)
-        case VisibleSampling(cohort=cohort):
-            return PublicSelection(cohort)
-        case CyclicSampling(groups=groups, inside=inside):
-            return CyclicSelection(groups, inside)
-        case _:
+        case BufferedSampling():
+            return BufferedSelection(sampling)
+        case VisibleSampling():
+            return PublicSelection(sampling)
+        case UtilityPoissonSampling():
             raise ValueError(f"a plan with {sampling} needs its selection: pass it as selection=")
+        case _:
+            return LawSelection(sampling)
 
 
 def _require_turns(draw: Draw) -> int:
@@ -478,12 +335,3 @@ def _require_turns(draw: Draw) -> int:
     if draw.index is None:
         raise ValueError("units take turns by a ledger's index: this selection needs a plan")
     return draw.index
-
-
-def _uniform_part(places: list[Unit | None], size: int, rng: SecureRandom) -> list[Unit]:
-    """Return who is in a uniformly random part of at most `size` places."""
-    if len(places) > size:
-        # 52-bit scores tie with probability below n^2 / 2^53.
-        order = np.argsort(rng.uniforms(len(places)), kind="stable")
-        places = [places[place] for place in order[:size]]
-    return [unit for unit in places if unit is not None]

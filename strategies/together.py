@@ -7,7 +7,7 @@ from fl_dp.plan import Plan
 from fl_dp.plan.exclusions import EXCLUSIONS, Asked
 from fl_dp.updates.compression_options import CompressionOptions
 
-from .selection import PoissonSelection, Selection
+from .selection import LawSelection, Selection
 
 
 def check_together(
@@ -41,7 +41,7 @@ def check_together(
             utility=selection.utility,
             charged_unit=selection.unit,
             looks_at_norms=selection.looks_at_norms,
-            draws_cohorts=type(selection) is not PoissonSelection,
+            draws_cohorts=type(selection) is not LawSelection,
             weight_cap=weight_cap,
             dp_sgd=dp_sgd,
             compression=compression,

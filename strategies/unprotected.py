@@ -1,6 +1,6 @@
 """Federated averaging without client-level privacy, for comparison and for DP-SGD inside clients.
 
-    >>> strategy = UnprotectedFedAvg(FedAvg(), selection=PoissonSelection(0.25))
+    >>> strategy = UnprotectedFedAvg(FedAvg(), selection=LawSelection(law))
 
 Rounds run as in `DPFedAvg`, from the same roster, rehearsal and selection, so that what privacy
 costs can be measured. With a `record_plan`, clients protect each of their records themselves
@@ -16,7 +16,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fl_dp.accounting import OwnRatesSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 from fl_dp.updates import Compression
@@ -107,10 +106,10 @@ class UnprotectedFedAvg(RoundStrategy):
                 "a buffer is filled by answers that are clipped one by one: use DPFedBuff, or "
                 "selection=PublicSelection(...)"
             )
-        if isinstance(selection.sampling, OwnRatesSampling):
+        if selection.sampling.own_groups:
             raise ValueError(
                 "each group's rate is found for its own budget, and without privacy there is "
-                f"none: use selection=PoissonSelection(...), got {selection.sampling}"
+                f"none: use a law with one rate, got {selection.sampling}"
             )
         compression = compression if compression is not None else Compression()
         check_together(

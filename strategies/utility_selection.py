@@ -68,17 +68,17 @@ class ExponentialSelection(Selection):
 
     def __init__(
         self,
-        cohort: int,
+        sampling: VisibleSampling,
         *,
         epsilon: float,
         utility: str | UtilityFn = "loss",
         utility_high: float = 5.0,
         records_per_client: int | None = None,
     ) -> None:
-        """Choose `cohort` units a round.
+        """Choose the law's cohort in each round.
 
         Args:
-            cohort: Units a round.
+            sampling: Size of a cohort, and how often one unit may take part.
             epsilon: Bounded range of one draw, of which there are `cohort` a round.
             utility: `loss`, `records` or another name that clients report; `update_norm` or
                 `staleness`, which the server knows (staleness is public: `PublicSelection` has it
@@ -91,7 +91,7 @@ class ExponentialSelection(Selection):
         Raises:
             ValueError: If a number is out of range.
         """
-        self.sampling: VisibleSampling = VisibleSampling(cohort=cohort)
+        self.sampling: VisibleSampling = sampling
         require_positive(utility_high=utility_high)
         null = utility_high / 2.0
         half = max(utility_high - null, null)  # the longer half: the middle is rounded

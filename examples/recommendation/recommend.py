@@ -26,10 +26,11 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvgM
 from numpy.typing import NDArray
 
+from fl_dp.accounting import PoissonSampling
 from fl_dp.app import simulate
 from fl_dp.clients import numpy_client_app
 from fl_dp.statement import privacy_statement
-from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
+from fl_dp.strategies import DPFedAvg, LawSelection, UnprotectedFedAvg
 
 FILMS = 300
 """The catalogue, public: the films with the most ratings."""
@@ -142,7 +143,9 @@ def train(
     def main(grid: Grid, context: Context) -> None:
         optimizer = FedAvgM(server_learning_rate=rate, server_momentum=0.5)
         if epsilon is None:
-            plain = UnprotectedFedAvg(optimizer, selection=PoissonSelection(1.0))
+            plain = UnprotectedFedAvg(
+                optimizer, selection=LawSelection(PoissonSampling(sampling_rate=1.0))
+            )
             result = plain.start(grid, ArrayRecord([start]), num_rounds=rounds)
         else:
             private = DPFedAvg.with_budget(

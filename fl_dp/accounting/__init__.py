@@ -11,11 +11,9 @@ from .budget import (
     default_delta,
 )
 from .events import History, PoissonGaussianEvent, PrivacyEvent, freeze
+from .grouped_sampling import CyclicSampling, OwnRatesSampling
 from .sampling import (
-    CyclicSampling,
     FixedSizeSampling,
-    GroupedSampling,
-    OwnRatesSampling,
     PoissonSampling,
     Sampling,
     TruncatedPoissonSampling,
@@ -51,7 +49,6 @@ __all__ = [
     "CyclicSampling",
     "EpsilonBounds",
     "FixedSizeSampling",
-    "GroupedSampling",
     "History",
     "NeighboringRelation",
     "NoiseSchedule",

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from itertools import pairwise
-from typing import ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, Self
 
-from fl_dp.mechanisms.events import Checked, GaussianEvent, LaplaceEvent, ZcdpEvent
-from fl_dp.option_errors import OptionError, require_count, require_rate
+import numpy as np
+from numpy.typing import NDArray
 
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.events import Checked, GaussianEvent
+from fl_dp.option_errors import IncompatibleOptions, OptionError, require_rate
+
+from .budget import NeighboringRelation
 from .events import (
     FixedSizeGaussianEvent,
     FrozenHistory,
@@ -26,17 +30,51 @@ from .events import (
     freeze,
 )
 
+_PUBLIC_ROSTER = (NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE_ONE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnGroup:
+    """A public group of units with a budget of its own.
+
+    Attributes:
+        budget: Its epsilon.
+        share: Share of the declared units in it.
+        sampling_rate: Probability of each of its units in each round.
+        scale: The last group's noise over its own.
+    """
+
+    budget: float
+    share: float
+    sampling_rate: float
+    scale: float
+
+    @property
+    def weight(self) -> float:
+        """The inverse of its noise's variance over that of the last group."""
+        return self.scale**2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Checked, ABC):
-    """A law of cohorts."""
+    """A law of cohorts, and the answers to all that others ask about it.
+
+    A new law writes down how it draws, what it is charged as, its expected size and its words. The
+    other answers are those of secret coins for every unit in every round.
+    """
 
     kind: ClassVar[str]
+    """The name that it is written with."""
+
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = tuple(NeighboringRelation)
+    """Neighbours for whom it is charged."""
 
     def __str__(self) -> str:
-        """Return its kind and its settings, as errors name it."""
-        settings = ", ".join(f"{each.name}={getattr(self, each.name)}" for each in fields(self))
-        return f"{self.kind}({settings})"
+        """Return its kind and the settings that were chosen, as errors name it."""
+        defaults = {field.name: field.default for field in fields(self)}
+        values = {name: getattr(self, name) for name in defaults}
+        chosen = (f"{name}={value}" for name, value in values.items() if value != defaults[name])
+        return f"{self.kind}({', '.join(chosen)})"
 
     @property
     def visible(self) -> bool:
@@ -44,9 +82,19 @@ class Sampling(Checked, ABC):
         return False
 
     @property
+    def cap(self) -> int | None:
+        """Most rounds of one unit, which the ledger enforces; None: all."""
+        return None
+
+    @property
     def least_separation(self) -> int:
         """Least distance between two indices at which one unit takes part; 1: it may in all."""
         return 1
+
+    @property
+    def of_declared(self) -> bool:
+        """Whether cohorts are drawn from all declared units, also those that are not there."""
+        return False
 
     @property
     def not_covered(self) -> tuple[str, ...]:
@@ -58,9 +106,92 @@ class Sampling(Checked, ABC):
         """Whether units are asked one by one, and a release is made of those that arrive first."""
         return False
 
+    @property
+    def coin_rate(self) -> float | None:
+        """The rate, where an independent coin for each unit is all there is; None: it is not."""
+        return None
+
+    @property
+    def num_groups(self) -> int:
+        """The number of public groups, of which each unit has one; 1: there are none."""
+        return 1
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether each round is the turn of one group."""
+        return self.group_at(0) is not None
+
+    @property
+    def own_groups(self) -> tuple[OwnGroup, ...]:
+        """Groups with budgets of their own, the strictest first; empty: all units have one."""
+        return ()
+
+    def group_at(self, index: int) -> int | None:
+        """Return the group whose turn an index is, from 0 on; None: every unit's."""
+        return None
+
+    def next_group(self, sizes: Mapping[int, int]) -> int:
+        """Return the group that one more unit is dealt to, by the groups' sizes so far."""
+        return 0
+
+    def largest_group(self, num_units: int) -> int:
+        """Return the size of the largest group, where units are dealt in turn."""
+        return num_units
+
+    def with_scales(
+        self, noise_multiplier: float, multiplier_for: Callable[[float], float]
+    ) -> Self:
+        """Return the law where each unit adds its own noise: each group what its budget asks for.
+
+        Args:
+            noise_multiplier: Of units with the largest budget.
+            multiplier_for: Returns that of an epsilon.
+        """
+        return self
+
+    def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
+        """Return what a release costs a unit of a group, from what `event` charges."""
+        return event
+
+    def history_for(self, group: int, history: FrozenHistory) -> FrozenHistory:
+        """Return what releases cost a unit of a group, from what `event` charges."""
+        return freeze([(self.event_for(group, event), count) for event, count in history])
+
+    def cohort_law(self, num_units: int) -> tuple[int, float]:
+        """Return the units and the rate of a binomial law of a cohort's size."""
+        return num_units, min(1.0, self.expected_cohort(num_units) / num_units)
+
     def turns(self, rounds: int) -> int:
         """Return in how many of these rounds one unit can take part: what it is charged."""
-        return -(-rounds // self.least_separation)
+        turns = -(-rounds // self.least_separation)
+        return min(turns, self.cap or turns)
+
+    def require_uncapped(self, why: str) -> None:
+        """Refuse a cap where it can't be kept.
+
+        Args:
+            why: The reason, as a sentence without its full stop.
+
+        Raises:
+            IncompatibleOptions: If there is one.
+        """
+        if self.cap is not None:
+            raise IncompatibleOptions(
+                f"{why}: leave participation_cap={self.cap} out, and plan fewer rounds"
+            )
+
+    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return the places of a cohort among so many, from 0 on.
+
+        Args:
+            rng: Of coins and draws.
+            places: Number of units, or of declared ones where cohorts are drawn from these.
+            groups: The group of each unit, where groups have budgets of their own.
+
+        Raises:
+            ValueError: If the law leaves open who is chosen by what.
+        """
+        raise ValueError(f"a plan with {self} needs its selection: pass it as selection=")
 
     @abstractmethod
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
@@ -97,15 +228,45 @@ class PoissonSampling(Sampling):
 
     Attributes:
         sampling_rate: Probability of each unit in each round, in (0, 1]; 1 means all units.
+        participation_cap: Most rounds of one unit, where all units take part; None: all.
     """
 
     kind: ClassVar[str] = "poisson"
     sampling_rate: float
+    participation_cap: int | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range, or a cap is on a secret cohort.
+        """
+        super().__post_init__()
+        if self.participation_cap is not None and not self.visible:
+            raise IncompatibleOptions(
+                "a participation cap needs to see who takes part, and sampling is only worth its "
+                "amplification when nobody does: leave participation_cap out, or write "
+                f"sampling_rate=1, or draw visible cohorts by a public selection, got {self}"
+            )
+
+    @property
+    def cap(self) -> int | None:
+        """The cap."""
+        return self.participation_cap
 
     @property
     def visible(self) -> bool:
         """Whether all units take part."""
         return self.sampling_rate == 1.0
+
+    @property
+    def coin_rate(self) -> float:
+        """The rate."""
+        return self.sampling_rate
+
+    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return the places whose coin came up; possibly none. See `Sampling.draw`."""
+        return heads_of(rng.bernoulli(self.sampling_rate, places))
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Poisson-sampled Gaussian."""
@@ -128,6 +289,8 @@ class PoissonSampling(Sampling):
 class TruncatedPoissonSampling(Sampling):
     """Poisson sampling whose cohorts are cut to a random part when they get too large.
 
+    Reference: "Poisson subsampling with truncation", arXiv:2508.15089.
+
     Attributes:
         sampling_rate: Probability of each unit before the cut, in (0, 1].
         max_cohort: No cohort is larger. Above the expected size plus 4.5 of its roots the cut is
@@ -135,8 +298,26 @@ class TruncatedPoissonSampling(Sampling):
     """
 
     kind: ClassVar[str] = "truncated-poisson"
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = _PUBLIC_ROSTER  # a cut shows the others
     sampling_rate: float
     max_cohort: int
+
+    @classmethod
+    def comfortable(cls, sampling_rate: float, num_units: int) -> TruncatedPoissonSampling:
+        """Cut at mean + 4.5 * sqrt(mean) of the cohort's size, where the cut costs below 0.2 %."""
+        expected = sampling_rate * num_units
+        most = min(num_units, math.ceil(expected + 4.5 * math.sqrt(expected)))
+        return cls(sampling_rate=sampling_rate, max_cohort=most)
+
+    @property
+    def of_declared(self) -> bool:
+        """Whether coins are flipped for all declared units: a cut depends on how many there are."""
+        return True
+
+    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return the places whose coin came up, or a part of them. See `Sampling.draw`."""
+        heads = heads_of(rng.bernoulli(self.sampling_rate, places))
+        return _uniform_part(heads, self.max_cohort, rng)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a truncated Poisson-sampled Gaussian."""
@@ -150,6 +331,11 @@ class TruncatedPoissonSampling(Sampling):
     def expected_cohort(self, num_units: int) -> float:
         """Return the expected size before the cut."""
         return self.sampling_rate * num_units
+
+    def cohort_law(self, num_units: int) -> tuple[int, float]:
+        """Return the law of a cohort that may be cut. See `Sampling.cohort_law`."""
+        mean = min(self.expected_cohort(num_units), self.max_cohort)
+        return num_units, min(1.0, mean / num_units)
 
     def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
@@ -166,6 +352,7 @@ class UtilityPoissonSampling(Sampling):
     """
 
     kind: ClassVar[str] = "utility-poisson"
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = _PUBLIC_ROSTER
     largest_rate: float
     cohort: float
 
@@ -217,6 +404,15 @@ class FixedSizeSampling(Sampling):
     kind: ClassVar[str] = "fixed-size"
     cohort: int
 
+    @property
+    def of_declared(self) -> bool:
+        """Whether absent units keep their place: nobody's chance rises when others leave."""
+        return True
+
+    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return a uniform draw. See `Sampling.draw`."""
+        return _uniform_part(list(range(places)), self.cohort, rng)
+
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Gaussian on a fixed-size sample."""
         return FixedSizeGaussianEvent(
@@ -227,27 +423,32 @@ class FixedSizeSampling(Sampling):
         """Return the size."""
         return float(self.cohort)
 
+    def cohort_law(self, num_units: int) -> tuple[int, float]:
+        """Return the size, which is no secret. See `Sampling.cohort_law`."""
+        return self.cohort, 1.0
+
     def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
         return f"exactly {self.cohort} {unit}s drawn uniformly, without the Poisson amplification"
 
 
 @dataclass(frozen=True, kw_only=True)
-class VisibleSampling(Sampling):
-    """A cohort that is seen: chosen by utility, by public metadata, or by a public draw.
+class SeenSampling(Sampling):
+    """A cohort that is seen, of a public size.
 
     Nothing is amplified: a unit is charged in full for each round that it takes part in, and only
     a participation cap bounds how many those are.
 
     Attributes:
         cohort: Largest number of units per round: the public denominator.
-        separation: Least distance between the indices of two rounds with the same unit; 1: it may
-            take part in any two rounds. Correlated noise needs as many as it has bands.
+        participation_cap: Most rounds of one unit, which the ledger enforces; a round with more
+            noise than the least counts as the part of one that it costs. None: each round is
+            charged to all units.
     """
 
-    kind: ClassVar[str] = "visible"
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = _PUBLIC_ROSTER
     cohort: int
-    separation: int = 1
+    participation_cap: int | None = None
 
     @property
     def visible(self) -> bool:
@@ -255,9 +456,9 @@ class VisibleSampling(Sampling):
         return True
 
     @property
-    def least_separation(self) -> int:
-        """The separation."""
-        return self.separation
+    def cap(self) -> int | None:
+        """The cap."""
+        return self.participation_cap
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Gaussian in full."""
@@ -267,6 +468,33 @@ class VisibleSampling(Sampling):
         """Return the size."""
         return float(self.cohort)
 
+    def check(self, num_units: int) -> None:
+        """Refuse a cohort above the roster."""
+        super().check(num_units)
+        if self.cohort > num_units:
+            raise OptionError(
+                f"cohort must be at most the roster's {num_units} units, got {self.cohort}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisibleSampling(SeenSampling):
+    """A cohort that is seen: chosen by utility, by public metadata, or by a public draw.
+
+    Attributes:
+        separation: Least distance between the indices of two rounds with the same unit; 1: it may
+            take part in any two rounds. Correlated noise needs as many as it has bands.
+        Others: See `SeenSampling`.
+    """
+
+    kind: ClassVar[str] = "visible"
+    separation: int = 1
+
+    @property
+    def least_separation(self) -> int:
+        """The separation."""
+        return self.separation
+
     def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
         apart = f", each at least {self.separation} rounds apart" if self.separation > 1 else ""
@@ -275,12 +503,8 @@ class VisibleSampling(Sampling):
         )
 
     def check(self, num_units: int) -> None:
-        """Refuse a cohort above the roster."""
+        """Refuse a cohort whose units can't rest as long."""
         super().check(num_units)
-        if self.cohort > num_units:
-            raise OptionError(
-                f"cohort must be at most the roster's {num_units} units, got {self.cohort}"
-            )
         if self.cohort * self.separation > num_units:
             raise OptionError(
                 f"cohorts of {self.cohort} whose units rest for {self.separation} rounds need "
@@ -290,12 +514,11 @@ class VisibleSampling(Sampling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BufferedSampling(VisibleSampling):
+class BufferedSampling(SeenSampling):
     """A buffer that is released whenever `cohort` contributions have arrived, in sight.
 
-    Nothing is amplified: who arrives when is no secret coin. A unit contributes to an index at most
-    once, whenever it was asked, and is asked at an index only if its last one is `separation` back.
-    So it takes part in no more indices than `VisibleSampling` lets it.
+    Who arrives when is no secret coin. A unit contributes to an index at most once, whenever it was
+    asked.
     """
 
     kind: ClassVar[str] = "buffered"
@@ -314,258 +537,38 @@ class BufferedSampling(VisibleSampling):
             "training to a fixed time where it tells how many records a client has",
         )
 
+    def require_filled(self, num_units: int, rounds: int) -> None:
+        """Refuse a cap at which units can't fill so many buffers.
+
+        Raises:
+            OptionError: With what to write instead.
+        """
+        turns, needed = self.turns(rounds), rounds * self.cohort
+        if turns * num_units < needed:
+            raise OptionError(
+                f"{num_units} clients that are asked at most participation_cap={turns} times "
+                f"each can't fill {rounds} buffers of {self.cohort}: allow at least "
+                f"{-(-needed // num_units)}, and some more for answers that never come"
+            )
+
     def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
-        apart = f", each at least {self.separation} releases apart" if self.separation > 1 else ""
         return (
             f"none, in buffered releases: each is made of the {self.cohort} {unit}s that answer "
-            f"next{apart}; they are seen, and charged in full"
+            "next; they are seen, and charged in full"
         )
 
 
-class GroupedSampling(Sampling):
-    """A law with public groups of units; each unit has one for the whole training."""
-
-    @property
-    @abstractmethod
-    def num_groups(self) -> int:
-        """The number of groups."""
-
-    @abstractmethod
-    def next_group(self, sizes: Mapping[int, int]) -> int:
-        """Return the group that one more unit is dealt to, by the groups' sizes so far."""
+def heads_of(coins: NDArray[np.bool_]) -> list[int]:
+    """Return the places whose coin came up."""
+    heads: list[int] = np.flatnonzero(coins).tolist()
+    return heads
 
 
-@dataclass(frozen=True, kw_only=True)
-class CyclicSampling(GroupedSampling):
-    """Public groups that take turns, and secret coins inside the group whose turn it is.
-
-    Each unit has one group for the whole training, and index t belongs to group t mod `groups`. So
-    two participations of a unit are at least `groups` indices apart, which correlated noise needs,
-    and each is amplified by its coin.
-
-    Attributes:
-        groups: How many there are; a plan needs at least 2, as 1 is the law inside.
-        inside: The law of the cohort inside a group, by its own rate.
-    """
-
-    kind: ClassVar[str] = "cyclic"
-    groups: int
-    inside: PoissonSampling | TruncatedPoissonSampling
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a field is out of range.
-        """
-        require_count(groups=self.groups)
-        if not isinstance(self.inside, PoissonSampling | TruncatedPoissonSampling):
-            raise OptionError(
-                "inside a group only secret coins are charged for: write inside=PoissonSampling("
-                f"sampling_rate=...) or TruncatedPoissonSampling(...), got {self.inside}"
-            )
-
-    @property
-    def visible(self) -> bool:
-        """Whether all units of the group whose turn it is take part."""
-        return self.inside.visible
-
-    @property
-    def least_separation(self) -> int:
-        """The number of groups, as each has every such turn."""
-        return self.groups
-
-    @property
-    def num_groups(self) -> int:
-        """The number of groups."""
-        return self.groups
-
-    def next_group(self, sizes: Mapping[int, int]) -> int:
-        """Return the smallest group."""
-        return min(range(self.groups), key=lambda group: (sizes.get(group, 0), group))
-
-    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return the event of the law inside the largest group."""
-        return self.inside.event(noise_multiplier, self.largest_group(num_units))
-
-    def expected_cohort(self, num_units: int) -> float:
-        """Return the expected size, which is the same in all rounds."""
-        return self.inside.expected_cohort(num_units) / self.groups
-
-    def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
-        within = self.inside.describe(unit)
-        if self.inside.visible:
-            within = f"each {unit} of the group is charged in full"
-        return f"{self.groups} public groups of {unit}s that take turns; inside a group {within}"
-
-    def check(self, num_units: int) -> None:
-        """Refuse one group alone, and more groups than units."""
-        if self.groups == 1:
-            raise OptionError(
-                f"groups must be at least 2, got 1: a group alone has every turn, so take "
-                f"{self.inside} itself"
-            )
-        if self.groups > num_units:
-            raise OptionError(
-                f"groups must be at most the roster's {num_units} units, got {self.groups}"
-            )
-        super().check(num_units)
-
-    def group_of(self, index: int) -> int:
-        """Return the group whose turn an index is, from 0 on."""
-        return index % self.groups
-
-    def largest_group(self, num_units: int) -> int:
-        """Return the size of the largest group, where units are dealt in turn."""
-        return -(-num_units // self.groups)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnRatesSampling(GroupedSampling):
-    """A rate or a noise for each public group of units with a budget of its own.
-
-    Where noise is everybody's, who allows less takes part less often. Where each unit adds its own,
-    all take part in every round, who allows less adds more, and its message weighs the inverse of
-    its variance. A unit is charged at its own group's rate and noise: neighbours differ in that
-    unit, whose group is public.
-
-    Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for
-    DP-SGD", its method Sample.
-
-    Attributes:
-        budgets: Epsilon of each group, increasing.
-        shares: Share of the declared units in each group; public.
-        rates: Probability of each unit of a group in each round; all 1 where units add the noise.
-        scales: The last group's noise over that of each group; empty: all 1.
-    """
-
-    kind: ClassVar[str] = "own-rates"
-    budgets: tuple[float, ...]
-    shares: tuple[float, ...]
-    rates: tuple[float, ...]
-    scales: tuple[float, ...] = ()
-
-    @classmethod
-    def at(
-        cls, sampling_rate: float, *, budgets: Sequence[float], shares: Sequence[float]
-    ) -> OwnRatesSampling:
-        """Return the law before its rates or noises are found: a plan to budgets changes them.
-
-        Args:
-            sampling_rate: Mean rate over all units; 1 where units add the noise.
-            budgets: Epsilon of each group, increasing.
-            shares: Share of the declared units in each group.
-
-        Raises:
-            ValueError: If an argument is out of range.
-        """
-        rates = (sampling_rate,) * len(budgets)
-        return cls(budgets=tuple(budgets), shares=tuple(shares), rates=rates)
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a field is out of range.
-        """
-        if not len(self.budgets) == len(self.shares) == len(self.rates) >= 2:
-            raise OptionError(
-                "budgets and shares need a number for each of at least 2 groups, got "
-                f"{list(self.budgets)} and {list(self.shares)}"
-            )
-        if not all(low < high for low, high in pairwise((0.0, *self.budgets, math.inf))):
-            raise OptionError(
-                f"budgets must increase from above 0, got {list(self.budgets)}: write for "
-                "example [1,3,8]"
-            )
-        if min(self.shares) <= 0.0 or abs(math.fsum(self.shares) - 1.0) > 1e-9:
-            raise OptionError(
-                "shares must be positive and add up to 1, got "
-                f"{list(self.shares)}: write for example [0.5,0.3,0.2]"
-            )
-        sampled = 0.0 < min(self.rates) <= max(self.rates) == self.rates[-1] < 1.0
-        if not (sampled or set(self.rates) == {1.0}):
-            raise OptionError(
-                "with budgets of their own clients take part at a sampling_rate in (0, 1), the "
-                "last group at the largest, or all of them at 1 with noise of their own, got "
-                f"{list(self.rates)}"
-            )
-        if self.scales and not (
-            len(self.scales) == len(self.budgets)
-            and all(0.0 < scale <= 1.0 for scale in self.scales)
-            and self.scales[-1] == 1.0
-        ):
-            raise OptionError(
-                "the last group's noise over that of each lies in (0, 1], and over its own is 1, "
-                f"got {list(self.scales)}"
-            )
-
-    @property
-    def num_groups(self) -> int:
-        """The number of groups."""
-        return len(self.budgets)
-
-    @property
-    def visible(self) -> bool:
-        """Whether all units take part."""
-        return min(self.rates) == 1.0
-
-    def scale_of(self, group: int) -> float:
-        """Return the last group's noise over that of a group."""
-        return self.scales[group] if self.scales else 1.0
-
-    def weight_of(self, group: int) -> float:
-        """Return the inverse of a group's noise's variance over that of the last group."""
-        return self.scale_of(group) ** 2
-
-    def next_group(self, sizes: Mapping[int, int]) -> int:
-        """Return the group that most lacks units of its share."""
-        dealt = sum(sizes.values()) + 1
-        lacks = [share * dealt - sizes.get(group, 0) for group, share in enumerate(self.shares)]
-        return max(range(len(lacks)), key=lambda group: (lacks[group], -group))
-
-    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return the event of the last group, which pays most."""
-        return PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=self.rates[-1])
-
-    def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
-        """Return what a release costs a unit of a group, from what it costs those of the last."""
-        if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == self.rates[-1]:
-            return replace(event, sampling_rate=self.rates[group])
-        return _with_noise_over(event, self.scale_of(group))
-
-    def history_for(self, group: int, history: FrozenHistory) -> FrozenHistory:
-        """Return what releases cost a unit of a group, from what they cost those of the last."""
-        return freeze([(self.event_for(group, event), count) for event, count in history])
-
-    def expected_cohort(self, num_units: int) -> float:
-        """Return the expected size."""
-        return num_units * math.fsum(
-            share * rate for share, rate in zip(self.shares, self.rates, strict=True)
-        )
-
-    def expected_weight(self, num_units: int) -> float:
-        """Return what such a cohort weighs; see `weight_of`."""
-        each = zip(self.shares, self.rates, strict=True)
-        return num_units * math.fsum(
-            share * rate * self.weight_of(group) for group, (share, rate) in enumerate(each)
-        )
-
-    def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people."""
-        each = zip(self.budgets, self.scales or self.rates, strict=True)
-        said = ", ".join(f"{number:.4g} for epsilon {budget:g}" for budget, number in each)
-        if self.visible:
-            return f"none: every round is charged in full, at noise over its group's number: {said}"
-        return f"Poisson: a secret coin for each {unit} in each round, at its group's rate: {said}"
-
-
-def _with_noise_over(event: PrivacyEvent, scale: float) -> PrivacyEvent:
-    """Return the event of one client's message whose noise is larger, by one over `scale`."""
-    if isinstance(event, GaussianEvent | LaplaceEvent):
-        return replace(event, noise_multiplier=event.noise_multiplier / scale)
-    if isinstance(event, ZcdpEvent):
-        return replace(event, rho=event.rho * scale**2)
-    return event  # of no client's message
+def _uniform_part(places: list[int], size: int, rng: SecureRandom) -> list[int]:
+    """Return a uniformly random part of at most `size` places."""
+    if len(places) <= size:
+        return places
+    # 52-bit scores tie with probability below n^2 / 2^53.
+    order = np.argsort(rng.uniforms(len(places)), kind="stable")
+    return [places[number] for number in order[:size]]

@@ -23,7 +23,7 @@ from fl_dp.accounting.gaussian_formulas import exposures_noise_multiplier, udp_s
 from .compose import compose_settings, expand_sweep
 from .keys import all_keys
 from .overrides import ConfigError, check_values, missing_key, parsed
-from .planning import target_delta
+from .planning import make_selection, target_delta
 from .schema import settings_document
 from .settings import OPTIONS, CurveSettings, Settings, SweepSettings
 
@@ -229,7 +229,7 @@ def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
     rate, rounds, delta = settings.selection.sampling_rate, settings.rounds, target_delta(settings)
     if formula == "udp":
         return udp_sigma(epsilon, delta, participation_rate=rate, rounds=rounds)
-    exposures = settings.selection.participation_cap or rounds
+    exposures = make_selection(settings).sampling.cap or rounds
     return exposures_noise_multiplier(epsilon, delta, exposures=exposures)
 
 

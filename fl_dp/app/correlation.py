@@ -5,17 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fl_dp.accounting import PoissonSampling, TruncatedPoissonSampling
+from fl_dp.accounting import CyclicSampling, PoissonSampling, TruncatedPoissonSampling
 from fl_dp.accounting.banded import MOST_BANDS
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan import Banded
-from fl_dp.strategies import (
-    CyclicSelection,
-    PublicSelection,
-    Selection,
-    SpacedSelection,
-    TruncatedPoissonSelection,
-)
+from fl_dp.strategies import LawSelection, Selection
 from fl_dp.updates import VectorLayout
 
 from .settings import Settings
@@ -38,9 +32,8 @@ def correlated_selection(settings: Settings, chosen: CorrelatedPrivacySettings) 
                 "selection=poisson, or with selection=public how long clients rest, "
                 "privacy.separation=..."
             )
-        cohort = settings.selection.cohort(settings.task.num_clients)
         apart = _separation(settings, chosen)
-        return SpacedSelection(cohort, apart) if apart > 1 else PublicSelection(cohort)
+        return settings.selection.make(settings.task.num_clients, separation=apart)
     if chosen.separation is not None:
         raise IncompatibleOptions(
             f"privacy.separation={chosen.separation} is for cohorts that everybody sees: write "
@@ -73,8 +66,9 @@ def _separation(settings: Settings, chosen: CorrelatedPrivacySettings) -> int:
     return min(settings.rounds, max(1, num_clients // settings.selection.cohort(num_clients)))
 
 
-def _cyclic_selection(settings: Settings, groups: int) -> CyclicSelection:
+def _cyclic_selection(settings: Settings, groups: int) -> Selection:
     chosen = settings.selection
+    chosen.make(settings.task.num_clients)  # refuses what coins can't have
     rate = groups * chosen.sampling_rate
     if rate > 1.0 + 1e-9:
         raise OptionError(
@@ -86,10 +80,10 @@ def _cyclic_selection(settings: Settings, groups: int) -> CyclicSelection:
     inside = PoissonSampling(sampling_rate=min(1.0, rate))
     if isinstance(chosen, TruncatedPoissonSettings):
         units = math.ceil(settings.task.num_clients / groups)
-        inside = TruncatedPoissonSelection.comfortable(inside.sampling_rate, units).sampling
+        inside = TruncatedPoissonSampling.comfortable(inside.sampling_rate, units)
         if chosen.max_cohort is not None:
             inside = replace(inside, max_cohort=chosen.max_cohort)
-    return CyclicSelection(groups, inside)
+    return LawSelection(CyclicSampling(groups=groups, inside=inside))
 
 
 def _groups(settings: Settings, chosen: CorrelatedPrivacySettings) -> int:

@@ -10,7 +10,6 @@ from typing import Any
 from fl_dp.accounting import (
     NeighboringRelation,
     NoiseSchedule,
-    OwnRatesSampling,
     PrivacyBudget,
     PrivacyEvent,
     default_delta,
@@ -19,11 +18,7 @@ from fl_dp.accounting import (
 from fl_dp.mechanisms import Clipping, ScalarMetric
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan
-from fl_dp.strategies import (
-    OwnRatesSelection,
-    Selection,
-    check_together,
-)
+from fl_dp.strategies import LawSelection, Selection, check_together
 from fl_dp.updates import VectorLayout
 
 from .correlation import correlated_selection, correlation_of
@@ -53,16 +48,16 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
         *_before_training(settings),
         *_after_training(settings, delta),
     ]
+    given: dict[str, Any] = {"sampling": selection.sampling, **_chosen(settings)}
     plan = kind(
         budget=PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta),
         rounds=settings.rounds,
         neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
         other_releases=freeze(others),
         contribution_check=privacy.contribution_check,
-        **kind.law(selection.sampling),
         **privacy.own_fields,
         **_roster(settings),
-        **_chosen(settings),
+        **given,
     )
     # The strategy checks the same when it is made; here it comes before any noise is calibrated.
     _check_together(settings, plan, selection)
@@ -137,8 +132,8 @@ def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
     Raises:
         ValueError: If settings exclude each other.
     """
-    if plan is not None and isinstance(plan.sampling, OwnRatesSampling):
-        return OwnRatesSelection(plan.sampling)
+    if plan is not None and plan.sampling.own_groups:
+        return LawSelection(plan.sampling)
     if isinstance(settings.privacy, CorrelatedPrivacySettings):
         return correlated_selection(settings, settings.privacy)
     return settings.selection.make(settings.task.num_clients)
@@ -190,7 +185,6 @@ def _chosen(settings: Settings) -> dict[str, Any]:
     chosen: dict[str, Any] = {
         "clipping": make_clipping(settings),
         "schedule": None if schedule == NoiseSchedule() else schedule,
-        "participation_cap": settings.selection.participation_cap,
         "metrics": _metrics(settings) or None,
         "scalar_noise_std": metrics.scalar_noise_std,
         "total_weight": settings.total_weight,

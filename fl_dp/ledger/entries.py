@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-SCHEMA = 10  # 7: noise could follow a plateau; 8: a plan had no kind
+SCHEMA = 11  # 8: a plan had no kind; 10: a cap was a field of plans
 GENESIS = "0" * 64
 ANOTHER_VERSION = 0.01  # of epsilon: by so much bounds of other versions and machines may differ
 

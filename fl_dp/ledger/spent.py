@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from fl_dp.accounting import (
-    CyclicSampling,
     EpsilonBounds,
     PrivacyEvent,
     freeze,
@@ -103,13 +102,10 @@ class SpentLedger(ChainedLedger):
 
         Of groups, as public as these: the ledger does not know how often a unit's coin came up.
         """
-        if not isinstance(self.plan.sampling, CyclicSampling):
+        law = self.plan.sampling
+        if not law.takes_turns:
             return self.participations
-        turns = Counter(
-            each.index % self.plan.sampling.least_separation
-            for each in self._state.reserved.values()
-            if each.index is not None
-        )
+        turns = Counter(law.group_at(index) for index in range(self.rounds_spent))
         return {unit: turns[group] for unit, group in self._state.group_of.items()}
 
     @property

@@ -11,12 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_dp.accounting import (
-    CyclicSampling,
-    GroupedSampling,
-    PrivacyBudgetExhausted,
-    PrivacyEvent,
-)
+from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyEvent
 from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.accounting.filters import PrivacyFilter
 from fl_dp.mechanisms import SecureRandom
@@ -161,7 +156,7 @@ class TrainingState:
 
     def has_participations_left(self, unit: str, share: float = 1.0) -> bool:
         """Tell whether a unit may take part in a round that takes so much of a cap."""
-        cap = self.plan.participation_cap
+        cap = self.plan.sampling.cap
         return cap is None or self.taken_of_cap.get(unit, 0.0) + share <= cap * _ROUNDING
 
     def require_participations_left(self, units: Iterable[str], share: float = 1.0) -> None:
@@ -170,12 +165,12 @@ class TrainingState:
         Raises:
             ParticipationCapReached: If one has none left.
         """
-        cap = self.plan.participation_cap
+        cap = self.plan.sampling.cap
         spent = [unit for unit in units if not self.has_participations_left(unit, share)]
         if spent:
             raise ParticipationCapReached(
                 f"{len(spent)} of the participants have taken part {cap} times already, the plan's "
-                f"participation_cap; the first is {spent[0]}"
+                f"participation cap; the first is {spent[0]}"
             )
 
     def require_declared(self, event: PrivacyEvent, what: str) -> None:
@@ -237,8 +232,8 @@ class TrainingState:
         }
         if sampling.least_separation > 1 or sampling.buffered:
             fields["index"] = turn
-        if isinstance(sampling, CyclicSampling):
-            fields["group"] = sampling.group_of(turn)
+        if (group := sampling.group_at(turn)) is not None:
+            fields["group"] = group
         units = self._units_of_round(participants)
         if units is not None:
             self.require_participations_left(units, self.plan.cap_share(noise_multiplier))
@@ -253,7 +248,6 @@ class TrainingState:
             ValueError: If they are missing or not wanted, or repeat.
         """
         sampling = self.plan.sampling
-        grouped = isinstance(sampling, CyclicSampling)  # each of a group is charged for its turn
         if sampling.buffered:
             if participants is not None:
                 raise ValueError(
@@ -262,12 +256,13 @@ class TrainingState:
                 )
             return None
         if participants is None:
-            if self.plan.participation_cap is not None:
+            if sampling.cap is not None:
                 raise ValueError("under a participation cap every round has to name participants")
-            if sampling.least_separation > 1 and not grouped:
+            if sampling.least_separation > 1 and not sampling.takes_turns:
                 raise ValueError("under a separation every round has to name its participants")
             return None
-        if grouped or not sampling.visible:
+        # Each unit of a group is charged for its turn.
+        if sampling.takes_turns or not sampling.visible:
             raise ValueError(
                 "the participants of a secret sample are secret: the plan's amplification rests "
                 "on it, so they are not recorded"
@@ -380,7 +375,7 @@ class TrainingState:
 
     def _take_in_groups(self, groups: dict[str, int]) -> None:
         sampling = self.plan.sampling
-        if not isinstance(sampling, GroupedSampling):
+        if sampling.num_groups == 1:
             raise ValueError("it assigns groups, and the plan has none")
         for unit, group in groups.items():
             if unit in self.group_of:

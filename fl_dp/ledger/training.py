@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, Self
 
 from fl_dp.accounting import (
-    GroupedSampling,
     PrivacyBudgetExhausted,
     PrivacyEvent,
 )
@@ -253,7 +252,7 @@ class PrivacyLedger(SpentLedger):
                 are more units than the plan declares.
         """
         sampling, names = self.plan.sampling, sorted(units)
-        if not isinstance(sampling, GroupedSampling):
+        if sampling.num_groups == 1:
             raise ValueError(
                 f"groups are assigned where there are any, and the plan has {sampling}"
             )

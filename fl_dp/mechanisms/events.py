@@ -10,7 +10,7 @@ under the other relations; no event is ever rescaled by hand.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, TypeAlias
 
 from fl_dp.option_errors import require_count, require_positive, require_rate
@@ -20,7 +20,7 @@ from fl_dp.option_errors import require_count, require_positive, require_rate
 class Checked:
     """Checks each field by its name, as it means the same in every event and every sampling.
 
-    A field whose name is not listed is a count.
+    A field whose name is not listed is a count; one that is None by default may be left out.
     """
 
     def __post_init__(self) -> None:
@@ -29,7 +29,10 @@ class Checked:
         Raises:
             ValueError: If a field is out of range.
         """
+        optional = {field.name for field in fields(self) if field.default is None}
         for name, value in asdict(self).items():
+            if value is None and name in optional:
+                continue
             if name in ("noise_multiplier", "epsilon", "rho"):
                 require_positive(**{name: value})
             elif name in ("sampling_rate", "largest_rate"):

@@ -17,7 +17,7 @@ from fl_dp.accounting import (
 from fl_dp.option_errors import IncompatibleOptions
 
 from .hosting import Hosting
-from .plan import require_capped, require_distant_records, require_public_roster
+from .plan import require_distant_records
 from .release import Release
 from .server_noise import ServerNoisePlan
 
@@ -46,9 +46,6 @@ class CentralPlan(ServerNoisePlan):
     Attributes:
         sampling: How each cohort is sampled.
         schedule: How the noise changes over the rounds, declared beforehand.
-        participation_cap: Largest number of rounds of a client, which the ledger enforces; a round
-            with more noise than the least counts as the part of one that it costs. None charges
-            each round to all clients.
         total_weight: Public sum of all clients' weights; see `Release`.
         unit: `client`, or `record`. One record of a client moves its update by up to twice the
             clipping norm, hence under replace-one neighbours.
@@ -61,7 +58,6 @@ class CentralPlan(ServerNoisePlan):
 
     sampling: CentralLaw
     schedule: NoiseSchedule = _CONSTANT
-    participation_cap: int | None = None
     total_weight: float | None = None
     unit: str = "client"
     units_per_node: int = 1
@@ -80,12 +76,7 @@ class CentralPlan(ServerNoisePlan):
     def check(self) -> None:
         """Refuse a law that is not charged for these neighbours, or not drawn by these nodes."""
         require_distant_records(self)
-        require_capped(self, self.participation_cap)
         law = self.sampling
-        if isinstance(law, UtilityPoissonSampling | VisibleSampling):
-            require_public_roster(self, "a cohort that is chosen or seen")
-        if isinstance(law, TruncatedPoissonSampling):
-            require_public_roster(self, "a cut, which shows how many others there are,")
         if law.least_separation > 1 and self.schedule != _CONSTANT:
             raise IncompatibleOptions(
                 "clients that rest between two rounds differ in the rounds they take part in, and "
@@ -104,8 +95,7 @@ class CentralPlan(ServerNoisePlan):
                 "leaving one out moves the next one in, which is twice what add-or-remove-one is "
                 "charged for: write neighboring_relation=zero-out"
             )
-        counted = isinstance(law, FixedSizeSampling | TruncatedPoissonSampling)
-        if counted and self.num_clients % self.units_per_node > 0:
+        if law.of_declared and self.num_clients % self.units_per_node > 0:
             raise IncompatibleOptions(
                 "cohorts of a counted size are drawn from the declared units, and the server "
                 f"can't tell which node hosts fewer: units_per_node={self.units_per_node} has "
@@ -113,13 +103,12 @@ class CentralPlan(ServerNoisePlan):
             )
         if not self.coins_at_nodes:
             return
-        if not isinstance(law, PoissonSampling):
+        if law.coin_rate is None:
             raise IncompatibleOptions(
                 f"nodes that flip the coins themselves draw Poisson samples, not {law}: leave "
                 "coins_at_nodes out, or take a Poisson sample"
             )
-        if self.participation_cap is not None:
-            raise IncompatibleOptions(
-                "a participation cap leaves units out, which nodes that flip the coins themselves "
-                "do not know of: leave participation_cap or coins_at_nodes out"
-            )
+        law.require_uncapped(
+            "a participation cap leaves units out, which nodes that flip the coins themselves "
+            "(coins_at_nodes=True) do not know of"
+        )

@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fl_dp.accounting import CyclicSampling, NeighboringRelation, VisibleSampling
-from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.accounting import CyclicSampling, VisibleSampling
 
 from .correlation import Banded
 from .hosting import Hosting
-from .plan import require_capped, require_distant_records
+from .plan import require_distant_records
 from .release import Release
 from .server_noise import ServerNoisePlan
 
@@ -33,7 +32,6 @@ class CorrelatedPlan(ServerNoisePlan):
         correlation: How the noise of later rounds takes that of earlier ones away.
             `noise_multiplier` is that of one participation: the noise on a sum is larger.
         sampling: Whose turn it is: cohorts that are seen and rest, or groups that take turns.
-        participation_cap: Largest number of rounds of a client whose cohort is seen.
         total_weight: Public sum of all clients' weights; see `Release`.
         unit: `client`, or `record`; see `CentralPlan`.
         units_per_node: Units that a node hosts at most; see `Hosting`.
@@ -44,7 +42,6 @@ class CorrelatedPlan(ServerNoisePlan):
 
     correlation: Banded
     sampling: VisibleSampling | CyclicSampling
-    participation_cap: int | None = None
     total_weight: float | None = None
     unit: str = "client"
     units_per_node: int = 1
@@ -57,7 +54,7 @@ class CorrelatedPlan(ServerNoisePlan):
     @property
     def roster_can_grow(self) -> bool:
         """No, where groups take turns: they are dealt out of the declared clients."""
-        return not isinstance(self.sampling, CyclicSampling)
+        return not self.sampling.takes_turns
 
     @property
     def release(self) -> Release:
@@ -87,19 +84,4 @@ class CorrelatedPlan(ServerNoisePlan):
     def check(self) -> None:
         """Refuse participations that would meet in one release, or that nobody is charged for."""
         require_distant_records(self)
-        require_capped(self, self.participation_cap)
         self.correlation.check(self.sampling)
-        relation, cyclic = self.neighboring_relation, isinstance(self.sampling, CyclicSampling)
-        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE or (
-            cyclic and relation is not NeighboringRelation.ZERO_OUT
-        ):
-            raise IncompatibleOptions(
-                "clients that take turns are charged on a public roster: write "
-                f"neighboring_relation=zero-out, got {relation}"
-            )
-        if cyclic and self.participation_cap is not None:
-            raise IncompatibleOptions(
-                "groups that take turns have every turn, and a participation cap would leave some "
-                "out: leave participation_cap out and plan fewer rounds, or let clients "
-                "rest by a separation in a public selection"
-            )

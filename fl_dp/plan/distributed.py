@@ -43,12 +43,16 @@ class DistributedPlan(SharedNoisePlan, RuleClippedPlan):
     def check(self) -> None:
         """Refuse a cohort that rests, or that nodes of several clients would be told of."""
         super().check()
-        if not isinstance(self.sampling, VisibleSampling):
+        self.sampling.require_uncapped(
+            "a server that lies chooses the cohorts, so a secure sum charges every round to "
+            "everybody"
+        )
+        if self.sampling.coin_rate is not None:
             return
-        if self.sampling.separation > 1:
+        if self.sampling.least_separation > 1:
             raise IncompatibleOptions(
                 "a server that lies chooses the cohorts, so a secure sum charges every round to "
-                f"everybody: leave separation out, got {self.sampling.separation}"
+                f"everybody: leave separation out, got {self.sampling.least_separation}"
             )
         if self.units_per_node > 1:
             raise IncompatibleOptions(

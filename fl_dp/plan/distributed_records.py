@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fl_dp.accounting import PoissonSampling, Sampling
-from fl_dp.option_errors import IncompatibleOptions, require_count
+from fl_dp.accounting import PoissonSampling
+from fl_dp.option_errors import require_count
 
 from .clipped import NormClippedPlan
 from .hosting import Hosting
 from .shared_noise import SharedNoisePlan
+
+_EVERYBODY = PoissonSampling(sampling_rate=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +27,8 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
         num_records: About as many records as all of them have: it divides, and the contribution
             check compares it with a noisy count.
         max_records: Records that one client has at most; public.
-        sampling_rate: Probability of each record in each round, by coins of its node; 1: all.
+        sampling: Coins of each record in each round, which its node flips; by default all take
+            part.
         clipping: L2 bound on the gradient of one record.
         Others: See `SharedNoisePlan`.
     """
@@ -34,17 +37,7 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
 
     num_records: int
     max_records: int
-    sampling_rate: float = 1.0
-
-    @classmethod
-    def law(cls, sampling: Sampling) -> dict[str, Any]:
-        """Return the rate of the nodes' coins. See `Plan.law`."""
-        if not isinstance(sampling, PoissonSampling):
-            raise IncompatibleOptions(
-                "nodes do not say how many records they have, so they flip their own coins: "
-                f"take a Poisson sample, got {sampling}"
-            )
-        return {"sampling_rate": sampling.sampling_rate}
+    sampling: PoissonSampling = _EVERYBODY
 
     @property
     def num_units(self) -> int:
@@ -57,9 +50,9 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
         return "record"
 
     @property
-    def sampling(self) -> PoissonSampling:
-        """Coins that the nodes flip themselves."""
-        return PoissonSampling(sampling_rate=self.sampling_rate)
+    def sampling_rate(self) -> float:
+        """The rate, as it was written."""
+        return self.sampling.sampling_rate
 
     @property
     def hosting(self) -> Hosting:
@@ -67,6 +60,9 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
         return Hosting(units_per_node=self.max_records, coins_at_nodes=True, nodes=self.num_clients)
 
     def check(self) -> None:
-        """Refuse a training without records."""
+        """Refuse a training without records, and a cap: nobody counts rounds of a record."""
         require_count(num_records=self.num_records)
         super().check()
+        self.sampling.require_uncapped(
+            "no node says which of its records take part, so nobody counts their rounds"
+        )

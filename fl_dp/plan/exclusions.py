@@ -94,7 +94,7 @@ EXCLUSIONS: tuple[Exclusion[Asked], ...] = (
         options=("coins_at_nodes", "selection"),
         when=lambda asked: asked.coins_at_nodes and asked.draws_cohorts,
         why="nodes that flip the coins themselves ask no selection",
-        instead="leave coins_at_nodes out, or take the plain Poisson selection",
+        instead="leave coins_at_nodes out, or take the plain LawSelection",
     ),
     Exclusion(
         options=("utility", "units_per_node"),

@@ -8,13 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from fl_dp.accounting import EpsilonBounds, History, OwnRatesSampling
+from fl_dp.accounting import OwnRatesSampling
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.accounting.filters import PrivacyFilter
 from fl_dp.accounting.own_rates import calibrate_own_rates
 from fl_dp.option_errors import OptionError
 
-from .own_budgets import own_epsilons, own_filter, require_largest_budget
 from .server_noise import ServerNoisePlan
 
 
@@ -35,14 +33,13 @@ class GroupedPlan(ServerNoisePlan):
     sampling: OwnRatesSampling
 
     def check(self) -> None:
-        """Refuse rates that are no coins, and a budget that is none of the groups'."""
+        """Refuse rates that are no coins."""
         if self.sampling.visible:
             raise OptionError(
                 "groups with budgets of their own take part at different rates, below 1: write a "
                 f"sampling_rate in (0, 1), or have each client add its own noise, got "
                 f"{self.sampling.rates[-1]:g}"
             )
-        require_largest_budget(self, self.sampling)
 
     def calibrated(self) -> Self:
         """Return the plan with noise, and rates at which each group spends its own budget."""
@@ -62,11 +59,3 @@ class GroupedPlan(ServerNoisePlan):
             neighboring_relation=self.neighboring_relation,
         )
         return replace(self, noise_multiplier=noise_multiplier, sampling=replace(law, rates=rates))
-
-    def filter(self, *, room: float = 1.0) -> PrivacyFilter:
-        """Return the gate of all groups; see `Plan.filter`."""
-        return own_filter(self, self.sampling, room=room)
-
-    def own_epsilons(self, history: History | None = None) -> tuple[EpsilonBounds, ...]:
-        """Return `epsilon` for each group."""
-        return own_epsilons(self, self.sampling, history)

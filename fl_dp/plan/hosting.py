@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from fl_dp.accounting import PoissonSampling, Sampling
+from fl_dp.accounting import Sampling
 from fl_dp.option_errors import OptionError
 
 
@@ -71,7 +71,7 @@ class Hosting:
 
         Nothing rests on it but the range of a sum: what is beyond is cut.
         """
-        if not (self.coins_at_nodes and isinstance(sampling, PoissonSampling)):
+        if not self.coins_at_nodes or sampling.coin_rate is None:
             return self.units_per_node
         mean = sampling.expected_cohort(self.units_per_node)
         # Six deviations, and as many units where they are few (Bernstein's inequality).

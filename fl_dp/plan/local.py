@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from fl_dp.accounting import (
-    EpsilonBounds,
-    History,
     NoiseSchedule,
     OwnRatesSampling,
     PoissonSampling,
     PrivacyEvent,
-    Sampling,
     VisibleSampling,
 )
-from fl_dp.accounting.filters import PrivacyFilter
 from fl_dp.mechanisms import ClientScheme, client_scheme
-from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.option_errors import IncompatibleOptions
 
 from .clipped import NormClippedPlan
 from .hosting import Hosting
-from .own_budgets import own_epsilons, own_filter, require_largest_budget
-from .plan import ANOTHER_APP, require_capped, require_distant_records, require_public_roster
+from .plan import (
+    ANOTHER_APP,
+    require_distant_records,
+)
 
 _CONSTANT = NoiseSchedule()
-_BELOW = 1.0 - 1e-9  # of a norm: its group fits on another machine, too
+_EVERYBODY = PoissonSampling(sampling_rate=1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +38,8 @@ class LocalPlan(NormClippedPlan):
         clipping: Bound on one client's update, of the scheme's norm.
         scheme: How a client makes its noise: a name of `fl_dp.mechanisms.schemes.SCHEMES`.
             `noise_multiplier` is that of one client's own noise.
-        cohort: Clients of a round, seen by everybody; None: all.
-        groups: Budgets of public groups of clients, each of which adds its own noise in every
-            round; None: all clients have the plan's budget. `budget` has the largest of them.
-        participation_cap: Largest number of rounds of a client; None: every round.
+        sampling: All clients, a cohort that is seen, or public groups with budgets of their own,
+            whose clients add their own noise in every round; `budget` has the largest of them.
         schedule: How the noise changes over the rounds, declared beforehand.
         unit: `client`, or `record`; see `CentralPlan`.
         Others: See `Plan`.
@@ -55,35 +51,9 @@ class LocalPlan(NormClippedPlan):
     trusts_server: ClassVar[bool] = False
 
     scheme: str = "gaussian"
-    cohort: int | None = None
-    groups: OwnRatesSampling | None = None
-    participation_cap: int | None = None
+    sampling: PoissonSampling | VisibleSampling | OwnRatesSampling = _EVERYBODY
     schedule: NoiseSchedule = _CONSTANT
     unit: str = "client"
-
-    @classmethod
-    def law(cls, sampling: Sampling) -> dict[str, Any]:
-        """Return the cohort or the groups. See `Plan.law`."""
-        if isinstance(sampling, OwnRatesSampling):
-            return {"groups": sampling}
-        if type(sampling) is VisibleSampling and sampling.separation == 1:
-            return {"cohort": sampling.cohort}
-        if isinstance(sampling, PoissonSampling) and sampling.visible:
-            return {}
-        raise IncompatibleOptions(
-            "with noise at the clients the server sees each message and who sent it, so nothing "
-            "is amplified: write sampling_rate=1, or draw visible cohorts by a public selection, "
-            f"got {sampling}"
-        )
-
-    @property
-    def sampling(self) -> Sampling:
-        """Everybody, or a cohort that is seen: nothing is amplified."""
-        if self.groups is not None:
-            return self.groups
-        if self.cohort is not None:
-            return VisibleSampling(cohort=self.cohort)
-        return PoissonSampling(sampling_rate=1.0)
 
     @property
     def hosting(self) -> Hosting:
@@ -117,27 +87,17 @@ class LocalPlan(NormClippedPlan):
     def check(self) -> None:
         """Refuse a cap or a cohort that these fields can't have."""
         require_distant_records(self)
-        require_capped(self, self.participation_cap)
-        if self.cohort is not None:
-            require_public_roster(self, "a cohort that is seen")
-        if self.participation_cap is not None and self.schedule != _CONSTANT:
+        law, name = self.sampling, self.schedule.name
+        if not law.visible or law.least_separation > 1:
             raise IncompatibleOptions(
+                "with noise at the clients the server sees each message and who sent it, so "
+                "nothing is amplified: write sampling_rate=1, or draw visible cohorts by a public "
+                f"selection, got {law}"
+            )
+        if self.schedule != _CONSTANT:
+            law.require_uncapped(
                 "clients differ in the rounds they take part in, and under a participation cap "
-                "each of their own messages needs the same noise: leave participation_cap out, "
-                "or use a constant schedule"
-            )
-        if self.groups is None:
-            return
-        if not self.groups.visible:
-            raise OptionError(
-                "groups whose clients add noise of their own take part in every round: write "
-                f"sampling_rate=1, got {self.groups.rates[-1]:g}"
-            )
-        require_largest_budget(self, self.groups)
-        if self.cohort is not None or self.participation_cap is not None:
-            raise IncompatibleOptions(
-                "groups with budgets of their own take part in every round: leave cohort and "
-                "participation_cap out, and plan fewer rounds"
+                f"each of their own messages needs the same noise, not a schedule={name}"
             )
 
     def scheme_of(self, noise_multiplier: float) -> ClientScheme:
@@ -160,20 +120,5 @@ class LocalPlan(NormClippedPlan):
         See `Plan.calibrated`.
         """
         plan = super().calibrated()
-        if plan.groups is None:
-            return plan
-        scales = [
-            plan.noise_multiplier / self.multiplier_for(epsilon) * _BELOW
-            for epsilon in plan.groups.budgets[:-1]
-        ]
-        return replace(plan, groups=replace(plan.groups, scales=(*scales, 1.0)))
-
-    def filter(self, *, room: float = 1.0) -> PrivacyFilter:
-        """Return the gate, of all groups where there are some; see `Plan.filter`."""
-        if self.groups is None:
-            return super().filter(room=room)
-        return own_filter(self, self.groups, room=room)
-
-    def own_epsilons(self, history: History | None = None) -> tuple[EpsilonBounds, ...]:
-        """Return `epsilon` for each group; none where nobody has a budget of its own."""
-        return () if self.groups is None else own_epsilons(self, self.groups, history)
+        law = self.sampling.with_scales(plan.noise_multiplier, self.multiplier_for)
+        return replace(plan, sampling=law)

@@ -20,7 +20,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_type_hints
 
 from fl_dp.accounting import (
@@ -37,7 +37,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds, calibrate_noise
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.accounting.filters import DeclaredFilter, PrivacyFilter
+from fl_dp.accounting.filters import DeclaredFilter, OwnBudgetsFilter, PrivacyFilter
 from fl_dp.codec import encode
 from fl_dp.mechanisms import Clipping, GaussianBundle
 from fl_dp.mechanisms.grid import least_noise_multiplier
@@ -143,11 +143,6 @@ class Plan(ABC):
         return _CONSTANT
 
     @property
-    def participation_cap(self) -> int | None:
-        """Most rounds of one client, which the ledger enforces; None: all."""
-        return None
-
-    @property
     def coefficients(self) -> tuple[int, ...] | None:
         """Those of noise that is correlated over rounds; None: each round's is independent."""
         return None
@@ -219,15 +214,6 @@ class Plan(ABC):
             ValueError: With what to write instead.
         """
 
-    @classmethod
-    def law(cls, sampling: Sampling) -> dict[str, Any]:
-        """Return the fields that say how cohorts are sampled.
-
-        Raises:
-            ValueError: If this kind has no such law.
-        """
-        return {"sampling": sampling}
-
     # What follows from the answers.
 
     def __post_init__(self) -> None:
@@ -251,6 +237,8 @@ class Plan(ABC):
         self.release.check(self.num_units)
         self.hosting.check(self.num_units)
         self.check()
+        self._check_relation()
+        self._check_own_groups()
         if not self.is_draft:
             self.check_noise()
 
@@ -378,8 +366,7 @@ class Plan(ABC):
         Under a participation cap the cap's worth of them; where clients take turns, as many as one
         client can have.
         """
-        turns = self.sampling.turns(reserved)
-        return min(turns, self.participation_cap or turns)
+        return self.sampling.turns(reserved)
 
     def charged_event(self, event: PrivacyEvent) -> PrivacyEvent:
         """Return what a round adds to what one client is charged for at most.
@@ -387,7 +374,7 @@ class Plan(ABC):
         Under a participation cap a round of the least noise, whatever its own: of which rounds a
         client's cap consists, nobody knows beforehand.
         """
-        if self.participation_cap is None:
+        if self.sampling.cap is None:
             return event
         return self.event_at(self.noise_multiplier)
 
@@ -423,7 +410,7 @@ class Plan(ABC):
         if not self.charged_rounds:
             return ()
         multipliers = self.schedule.multipliers(noise_multiplier, self.charged_rounds)
-        if self.participation_cap is not None:
+        if self.sampling.cap is not None:
             multipliers = (noise_multiplier,) * self.charged_rounds  # see `charged_event`
         return freeze(
             [(self.event_at(each), count) for each, count in Counter(multipliers).items()]
@@ -465,11 +452,21 @@ class Plan(ABC):
     def filter(self, *, room: float = 1.0) -> PrivacyFilter:
         """Return the gate that every release of the plan has to pass, with nothing spent.
 
+        Where groups have budgets of their own, it has to pass that of each.
+
         Args:
             room: What epsilon of the budget is multiplied by.
         """
-        budget = replace(self.budget, epsilon=room * self.budget.epsilon)
-        return self.gate(budget, self.history)
+        law = self.sampling
+        if not law.own_groups:
+            budget = replace(self.budget, epsilon=room * self.budget.epsilon)
+            return self.gate(budget, self.history)
+        gates = []
+        for number, group in enumerate(law.own_groups):
+            budget = replace(self.budget, epsilon=room * group.budget)
+            gate = self.gate(budget, law.history_for(number, self.history))
+            gates.append((gate, partial(law.event_for, number)))
+        return OwnBudgetsFilter(gates)
 
     def gate(self, budget: PrivacyBudget, history: FrozenHistory) -> PrivacyFilter:
         """Return the gate of one budget, for all releases that are planned under it."""
@@ -485,8 +482,13 @@ class Plan(ABC):
         return bounds.plus(2.0 * self.slack)
 
     def own_epsilons(self, history: History | None = None) -> tuple[EpsilonBounds, ...]:
-        """Return `epsilon` for each group with a budget of its own; none where nobody has one."""
-        return ()
+        """Return `epsilon` for each group with a budget of its own, never more than that."""
+        releases = self.history if history is None else freeze(history)
+        law = self.sampling
+        return tuple(
+            self.epsilon(law.history_for(number, releases)).within(group.budget)
+            for number, group in enumerate(law.own_groups)
+        )
 
     def tight_epsilon(self, history: History, *, interval: float | None = None) -> float:
         """Return the smallest of the bounds of `epsilon` that every kind of event has.
@@ -535,6 +537,33 @@ class Plan(ABC):
             neighboring_relation=self.neighboring_relation,
         )
 
+    def _check_relation(self) -> None:
+        """Refuse neighbours for whom the law of cohorts is not charged."""
+        if self.neighboring_relation not in self.sampling.relations:
+            raise IncompatibleOptions(
+                f"{self.sampling} is charged on a public roster, and nothing is promised under "
+                f"{self.neighboring_relation}: write neighboring_relation=zero-out"
+            )
+
+    def _check_own_groups(self) -> None:
+        """Refuse a budget that is none of the groups', and what would be charged at their rates."""
+        law = self.sampling
+        if not law.own_groups:
+            return
+        largest = law.own_groups[-1].budget
+        if self.budget.epsilon != largest:
+            raise OptionError(
+                f"epsilon={self.budget.epsilon:g} must be the largest of the budgets: "
+                f"write epsilon={largest:g}, and no noise_multiplier, as noise for "
+                "groups with budgets of their own is calibrated"
+            )
+        if any(law.event_for(0, event) != event for event, _ in self.other_releases):
+            raise OptionError(
+                "another release is sampled at the rate of the last group, or noised like a "
+                "client's message, and would be charged at each group's own: change its rate a "
+                "little, or leave it out"
+            )
+
     def _check_types(self) -> None:
         given, hints = dict(vars(self)), get_type_hints(type(self))
         given.pop("clipping", None)  # `Release` says where rules are described
@@ -579,41 +608,6 @@ class Plan(ABC):
                 f"{least_noise_multiplier(units, self.clipping_norm)}, or a smaller epsilon"
                 f"{lower}"
             )
-
-
-def require_public_roster(plan: Plan, law: str) -> None:
-    """Refuse add-or-remove-one neighbours for a law that is charged on a public roster alone.
-
-    Args:
-        plan: With that law.
-        law: What it does, as the subject of a sentence.
-
-    Raises:
-        IncompatibleOptions: With what to write instead.
-    """
-    if plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        raise IncompatibleOptions(
-            f"{law} needs a public roster, and nothing is promised under add-or-remove-one: write "
-            "neighboring_relation=zero-out"
-        )
-
-
-def require_capped(plan: Plan, cap: int | None) -> None:
-    """Check a participation cap.
-
-    Raises:
-        OptionError: If it is below 1, or nobody sees who takes part.
-    """
-    if cap is None:
-        return
-    if cap < 1:
-        raise OptionError(f"participation_cap must be at least 1, got {cap}")
-    if not plan.sampling.visible:
-        raise IncompatibleOptions(
-            "a participation cap needs to see who takes part, and sampling is only worth its "
-            "amplification when nobody does: leave participation_cap out, or write "
-            f"sampling_rate=1, or draw visible cohorts by a public selection, got {plan.sampling}"
-        )
 
 
 def require_distant_records(plan: Plan) -> None:

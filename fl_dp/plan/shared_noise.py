@@ -59,8 +59,8 @@ class SharedNoisePlan(Plan):
     def noise(self) -> DistributedNoise:
         """The shares of noise in a sum, and how exact they are."""
         sampling, hosting, units, terms = self.sampling, self.hosting, self.num_units, self._terms
-        if isinstance(sampling, VisibleSampling):
-            units = sampling.cohort
+        if sampling.visible:
+            units = round(self.expected_cohort)
         return DistributedNoise(
             nodes=hosting.nodes_of(units),
             units_in_sum=hosting.most_drawn(sampling),
@@ -74,15 +74,17 @@ class SharedNoisePlan(Plan):
         terms, sampling = self.secure_sum, self.sampling
         if self.is_draft:
             terms = terms.with_most_bits()  # how many are enough depends on the multiplier
-        if not (isinstance(sampling, VisibleSampling) and terms.roster and terms.colluding is None):
+        chosen = sampling.coin_rate is None
+        if not (chosen and terms.roster and terms.colluding is None):
             return terms
         # A server that lies chooses the cohort, and all who collude may be in it.
         usual = usual_colluding(self.hosting.nodes_of(self.num_units))
-        if sampling.cohort < usual + 2:
+        cohort = round(self.expected_cohort)
+        if cohort < usual + 2:
             raise OptionError(
                 f"of {self.num_clients} nodes {usual} may collude, and a server that lies would "
                 f"put them all into one cohort: take cohorts of at least {usual + 2}, got "
-                f"{sampling.cohort}, or write secure_sum.colluding=..."
+                f"{cohort}, or write secure_sum.colluding=..."
             )
         return replace(terms, colluding=usual)
 

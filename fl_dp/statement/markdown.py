@@ -88,7 +88,7 @@ def _enforcement(statement: PrivacyStatement) -> list[Row]:
 
 def _of_one_client(statement: PrivacyStatement) -> list[str]:
     """Say that a list of releases is shorter than the training, where a cap makes it so."""
-    cap = statement.participation_cap
+    cap = statement.most_rounds
     if cap is None or cap >= statement.rounds:
         return []
     if len(set(statement.noise_multipliers)) > 1:
@@ -106,7 +106,7 @@ def _of_one_client(statement: PrivacyStatement) -> list[str]:
 def _rounds(statement: PrivacyStatement) -> str:
     if not statement.rounds_planned:  # one release is the best of many trainings
         return "inside what was released, below: how many there were in all stays secret"
-    cap = statement.participation_cap
+    cap = statement.most_rounds
     least = " of the least noise" if len(set(statement.noise_multipliers)) > 1 else ""
     return (
         f"{statement.rounds} charged and {statement.rounds_committed} released, "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_dp.accounting import OwnRatesSampling, freeze
+from fl_dp.accounting import freeze
 from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.accounting.second_figure import SecondFigure, second_figure
 from fl_dp.ledger import SpentLedger
@@ -59,7 +59,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         rounds_planned=plan.rounds,
         rounds_committed=ledger.rounds_committed,
         noise_multipliers=tuple(ledger.noise_multipliers),
-        participation_cap=plan.participation_cap,
+        most_rounds=plan.sampling.cap,
         metrics=tuple(metric.name for metric in plan.release.metrics),
         releases=tuple(ledger.history),
         clipping=plan.release.clipping,
@@ -115,7 +115,7 @@ def second_figure_of(ledger: SpentLedger) -> SecondFigure:
 
 def _sampling(plan: Plan) -> str:
     """Return how cohorts are sampled, and what of it one client is charged for."""
-    cap = plan.participation_cap
+    cap = plan.sampling.cap
     if cap is None:
         return plan.sampling.describe(plan.hosting.sampled)
     least = " of the least noise" if len(set(plan.noise_multipliers)) > 1 else ""
@@ -134,19 +134,18 @@ def _hyper_parameters(ledger: SpentLedger) -> str | None:
 
 def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
     """Return the promise to each group with a budget of its own; None where nobody has one."""
-    law = ledger.plan.sampling
-    if not isinstance(law, OwnRatesSampling):
-        return None
-    return tuple(
+    groups = zip(ledger.plan.sampling.own_groups, ledger.own_promises(), strict=True)
+    promises = tuple(
         OwnPromise(
-            budget=law.budgets[group],
-            share=law.shares[group],
-            sampling_rate=law.rates[group],
+            budget=group.budget,
+            share=group.share,
+            sampling_rate=group.sampling_rate,
             epsilon=promised.best,
-            noise_scale=1.0 / law.scale_of(group),
+            noise_scale=1.0 / group.scale,
         )
-        for group, promised in enumerate(ledger.own_promises())
+        for group, promised in groups
     )
+    return promises or None
 
 
 def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:

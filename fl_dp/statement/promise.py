@@ -181,7 +181,7 @@ class PrivacyStatement(Promise):
         rounds_planned: Rounds of the plan.
         rounds_committed: Rounds whose model was released.
         noise_multipliers: Of each charged round.
-        participation_cap: Most rounds of one client; None: every round is charged.
+        most_rounds: Most rounds of one client; None: every round is charged.
         metrics: Clients' metrics that were released with the model.
         releases: Everything that was charged, each event with its count.
         clipping: What bounds an update.
@@ -207,7 +207,7 @@ class PrivacyStatement(Promise):
     rounds_planned: int
     rounds_committed: int
     noise_multipliers: tuple[float, ...]
-    participation_cap: int | None
+    most_rounds: int | None
     metrics: tuple[str, ...]
     releases: FrozenHistory
     clipping: Clipping

@@ -22,7 +22,6 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.accounting import PoissonSampling
 from fl_dp.codec import encode_text
 from fl_dp.documents import real_number
 from fl_dp.mechanisms import SecureRandom
@@ -180,9 +179,7 @@ def coin_rate(plan: Plan) -> float | None:
 
     As charged: the expected cohort over the roster can be larger in its last digit.
     """
-    if plan.hosting.coins_at_nodes and isinstance(plan.sampling, PoissonSampling):
-        return plan.sampling.sampling_rate
-    return None
+    return plan.sampling.coin_rate if plan.hosting.coins_at_nodes else None
 
 
 # Numbers that clients report: nothing a client writes can raise.

@@ -60,9 +60,8 @@ class ClientNoiseMode(Mode):
             noise = client_noise_of(plan, noise_multiplier, instruction.compression, group=group)
             return replace(instruction, client_noise=noise)
 
-        self._law = plan.groups
-        groups = 1 if self._law is None else self._law.num_groups
-        self._instructions = [of_group(group) for group in range(groups)]
+        self._groups = plan.sampling.own_groups
+        self._instructions = [of_group(group) for group in range(len(self._groups) or 1)]
         self._group_of = group_of
         super().__init__(layout, self._instructions[0])
         self._denominator = plan.denominator
@@ -84,13 +83,13 @@ class ClientNoiseMode(Mode):
                 "numpy_client_app(...) or noised_client_app()"
             )
         update = update_in(content, self.instruction.compression, self.layout.size)
-        weight = 1.0 if self._law is None else self._law.weight_of(self._group(units[0]))
+        weight = self._groups[self._group(units[0])].weight if self._groups else 1.0
         norm = self._total.add(update, weight=weight)
         self._contributions += 0.0 < norm < math.inf
         return [observed(units[0], server_round, norm, math.nan)]
 
     def _group(self, unit: Unit) -> int:
-        if self._law is None:  # groups of other laws, as of turns, have one noise
+        if not self._groups:
             return 0
         # Who has no group takes no part: the first has the most noise, for a mistake of ours.
         return self._group_of(unit) or 0
@@ -114,11 +113,10 @@ def client_noise_of(
         group: Of the clients; looked at only where groups have budgets of their own.
     """
     budget = budget_for_nodes(plan)
-    law = plan.groups
-    if law is not None:
-        noise_multiplier /= law.scale_of(group)
+    if groups := plan.sampling.own_groups:
+        noise_multiplier /= groups[group].scale
         if budget is not None:
-            budget = replace(budget, epsilon=law.budgets[group])
+            budget = replace(budget, epsilon=groups[group].budget)
     return NoiseInstruction(
         scheme=plan.scheme,
         noise_multiplier=noise_multiplier,

@@ -28,6 +28,7 @@ from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaus
 from fl_dp.codec import decode, decode_text, encode_text
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan import Banded, plan_from_dict
 
 ADD_OR_REMOVE, ZERO_OUT, REPLACE_ONE = NeighboringRelation
@@ -254,9 +255,9 @@ def test_groups_are_charged_as_the_law_inside_the_largest(inside: Any, event: An
 
 def test_a_group_has_its_turn_every_so_many_rounds() -> None:
     law = CyclicSampling(groups=4, inside=QUARTER)
-    assert [law.group_of(index) for index in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert [law.group_at(index) for index in range(6)] == [0, 1, 2, 3, 0, 1]
     assert [law.turns(rounds) for rounds in (1, 4, 5, 10)] == [1, 1, 2, 3]
-    counted = [max([law.group_of(i) for i in range(n)].count(g) for g in range(4)) for n in (1, 10)]
+    counted = [max([law.group_at(i) for i in range(n)].count(g) for g in range(4)) for n in (1, 10)]
     assert counted == [law.turns(1), law.turns(10)]
 
 
@@ -272,6 +273,22 @@ def test_whole_groups_are_no_secret() -> None:
     assert "charged in full" in whole.describe()
 
 
+def test_groups_that_take_turns_have_every_turn() -> None:
+    capped = PoissonSampling(sampling_rate=1.0, participation_cap=3)
+    assert (capped.turns(2), capped.turns(7)) == (2, 3)
+    with pytest.raises(
+        IncompatibleOptions, match=r"have every turn.*leave participation_cap=3 out"
+    ):
+        CyclicSampling(groups=4, inside=capped)
+
+
+def test_a_law_in_an_error_is_what_was_written() -> None:
+    law = CyclicSampling(groups=4, inside=QUARTER)
+    assert str(law) == "cyclic(groups=4, inside=poisson(sampling_rate=0.25))"
+    seen = VisibleSampling(cohort=4, participation_cap=2)
+    assert str(seen) == "visible(cohort=4, participation_cap=2)"
+
+
 @pytest.mark.parametrize("relation", [ADD_OR_REMOVE, REPLACE_ONE])
 def test_groups_promise_something_to_zero_out_neighbours_alone(
     relation: NeighboringRelation,
@@ -279,7 +296,7 @@ def test_groups_promise_something_to_zero_out_neighbours_alone(
     turns = CyclicSampling(groups=4, inside=QUARTER)
     correlation = Banded.optimal(rounds=3, bands=2)
     assert plan_of(turns, correlation=correlation).charged_rounds == 1
-    with pytest.raises(ValueError, match=f"write neighboring_relation=zero-out, got {relation}"):
+    with pytest.raises(ValueError, match=f"under {relation}: write neighboring_relation=zero"):
         plan_of(turns, correlation=correlation, neighboring_relation=relation)
 
 

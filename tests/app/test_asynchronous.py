@@ -37,7 +37,9 @@ def test_settings_say_who_is_asked_and_what_it_is_charged() -> None:
     assert isinstance(selection, BufferedSelection)
     assert selection.concurrency == 9 and selection.weight(3) == 0.25 and selection.weight(4) == 0.0
     plan = make_plan(settings)
-    assert plan.sampling == BufferedSampling(cohort=4) and plan.denominator == 4
+    assert (
+        plan.sampling == BufferedSampling(cohort=4, participation_cap=4) and plan.denominator == 4
+    )
     assert plan.charged_rounds == 4
 
 

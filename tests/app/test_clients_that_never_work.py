@@ -20,7 +20,7 @@ from owned_clock import OwnedClock
 from trainings import plan_of, record
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import VisibleSampling
+from fl_dp.accounting import PoissonSampling, VisibleSampling
 from fl_dp.app import simulate
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.ledger import PrivacyLedger
@@ -28,8 +28,8 @@ from fl_dp.protocol.flower_compat import ErrorCode
 from fl_dp.strategies import (
     Checkpoint,
     DPFedAvg,
+    LawSelection,
     NobodyContributes,
-    PoissonSelection,
     PublicSelection,
     UnprotectedFedAvg,
 )
@@ -173,7 +173,7 @@ def test_without_privacy_nothing_is_said_to_be_spent() -> None:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        strategy = UnprotectedFedAvg(selection=PoissonSelection(1.0))
+        strategy = UnprotectedFedAvg(selection=LawSelection(PoissonSampling(sampling_rate=1.0)))
         strategy.start(grid, record(w=np.zeros(3, np.float32)), num_rounds=ROUNDS)
 
     with pytest.raises(SystemExit, match="LookupError") as ended:
@@ -246,7 +246,9 @@ def test_one_client_that_is_silent_ends_nothing_where_clients_have_worked(
     for worked_first in (True, False):
         asked.clear()
         ledger = PrivacyLedger.open(tmp_path / f"{worked_first}.db", plan)
-        strategy = DPFedAvg(plan=plan, ledger=ledger, selection=PublicSelection(1))
+        strategy = DPFedAvg(
+            plan=plan, ledger=ledger, selection=PublicSelection(VisibleSampling(cohort=1))
+        )
         ended = nullcontext() if worked_first else pytest.raises(NobodyContributes, match="none of")
         with ledger, ended:
             strategy.start(
@@ -269,7 +271,10 @@ def test_after_a_resume_one_client_that_fails_ends_nothing(tmp_path: Path) -> No
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         for rounds in (1, 3):
             strategy = DPFedAvg(
-                plan=plan, ledger=ledger, selection=PublicSelection(1), after_round=kept.append
+                plan=plan,
+                ledger=ledger,
+                selection=PublicSelection(VisibleSampling(cohort=1)),
+                after_round=kept.append,
             )
             if kept:
                 strategy.resume(kept[-1])

@@ -19,7 +19,7 @@ from fl_dp.app.planning import make_plan, make_selection
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.plan import CorrelatedPlan, Plan
 from fl_dp.statement.of_clients import promise_in_words
-from fl_dp.strategies import CyclicSelection, SpacedSelection
+from fl_dp.strategies import LawSelection, PublicSelection
 
 # Beyond epsilon 100 bounds are in closed form, and nothing is computed for seconds.
 SMALL = ["rounds=20", "task.num_clients=100", "privacy.epsilon=150", "selection.sampling_rate=0.1"]
@@ -43,7 +43,7 @@ def test_spaced_rests_as_long_as_the_roster_allows() -> None:
     plan = plan_of(*SPACED)
     assert plan.sampling == Visible(cohort=10, separation=10)
     assert (bands_of(plan), plan.charged_rounds) == (10, 2)
-    assert isinstance(make_selection(compose_settings([*SMALL, *SPACED])), SpacedSelection)
+    assert isinstance(make_selection(compose_settings([*SMALL, *SPACED])), PublicSelection)
 
 
 def test_a_separation_and_bands_of_ones_own() -> None:
@@ -58,7 +58,7 @@ def test_cyclic_groups_flip_coins_at_their_own_rate() -> None:
     assert plan.sampling == CyclicSampling(groups=4, inside=inside)
     assert plan.expected_cohort == pytest.approx(10)  # the same mean as without groups
     assert (bands_of(plan), plan.charged_rounds) == (4, 5)
-    assert isinstance(make_selection(compose_settings([*SMALL, *CYCLIC])), CyclicSelection)
+    assert isinstance(make_selection(compose_settings([*SMALL, *CYCLIC])), LawSelection)
 
 
 def test_a_cut_inside_groups_is_of_the_group() -> None:

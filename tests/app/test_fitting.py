@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
+from fl_dp.accounting import VisibleSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.overrides import ConfigError
 from fl_dp.app.planning import make_plan, make_selection
 from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.fitting import GROUPS, KEYS
 from fl_dp.app.settings.promises import PROMISES, PrivacySettings, PromiseSettings
-from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions, OptionError
 from fl_dp.plan.as_json import KINDS
 from fl_dp.plan.clipped import RuleClippedPlan
 from fl_dp.strategies import check_together
@@ -90,9 +94,26 @@ def test_every_kind_of_plan_is_chosen_by_its_name() -> None:
     assert all(PLANNED[mode].kind is kind for mode, kind in KINDS.items())
 
 
+def takes_a_cap(mode: str) -> bool:
+    """Tell whether a plan of the kind may have a law with a cap."""
+    plan = make_plan(compose_settings(overrides_of(mode)))
+    apart = getattr(plan.sampling, "separation", 1)
+    laws: list[Any] = [
+        VisibleSampling(cohort=CLIENTS // apart, separation=apart, participation_cap=9_999),
+        BufferedSampling(cohort=CLIENTS, participation_cap=9_999),
+    ]
+    for law in laws:
+        with suppress(OptionError):
+            replace(plan, **{"sampling": law})
+            return True
+    return False
+
+
 @pytest.mark.parametrize("mode", PLANNED)
 def test_a_promise_has_the_keys_that_its_kind_has_a_field_for_and_no_other(mode: str) -> None:
     fitting, known = PLANNED[mode].fitting, {field.name for field in fields(KINDS[mode])}
+    if takes_a_cap(mode):
+        known.add("participation_cap")
     assert {key for key in fitting.keys if key in FIELDS} == {
         key for key in FIELDS if {key.rpartition(".")[2], key.partition(".")[0]} & known
     }
@@ -110,8 +131,8 @@ def test_a_kind_refuses_the_selections_that_its_promise_does_not_have(mode: str)
         bringing = {"own_budgets": "grouped", "buffered": "buffered"}.get(name, "central")
         of_another = [f"privacy={bringing}", f"selection={name}", *SMALL, *own]
         selection = make_selection(compose_settings(of_another))
+        law: dict[str, Any] = {"sampling": selection.sampling}
         with pytest.raises(IncompatibleOptions):
-            law = type(plan).law(selection.sampling)
             check_together(
                 replace(plan, **law, noise_multiplier=math.nan),
                 selection,

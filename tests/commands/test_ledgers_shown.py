@@ -90,7 +90,7 @@ def test_an_export_is_verified_without_fl_dp(path: Path) -> None:
 
 
 def test_asks_of_a_buffer_are_a_line_with_their_units(path: Path) -> None:
-    plan = plan_of(6, rounds=9, sampling=BufferedSampling(cohort=2, separation=3))
+    plan = plan_of(6, rounds=9, sampling=BufferedSampling(cohort=2))
     with PrivacyLedger.open(path, plan) as ledger:
         ledger.reserve(round=1, index=0)
         ledger.ask(NAMES[:3])

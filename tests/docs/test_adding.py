@@ -29,9 +29,9 @@ from .selection import Draw, Selection
 class InTurnSelection(Selection):
     """The next `cohort` units of the roster in each round; who takes part is seen."""
 
-    def __init__(self, cohort: int) -> None:
+    def __init__(self, sampling: VisibleSampling) -> None:
         """Let so many units take part in each round."""
-        self.sampling = VisibleSampling(cohort=cohort)
+        self.sampling: VisibleSampling = sampling
 
     def select(self, draw: Draw) -> Sequence[Unit]:
         """Return the units whose turn it is."""
@@ -43,7 +43,7 @@ class InTurnSelection(Selection):
     registered={
         "strategies/__init__.py": {
             "from .modes import ": "from .in_turn import InTurnSelection\nfrom .modes import ",
-            '    "FixedSelection",\n': '    "FixedSelection",\n    "InTurnSelection",\n',
+            '    "LawSelection",\n': '    "InTurnSelection",\n    "LawSelection",\n',
         }
     },
 )
@@ -204,9 +204,13 @@ class InTurnSettings(SelectionSettings):
 
     def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
+        from fl_dp.accounting import VisibleSampling
         from fl_dp.strategies import InTurnSelection
 
-        return InTurnSelection(self.cohort(num_clients))
+        law = VisibleSampling(
+            cohort=self.cohort(num_clients), participation_cap=self.participation_cap
+        )
+        return InTurnSelection(law)
 
 
 SELECTIONS: tuple[''',
@@ -458,6 +462,7 @@ from fl_dp.app.trackers import make_tracker
 from fl_dp.clients import numpy_client_app
 from fl_dp.commands.app import app
 from fl_dp.mechanisms import FixedClipping, SecureRandom, TwiceLaplaceMechanism
+from fl_dp.accounting import VisibleSampling
 from fl_dp.strategies import InTurnSelection
 
 
@@ -467,7 +472,7 @@ def charged(trained):
 
 found = {}
 
-selection = InTurnSelection(2)
+selection = InTurnSelection(VisibleSampling(cohort=2))
 plan = plan_of(5, rounds=3, sampling=selection.sampling, noise_multiplier=0.5)
 trained = train(
     Path("."), plan, answer_with_update([{}] * 5), record(w=np.zeros(3)), selection=selection

@@ -35,6 +35,11 @@ class TwiceDrawnSampling(Sampling):
             noise_multiplier=noise_multiplier, sampling_rate=self.sampling_rate**2
         )
 
+    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return the places both of whose coins came up; possibly none."""
+        rate = self.sampling_rate
+        return heads_of(rng.bernoulli(rate, places) & rng.bernoulli(rate, places))
+
     def expected_cohort(self, num_units: int) -> float:
         """Return the expected size."""
         return self.sampling_rate**2 * num_units
@@ -53,30 +58,6 @@ class TruncatedPoissonSampling''',
             ),
             "    PoissonSampling\n    | Trunc": (
                 "    PoissonSampling\n    | TwiceDrawnSampling\n    | Trunc"
-            ),
-        },
-        "strategies/selection.py": {
-            "import BufferedSampling\n": "import BufferedSampling, TwiceDrawnSampling\n",
-            "class OwnRatesSelection(": '''\
-class TwiceDrawnSelection(Selection):
-    """Two secret coins for each unit."""
-
-    def __init__(self, sampling: TwiceDrawnSampling) -> None:
-        """Draw by a law."""
-        self.sampling: TwiceDrawnSampling = sampling
-
-    def select(self, draw: Draw) -> list[Unit]:
-        """Return the units both of whose coins came up; possibly none."""
-        rate, units = self.sampling.sampling_rate, len(draw.roster)
-        coins = draw.rng.bernoulli(rate, units) & draw.rng.bernoulli(rate, units)
-        return [draw.roster[place] for place in np.flatnonzero(coins).tolist()]
-
-
-class OwnRatesSelection(''',
-            "        case FixedSizeSampling(": (
-                "        case TwiceDrawnSampling():\n"
-                "            return TwiceDrawnSelection(sampling)\n"
-                "        case FixedSizeSampling("
             ),
         },
     },

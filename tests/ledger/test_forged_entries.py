@@ -117,7 +117,7 @@ def test_a_budget_that_was_lowered_afterwards_is_refused(
     """Also that of a training that stopped early, whose entries are all planned ones."""
     path = tmp_path / "ledger.db"
     with PrivacyLedger.open(path, plan) as ledger:
-        named = plan.participation_cap is not None
+        named = plan.sampling.cap is not None
         for number in range(1, rounds + 1):
             units = [f"{number}a", f"{number}b"] if named else None
             ledger.commit(ledger.reserve(round=number, participants=units))

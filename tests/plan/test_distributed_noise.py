@@ -333,7 +333,10 @@ def test_a_schedule_moves_the_grid_with_the_noise() -> None:
             "write neighboring_relation=zero-out",
         ),
         ({"total_weight": 50.0}, "total_weight means nothing .* leave it out"),
-        ({"participation_cap": 3}, "participation_cap means nothing .* leave it out"),
+        (
+            {"participation_cap": 3},
+            "charges every round to everybody: leave participation_cap=3 out",
+        ),
         (
             {"sampling": VisibleSampling(cohort=50), "units_per_node": 2},
             "or have one unit a node",

@@ -91,7 +91,7 @@ RECORDS = DistributedRecordsPlan(
     secure_sum=SecureSum(reply_after=5.0, bits=20),
     num_records=100,
     max_records=50,
-    sampling_rate=0.5,
+    sampling=COINS,
     clipping=HALF,
     noise_multiplier=3.0,
 )
@@ -184,10 +184,10 @@ def test_what_the_server_could_do_is_left_out_where_it_is_not_trusted() -> None:
         (CENTRAL, "correlation scheme groups secure_sum nodes"),
         (CORRELATED, "schedule coins_at_nodes scheme groups secure_sum"),
         (BUFFERED, "schedule correlation units_per_node coins_at_nodes total_weight unit"),
-        (GROUPED, "schedule participation_cap units_per_node total_weight unit"),
+        (GROUPED, "schedule units_per_node total_weight unit"),
         (LOCAL, "metrics scalar_noise_std total_weight units_per_node coins_at_nodes correlation"),
-        (DISTRIBUTED, "participation_cap correlation total_weight scheme groups unit"),
-        (RECORDS, "metrics scalar_noise_std total_weight participation_cap unit coins_at_nodes"),
+        (DISTRIBUTED, "correlation total_weight scheme groups unit"),
+        (RECORDS, "metrics scalar_noise_std total_weight unit coins_at_nodes"),
     ],
     ids=[plan.kind for plan in EACH],
 )
@@ -213,6 +213,8 @@ def test_a_kind_has_no_field_for_what_it_can_not_be(plan: Plan, missing: str) ->
         (GROUPED, COINS),
         (DISTRIBUTED, FixedSizeSampling(cohort=10)),
         (DISTRIBUTED, CyclicSampling(groups=2, inside=COINS)),
+        (LOCAL, FixedSizeSampling(cohort=10)),
+        (RECORDS, SEEN),
     ],
 )
 def test_a_kind_refuses_a_law_that_it_is_not_charged_by(plan: Any, law: Any) -> None:
@@ -232,14 +234,10 @@ def test_a_kind_refuses_a_law_that_it_is_not_charged_by(plan: Any, law: Any) -> 
 def test_noise_at_the_clients_refuses_what_needs_the_server(
     changes: dict[str, Any], why: str
 ) -> None:
-    laws = {"sampling": PoissonSampling(sampling_rate=1.0)} | changes
-    sampling = laws.pop("sampling")
+    given = {**OF_ALL, "sampling": PoissonSampling(sampling_rate=1.0), **changes}
     with pytest.raises(IncompatibleOptions, match=why):
-        plan_of(
-            LocalPlan,
-            {**OF_ALL, "clipping": HALF, **LocalPlan.law(sampling), **laws},
-        )
-    CentralPlan(**OF_ALL | {"sampling": sampling} | laws)  # and the server refuses none of it
+        plan_of(LocalPlan, {"clipping": HALF, **given})
+    CentralPlan(**given)  # and the server refuses none of it
 
 
 @pytest.mark.parametrize("plan", [LOCAL, RECORDS], ids=by_kind)
@@ -250,25 +248,25 @@ def test_one_fixed_norm_is_changed_to_another_one_alone(plan: Plan, rule: Clippi
         plan.with_clipping(rule)
 
 
-@pytest.mark.parametrize("cohort", [None, 10])
-def test_a_clients_message_is_charged_in_full_by_its_scheme(cohort: int | None) -> None:
-    assert replace(LOCAL, cohort=cohort).event_of(1) == LaplaceEvent(noise_multiplier=3.0)
+@pytest.mark.parametrize("law", [PoissonSampling(sampling_rate=1.0), SEEN])
+def test_a_clients_message_is_charged_in_full_by_its_scheme(
+    law: PoissonSampling | VisibleSampling,
+) -> None:
+    assert replace(LOCAL, sampling=law).event_of(1) == LaplaceEvent(noise_multiplier=3.0)
 
 
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"budget": replace(BUDGET, epsilon=7.0)}, "must be the largest of the budgets"),
-        ({"cohort": 10}, "groups with budgets of their own take part in every round"),
-        ({"participation_cap": 2}, "groups with budgets of their own take part in every round"),
-        ({"groups": GROUPED.sampling}, "take part in every round: write sampling_rate=1"),
+        ({"sampling": GROUPED.sampling}, "nothing is amplified"),
     ],
 )
 def test_groups_whose_clients_add_noise_take_part_in_every_round(
     changes: dict[str, Any], why: str
 ) -> None:
     everybody = OwnRatesSampling.at(1.0, budgets=(2.0, 8.0), shares=(0.5, 0.5))
-    plan = replace(LOCAL, groups=everybody)
+    plan = replace(LOCAL, sampling=everybody)
     assert len(plan.own_epsilons()) == 2
     with pytest.raises(ValueError, match=why):
         replace(plan, **changes)

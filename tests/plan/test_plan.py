@@ -169,10 +169,6 @@ def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
             r"schedule means nothing where noise is added at the server \(buffered plans\)",
         ),
         (
-            {"participation_cap": 3, "sampling": WHOLE_GROUPS, "correlation": CORRELATION},
-            "groups that take turns have every turn",
-        ),
-        (
             {"sampling": replace(WHOLE_GROUPS, groups=1), "correlation": CORRELATION},
             r"groups must be at least 2, got 1: .* take poisson\(",
         ),

@@ -100,7 +100,17 @@ def test_a_plan_of_records_survives_being_written_down() -> None:
     ("changes", "said"),
     [
         ({"secure_sum": None}, "nodes means nothing where noise is added at the server"),
-        ({"sampling_rate": None, "sampling": VisibleSampling(cohort=10)}, "flip their own coins"),
+        (
+            {"sampling_rate": None, "sampling": VisibleSampling(cohort=10)},
+            "plan has cohorts by Poisson",
+        ),
+        (
+            {
+                "sampling_rate": None,
+                "sampling": PoissonSampling(sampling_rate=1.0, participation_cap=2),
+            },
+            "nobody counts their rounds: leave participation_cap=2 out",
+        ),
         ({"secure_sum": SecureSum()}, "reply_after"),
         (
             {"metrics": (ScalarMetric(name="loss", low=0.0, high=5.0),)},

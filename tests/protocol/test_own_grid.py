@@ -16,6 +16,7 @@ from own_grids import OneByOne
 from trainings import plan_of, record
 
 from fl_dp import Plan, PrivacyLedger
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.protocol.own_grid import OwnGrid
 from fl_dp.strategies import BufferedSelection, DPFedAvg, DPFedBuff
 
@@ -67,10 +68,10 @@ class After(LocalGrid):
         return self.replies_to(reply_to_message_ids)
 
 
-BUFFER = BufferedSelection(N, concurrency=N)
+BUFFER = BufferedSelection(BufferedSampling(cohort=N, participation_cap=1), concurrency=N)
 PLANS: dict[type[DPFedAvg], Plan] = {
     DPFedAvg: plan_of(N),
-    DPFedBuff: plan_of(N, sampling=BUFFER.sampling, participation_cap=1),
+    DPFedBuff: plan_of(N, sampling=BUFFER.sampling),
 }
 
 

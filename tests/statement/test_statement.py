@@ -63,14 +63,14 @@ EVERY_KIND: tuple[PrivacyEvent, ...] = (
     ),
 )
 EVERYBODY = replace(WIDE, sampling=PoissonSampling(sampling_rate=1.0), noise_multiplier=4.0)
-CAPPED = replace(EVERYBODY, participation_cap=3)
+CAPPED = replace(EVERYBODY, sampling=PoissonSampling(sampling_rate=1.0, participation_cap=3))
 LOCAL = LocalPlan(
     budget=WIDE.budget,
     rounds=12,
     num_clients=200,
     clipping=FixedClipping(norm=1.0),
     noise_multiplier=4.0,
-    participation_cap=12,
+    sampling=PoissonSampling(sampling_rate=1.0, participation_cap=12),
 )
 IN_SHARES = noised_plan(
     4.0, delta=1e-3, rounds=12, sampling_rate=1.0, secure_sum=SecureSum(), **SIZES
@@ -92,7 +92,7 @@ STATEMENT: dict[str, Any] = {
     "randomness": [],
     "versions": {},
     "insecure": False,
-    "participation_cap": None,
+    "most_rounds": None,
     "clipping": {"kind": "fixed", "norm": 1.0},
     "noise_multipliers": [],
     "metrics": [],
@@ -138,7 +138,7 @@ def test_it_says_what_the_records_say(tmp_path: Path, statement: dict[str, Any])
     assert statement["sampling"].startswith("Poisson")
     assert statement["rule"] == PLAN.filter().rule
     assert (statement["rounds"], statement["rounds_committed"]) == (3, 1)
-    assert (statement["rounds_planned"], statement["participation_cap"]) == (5, None)
+    assert (statement["rounds_planned"], statement["most_rounds"]) == (5, None)
     assert statement["noise_multipliers"] == [1.0] * 3
     assert statement["releases"] == [
         {"event": "laplace", "noise_multiplier": 20.0, "count": 1},
@@ -419,7 +419,7 @@ def test_epsilon_is_recomputed_from_the_file_in_twenty_lines_without_fl_dp(
     others: tuple[PrivacyEvent, ...],
     rounds: int,
 ) -> None:
-    named: dict[str, Any] = {"participants": []} if plan.participation_cap is not None else {}
+    named: dict[str, Any] = {"participants": []} if plan.sampling.cap is not None else {}
     plan = replace(plan, other_releases=freeze([(event, 1) for event in others]))
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         for event in others:

@@ -48,10 +48,10 @@ QUIET = 1e-5  # a noise multiplier whose noise is below what is looked at
 Delays = Callable[[int], float]
 
 
-def plan(size: int = 2, separation: int = 1, **changes: Any) -> Plan:
+def plan(size: int = 2, **changes: Any) -> Plan:
     fields: dict[str, Any] = dict(
         rounds=6,
-        sampling=BufferedSampling(cohort=size, separation=separation),
+        sampling=BufferedSampling(cohort=size),
         clipping=None,
         clipping_norm=CLIP,
     )
@@ -106,7 +106,7 @@ def train(
 ) -> Buffered:
     sampling = promised.sampling
     assert isinstance(sampling, BufferedSampling)
-    selection = BufferedSelection(sampling.cohort, separation=sampling.separation, **of_selection)
+    selection = BufferedSelection(sampling, **of_selection)
     grid = grid or LocalGrid(answer, promised.num_clients)
     clock = LateAnswers(grid, delay)
     with PrivacyLedger.open(folder / "ledger.db", promised, rng=rng) as ledger:
@@ -130,12 +130,9 @@ def train(
 # --- The law and the price ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("separation", [1, 3])
-def test_released_noise_has_the_law_that_the_plan_charges_for(
-    tmp_path: Path, separation: int
-) -> None:
+def test_released_noise_has_the_law_that_the_plan_charges_for(tmp_path: Path) -> None:
     # False alarms below 1e-6 each; 10 % of sigma move the sum of squares by 15 of its deviations.
-    promised = plan(separation=separation)
+    promised = plan()
     done = train(
         tmp_path,
         promised,
@@ -167,20 +164,17 @@ def test_a_plan_is_charged_as_so_many_gaussians_in_full() -> None:
     assert dict(promised.history) == {event: 10}
     uncapped = plan(rounds=7)
     assert dict(uncapped.history) == {GaussianEvent(noise_multiplier=0.5): 7}
-    apart = plan(rounds=7, separation=3)
-    assert dict(apart.history) == {GaussianEvent(noise_multiplier=0.5): 3}
 
 
 def test_a_training_is_charged_what_its_plan_says_and_its_statement_says_what_is_seen(
     tmp_path: Path,
 ) -> None:
-    promised = plan(separation=3, rounds=7)
+    promised = plan(rounds=7)
     train(tmp_path, promised, moving_by(0.1), delay=unequal_delays(spread=1.0, seed=2))
     with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
         assert ledger.rounds_committed == 7 and ledger.history == promised.history
         statement = privacy_statement(ledger)
     assert "2 clients that answer next" in statement.sampling
-    assert "3 releases apart" in statement.sampling
     assert "sees who took part" in statement.adversary
     assert any("when an answer arrives" in sentence for sentence in statement.not_covered)
 
@@ -249,7 +243,7 @@ def test_models_that_nobody_needs_any_more_are_let_go(tmp_path: Path) -> None:
 
 
 def test_weights_fall_with_age_and_never_exceed_one() -> None:
-    selection = BufferedSelection(2, max_staleness=3, staleness_power=0.5)
+    selection = BufferedSelection(BufferedSampling(cohort=2), max_staleness=3, staleness_power=0.5)
     weights = [selection.weight(age) for age in range(6)]
     assert weights == pytest.approx([1.0, 2**-0.5, 3**-0.5, 0.5, 0.0, 0.0])
 
@@ -277,13 +271,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-@pytest.mark.parametrize("separation", [1, 3])
 def test_a_hostile_unit_moves_all_releases_by_no_more_than_it_is_charged_and_none_in_time(
-    tmp_path: Path, kind: str, separation: int
+    tmp_path: Path, kind: str
 ) -> None:
     # The same coins and noise twice, with unit 0 and without its contribution.
     cap = 3
-    promised = plan(separation=separation, rounds=7, participation_cap=cap)
+    promised = plan(rounds=7, participation_cap=cap)
     honest, runs = moving_by(np.full(100, 0.001)), []
     for zero in (False, True):
 
@@ -312,7 +305,7 @@ def test_a_hostile_unit_moves_all_releases_by_no_more_than_it_is_charged_and_non
     # The models are float64: what is left of a round's exact sum is good to a relative 1e-9.
     assert np.square(moved).sum() <= cap * CLIP**2 * (1 + 1e-6)
     own = [t for t, each in enumerate(moved) if np.abs(each).max() > 1e-9]
-    assert len(own) <= cap and all(np.diff(own) >= separation)
+    assert len(own) <= cap
     if kind == "huge":  # the test can see it
         assert own and np.square(moved).sum() > 0.2 * CLIP**2
 
@@ -444,7 +437,9 @@ def answering(first: int, last: int) -> LocalGrid:
 def test_silent_nodes_hold_up_no_release_as_long_as_others_answer(tmp_path: Path) -> None:
     promised = plan(noise_multiplier=QUIET)
     with PrivacyLedger.open(tmp_path / "ledger.db", promised) as ledger:
-        selection = BufferedSelection(2, concurrency=6, staleness_power=0.0)
+        selection = BufferedSelection(
+            BufferedSampling(cohort=2), concurrency=6, staleness_power=0.0
+        )
         strategy = DPFedBuff(plan=promised, ledger=ledger, selection=selection)
         result = strategy.start(answering(3, N), model(), num_rounds=6, timeout=30.0)
         assert result.arrays["w"].numpy() == pytest.approx(0.6, abs=1e-2)
@@ -454,7 +449,7 @@ def test_silent_nodes_hold_up_no_release_as_long_as_others_answer(tmp_path: Path
 def test_a_buffer_that_is_not_filled_in_time_is_released_as_it_is(tmp_path: Path) -> None:
     promised = plan(rounds=2, noise_multiplier=QUIET)
     with PrivacyLedger.open(tmp_path / "ledger.db", promised) as ledger:
-        selection = BufferedSelection(2, concurrency=N, max_staleness=0)
+        selection = BufferedSelection(BufferedSampling(cohort=2), concurrency=N, max_staleness=0)
         strategy = DPFedBuff(plan=promised, ledger=ledger, selection=selection)
         result = strategy.start(answering(0, 0), model(), num_rounds=2, timeout=0.3)
         # One of two answered; in the second release the silent ones were given up: they fill it.
@@ -487,7 +482,7 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
     from fl_dp.strategies import modes
 
     dice, cap = random.Random(seed), 6
-    promised = plan(separation=3, rounds=10, participation_cap=cap)
+    promised = plan(rounds=10, participation_cap=cap)
     drawn: list[int] = []
     added: dict[str, list[int]] = defaultdict(list)
     asks: dict[str, int] = {}
@@ -537,7 +532,7 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
     assert sorted(set(drawn)) == drawn  # no index twice
     assert max(asks.values()) <= cap
     for name, indices in added.items():
-        assert len(indices) <= asks[name] and (np.diff(indices) >= 3).all()
+        assert len(indices) <= asks[name] and (np.diff(indices) >= 1).all()
     of_index: dict[int, int] = defaultdict(int)
     for indices in added.values():
         for index in indices:
@@ -568,7 +563,6 @@ def test_what_buffers_exclude_is_refused(changes: dict[str, Any], match: str) ->
     [
         (dict(participation_cap=1), "allow at least 2"),
         (dict(sampling=BufferedSampling(cohort=9)), "at most the roster's 8"),
-        (dict(sampling=BufferedSampling(cohort=3, separation=3)), "separation of at most 2"),
     ],
 )
 def test_what_does_not_hold_is_refused_with_what_to_write(
@@ -576,7 +570,7 @@ def test_what_does_not_hold_is_refused_with_what_to_write(
 ) -> None:
     with pytest.raises(ValueError, match=match):
         plan(**changes)
-    plan(separation=3, participation_cap=3, rounds=6)
+    plan(participation_cap=3, rounds=6)
 
 
 def test_a_buffer_needs_its_own_strategy_and_selection(tmp_path: Path) -> None:
@@ -587,8 +581,7 @@ def test_a_buffer_needs_its_own_strategy_and_selection(tmp_path: Path) -> None:
         class Foreign(PublicSelection):
             pass
 
-        foreign = Foreign(2)
-        foreign.sampling = BufferedSampling(cohort=2)
+        foreign = Foreign(BufferedSampling(cohort=2))
         with pytest.raises(TypeError, match="got Foreign"):
             DPFedBuff(plan=plan(), ledger=ledger, selection=foreign)
     visible = plan_of(N, sampling=VisibleSampling(cohort=2))
@@ -614,12 +607,11 @@ def test_a_buffer_needs_its_own_strategy_and_selection(tmp_path: Path) -> None:
         (dict(max_staleness=1.5), "whole number"),
         (dict(staleness_power=-0.5), "must not weigh more"),
         (dict(staleness_power=float("nan")), "must be finite"),
-        (dict(separation=0), "separation"),
     ],
 )
 def test_a_selection_refuses_numbers_out_of_range(wrong: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        BufferedSelection(2, **wrong)
+        BufferedSelection(BufferedSampling(cohort=2), **wrong)
 
 
 def test_one_line_wraps_a_strategy(tmp_path: Path) -> None:
@@ -629,8 +621,7 @@ def test_one_line_wraps_a_strategy(tmp_path: Path) -> None:
         num_clients=N,
         delta=1e-3,
         clipping_norm=CLIP,
-        selection=BufferedSelection(2),
-        participation_cap=2,
+        selection=BufferedSelection(BufferedSampling(cohort=2, participation_cap=2)),
         ledger=tmp_path / "ledger.db",
     )
     result = strategy.start(LocalGrid(moving_by(0.1), N), model(), num_rounds=4)

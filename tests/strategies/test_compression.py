@@ -25,11 +25,12 @@ from trainings import (
 )
 
 from fl_dp import PrivacyLedger
+from fl_dp.accounting import PoissonSampling
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping, client_scheme
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY
-from fl_dp.strategies import DPFedAvg, PoissonSelection
+from fl_dp.strategies import DPFedAvg, LawSelection
 from fl_dp.updates import Compression
 from fl_dp.updates.arrays import narrowed, widened
 from fl_dp.updates.compression import ENCODED_UPDATE, array_bytes
@@ -164,7 +165,7 @@ def test_without_privacy_updates_are_encoded_too(compression: Compression) -> No
         clients_of(N, update),
         record(w=np.zeros(SIZE)),
         nodes=N,
-        selection=PoissonSelection(1.0),
+        selection=LawSelection(PoissonSampling(sampling_rate=1.0)),
         compression=compression,
     )
     np.testing.assert_allclose(trained.move, update, atol=0.02 * np.abs(update).max())

@@ -40,7 +40,7 @@ from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, ScalarMetric, Sec
 from fl_dp.plan import plan_from_dict
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.strategies import FixedSelection, NobodyContributes, Unit
+from fl_dp.strategies import LawSelection, NobodyContributes, Unit
 from fl_dp.updates import VectorLayout
 
 README: dict[str, Any] = dict(rounds=60, num_clients=200, sampling_rate=0.25, clipping_norm=1.0)
@@ -376,7 +376,15 @@ def test_nodes_that_sum_their_units_count_them(tmp_path: Path, coins_at_nodes: b
 
 def test_without_a_plan_the_count_is_exact(tmp_path: Path) -> None:
     def run(answer: Any) -> Any:
-        return train(None, None, answer, model(), nodes=5, rounds=20, selection=FixedSelection(5))
+        return train(
+            None,
+            None,
+            answer,
+            model(),
+            nodes=5,
+            rounds=20,
+            selection=LawSelection(FixedSizeSampling(cohort=5)),
+        )
 
     assert run(answer_with_update(ones(5))).strategy.rounds_completed == 20
     with pytest.raises(NobodyContributes, match="the first one, so the training ends here"):

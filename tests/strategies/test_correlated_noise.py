@@ -18,17 +18,22 @@ from noise_covariance import covariance, covariance_p
 from trainings import FixedClient, client_fn, plan_of, train
 
 from fl_dp import Plan, PrivacyLedger
-from fl_dp.accounting import CyclicSampling, PoissonSampling, TruncatedPoissonSampling
+from fl_dp.accounting import (
+    CyclicSampling,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+    VisibleSampling,
+)
 from fl_dp.accounting import VisibleSampling as Visible
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, BandedStream, SecureRandom
 from fl_dp.plan import Banded
 from fl_dp.strategies import (
     Checkpoint,
-    CyclicSelection,
     DPFedAvg,
     Draw,
-    SpacedSelection,
+    LawSelection,
+    PublicSelection,
     Unit,
 )
 
@@ -197,7 +202,7 @@ def names(done: Any) -> set[str]:
 
 def test_a_cut_cohort_is_drawn_inside_its_group() -> None:
     inside = TruncatedPoissonSampling(sampling_rate=1.0, max_cohort=2)
-    selection = CyclicSelection(3, inside)
+    selection = LawSelection(CyclicSampling(groups=3, inside=inside))
     groups = [[Unit(node) for node in range(group, N, 3)] for group in range(3)]
     for index in range(9):
         cohort = selection.select(draw(index, groups[index % 3]))
@@ -207,7 +212,10 @@ def test_a_cut_cohort_is_drawn_inside_its_group() -> None:
 
 
 def test_a_selection_by_turns_needs_an_index() -> None:
-    for selection in (SpacedSelection(2, 3), CyclicSelection(3, PoissonSampling(sampling_rate=1))):
+    for selection in (
+        PublicSelection(VisibleSampling(cohort=2, separation=3)),
+        LawSelection(CyclicSampling(groups=3, inside=PoissonSampling(sampling_rate=1))),
+    ):
         with pytest.raises(ValueError, match="needs a plan"):
             selection.select(draw(None, [Unit(0)]))
 

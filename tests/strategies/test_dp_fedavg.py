@@ -22,11 +22,12 @@ from scipy import stats
 from trainings import plan_of, record, train
 
 from fl_dp import PrivacyLedger
+from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import (
     DPFedAvg,
     Draw,
-    PoissonSelection,
+    LawSelection,
     RehearsalFailed,
     RosterIncomplete,
     UnfitModel,
@@ -307,13 +308,13 @@ def test_a_round_is_charged_before_anyone_is_sampled(
 ) -> None:
     ledger = open_ledger(plan := plan_of(N, rounds=3, sampling_rate=0.5))
     spent_when_sampled: list[int] = []
-    select = PoissonSelection.select
+    select = LawSelection.select
 
-    def spy(self: PoissonSelection, draw: Draw) -> list[Unit]:
+    def spy(self: LawSelection, draw: Draw) -> list[Unit]:
         spent_when_sampled.append(PrivacyLedger.read(ledger.location).rounds_spent)
         return select(self, draw)
 
-    monkeypatch.setattr(PoissonSelection, "select", spy)
+    monkeypatch.setattr(LawSelection, "select", spy)
     start(plan, LocalGrid(answer_with_update(updates(N)), N), record(w=np.zeros(4)), ledger=ledger)
     assert spent_when_sampled == [1, 2, 3]
 
@@ -433,7 +434,7 @@ def test_exchanging_one_client_moves_the_release_by_at_most_sensitivity_over_den
 def test_cohort_sizes_are_binomial_and_inclusions_uncorrelated() -> None:
     # False alarm below 1e-6 each; catches k-of-N sampling, whose sizes do not vary at all.
     rounds, clients, rate = 20_000, 40, 0.25
-    selection, draw = PoissonSelection(rate), a_draw(clients)
+    selection, draw = LawSelection(PoissonSampling(sampling_rate=rate)), a_draw(clients)
     included = np.zeros((rounds, clients))
     for row in included:
         row[[unit.node for unit in selection.select(draw)]] = 1
@@ -451,7 +452,7 @@ def test_cohort_sizes_are_binomial_and_inclusions_uncorrelated() -> None:
 @pytest.mark.parametrize("rate", [0.0, -0.5, 1.5, float("nan")])
 def test_a_sampling_rate_out_of_range_is_refused(rate: float) -> None:
     with pytest.raises(ValueError, match="sampling_rate"):
-        PoissonSelection(rate)
+        LawSelection(PoissonSampling(sampling_rate=rate))
 
 
 def test_a_model_that_memory_has_no_room_for_is_refused_before_anybody_is_asked(

@@ -14,8 +14,9 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, Strategy
 from local_grid import Answer, LocalGrid, answer_with_update, arrays_of, reply
 from trainings import SIX_SIGMA, numbers, plan_of, record, train
 
+from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import FixedClipping
-from fl_dp.strategies import PoissonSelection
+from fl_dp.strategies import LawSelection
 
 N, ROUNDS = 6, 5
 EXAMPLES = [1, 5, 20, 2, 300, 7]
@@ -72,7 +73,7 @@ def test_without_privacy_we_train_flowers_model_weighted_by_records(inner: str) 
         nodes=N,
         rounds=ROUNDS,
         inner=INNER[inner](),
-        selection=PoissonSelection(1.0),
+        selection=LawSelection(PoissonSampling(sampling_rate=1.0)),
     )
     theirs = flowers(inner, answer)
     assert_same_model(trained.models[-1], theirs)

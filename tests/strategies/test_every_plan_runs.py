@@ -73,17 +73,18 @@ LAWS: dict[str, Sampling | Callable[[], Selection]] = {
     "seen": VisibleSampling(cohort=3),
     "apart": VisibleSampling(cohort=2, separation=2),
     "buffer": BufferedSampling(cohort=2),
-    "buffer apart": BufferedSampling(cohort=2, separation=2),
     "turns": CyclicSampling(groups=2, inside=COINS),
     "whole turns": CyclicSampling(groups=2, inside=PoissonSampling(sampling_rate=1.0)),
     "cut turns": CyclicSampling(groups=2, inside=TruncatedPoissonSampling(
         sampling_rate=0.5, max_cohort=1)),
     "one group": CyclicSampling(groups=1, inside=COINS),
     "noisy utility": lambda: DPUtilitySelection(2, largest_rate=0.8, utility_noise=3.0),
-    "utility": lambda: ExponentialSelection(2, epsilon=0.2),
-    "utility of records": lambda: ExponentialSelection(2, epsilon=0.2, records_per_client=10),
+    "utility": lambda: ExponentialSelection(VisibleSampling(cohort=2), epsilon=0.2),
+    "utility of records": lambda: ExponentialSelection(
+        VisibleSampling(cohort=2), epsilon=0.2, records_per_client=10
+    ),
     "norms": lambda: ExponentialSelection(
-        2, epsilon=0.2, utility="update_norm", utility_high=1.0
+        VisibleSampling(cohort=2), epsilon=0.2, utility="update_norm", utility_high=1.0
     ),
 }  # fmt: skip
 TURNS = [name for name, law in LAWS.items() if isinstance(law, CyclicSampling)]
@@ -216,6 +217,8 @@ def begun(law: Sampling | Callable[[], Selection], given: Options) -> tuple[Plan
         num_clients=N,
         **options,
     )
+    if "selection" in of_strategy:
+        of_strategy["selection"].sampling = plan.sampling  # with its cap
     return plan, of_strategy
 
 
@@ -281,7 +284,7 @@ def distance_of(mode: Mode) -> float:
 def participations(plan: Plan) -> int:
     """In how many rounds one unit may be."""
     apart = getattr(plan.sampling, "groups", getattr(plan.sampling, "separation", 1))
-    return min(-(-ROUNDS // apart), plan.participation_cap or ROUNDS)
+    return min(-(-ROUNDS // apart), plan.sampling.cap or ROUNDS)
 
 
 def chance(law: Sampling) -> float:
@@ -345,8 +348,8 @@ def check(name: str, ran: Ran, ledger: PrivacyLedger) -> None:
     plan, spent = ran.plan, ledger.epsilon().best
     # Where the cap is below what all rounds take, a training ends when everybody has reached it.
     rounds = ROUNDS
-    if plan.participation_cap is not None:
-        rounds = min(ROUNDS, -(-plan.participation_cap * N // round(plan.expected_cohort)))
+    if (cap := plan.sampling.cap) is not None:
+        rounds = min(ROUNDS, -(-cap * N // round(plan.expected_cohort)))
     assert not ran.errors, (name, ran.errors[0])
     assert (ledger.rounds_spent, ledger.rounds_committed) == (rounds, rounds), name
     assert len(ran.modes) == rounds, name
@@ -502,11 +505,11 @@ def test_a_cohort_that_rests_is_refused_where_each_unit_would_need_a_price_of_it
     with pytest.raises(ValueError, match="leave separation out, got 2"):
         flat_plan(budget, **fields, secure_sum=SecureSum())
     with pytest.raises(ValueError, match="a correlated plan has cohorts by"):
-        flat_plan(budget, **fields | {"sampling": LAWS["buffer apart"]}, **NOISES["banded"])
+        flat_plan(budget, **fields | {"sampling": LAWS["buffer"]}, **NOISES["banded"])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", [each for each in LAWS if each not in (*TURNS, "buffer apart")])
+@pytest.mark.parametrize("law", [each for each in LAWS if each not in TURNS])
 def test_a_budget_in_one_line_pays_for_all_rounds(tmp_path: Path, law: str) -> None:
     rule = LAWS[law]
     of_law: Options = {}

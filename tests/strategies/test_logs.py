@@ -16,10 +16,11 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 from local_grid import LocalGrid, answer_with_update
 from trainings import budgeted, record
 
+from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import ScalarMetric
 from fl_dp.plan import SecureSum
 from fl_dp.statement.words import rounded_up
-from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
+from fl_dp.strategies import DPFedAvg, LawSelection, UnprotectedFedAvg
 from fl_dp.updates import VectorLayout
 
 N = 4
@@ -127,7 +128,7 @@ def test_without_a_plan_replies_are_weighted_and_nothing_is_said_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     inner = FedAvg(weighted_by_key="size")
-    UnprotectedFedAvg(inner, selection=PoissonSelection(1.0))
+    UnprotectedFedAvg(inner, selection=LawSelection(PoissonSampling(sampling_rate=1.0)))
     assert "weighted_by_key" not in caplog.text
 
 

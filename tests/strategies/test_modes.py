@@ -43,7 +43,7 @@ from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY
 from fl_dp.strategies import (
     DPFedAvg,
-    PoissonSelection,
+    LawSelection,
     PublicSelection,
     RehearsalFailed,
     RosterIncomplete,
@@ -278,10 +278,10 @@ def test_a_client_of_one_group_can_t_send_the_noise_of_another(tmp_path: Path) -
         stated["noise-multiplier"] = least
         return answered
 
-    least = plan.noise_multipliers[0] / law.scale_of(1)  # of those who allow most
+    least = plan.noise_multipliers[0] / law.own_groups[1].scale  # of those who allow most
     moved = train(tmp_path, plan, answer, record(w=np.zeros(4))).move
     assert len(set(told.values())) == 2
-    weights = sum(law.weight_of(1) for own in told.values() if own == least)
+    weights = sum(law.own_groups[1].weight for own in told.values() if own == least)
     assert 0 < weights < N
     np.testing.assert_allclose(moved, weights / plan.denominator, rtol=1e-12)
 
@@ -301,7 +301,7 @@ def test_a_selection_by_reported_utility_is_refused_in_local_mode(tmp_path: Path
         PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger,
         pytest.raises(ValueError, match="tell it nothing beside their update, neither a utility"),
     ):
-        DPFedAvg(plan=plan, ledger=ledger, selection=Asking(3))
+        DPFedAvg(plan=plan, ledger=ledger, selection=Asking(VisibleSampling(cohort=3)))
 
 
 # --- central ------------------------------------------------------------------------------------
@@ -347,7 +347,15 @@ def test_a_central_round_has_the_servers_noise_alone(tmp_path: Path, participant
 
 def unprotected(answer: Answer, **options: Any) -> Training:
     """A training of everybody without a plan."""
-    return train(None, None, answer, MODEL, nodes=N, selection=PoissonSelection(1.0), **options)
+    return train(
+        None,
+        None,
+        answer,
+        MODEL,
+        nodes=N,
+        selection=LawSelection(PoissonSampling(sampling_rate=1.0)),
+        **options,
+    )
 
 
 def test_without_a_plan_nothing_is_clipped_and_no_noise_is_added() -> None:
@@ -511,7 +519,8 @@ def test_who_connects_anew_under_a_cap_waits_for_the_next_run(tmp_path: Path) ->
 
 
 def test_under_a_cap_only_units_with_participations_left_are_asked(tmp_path: Path) -> None:
-    plan = plan_of(3, rounds=4, sampling=VisibleSampling(cohort=1), participation_cap=2)
+    law = VisibleSampling(cohort=1, participation_cap=2)
+    plan = plan_of(3, rounds=4, sampling=law)
 
     def favourite(unit: Unit, server_round: int) -> float:
         return -float(unit.node)
@@ -521,7 +530,7 @@ def test_under_a_cap_only_units_with_participations_left_are_asked(tmp_path: Pat
         plan,
         named_clients(["a", "b", "c"]),
         record(w=np.zeros(3)),
-        selection=PublicSelection(1, score=favourite),
+        selection=PublicSelection(law, score=favourite),
     )
     asked = [
         m.metadata.dst_node_id for m in trained.grid.sent if m.metadata.message_type == "train"

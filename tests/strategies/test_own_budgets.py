@@ -46,7 +46,7 @@ from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.statement import PrivacyStatement
 from fl_dp.statement.markdown import statement_markdown
 from fl_dp.statement.of_clients import privacy_statement
-from fl_dp.strategies import DPFedAvg, OwnRatesSelection, PrivateLoop, UnprotectedFedAvg
+from fl_dp.strategies import DPFedAvg, LawSelection, PrivateLoop, UnprotectedFedAvg
 
 BUDGETS, SHARES, RATE, ROUNDS, DELTA = (1.0, 3.0, 8.0), (0.5, 0.3, 0.2), 0.2, 30, 1e-3
 
@@ -139,7 +139,7 @@ def test_no_gate_lets_a_release_through_that_is_too_much_for_any_group() -> None
 def test_a_unit_takes_part_at_the_rate_of_its_group_and_independently() -> None:
     groups = [0, 0, 1, 2]
     draw = replace(a_draw(4), groups=groups)
-    selection = OwnRatesSelection(LAW)
+    selection = LawSelection(LAW)
     draws = 20_000
     seen: Counter[frozenset[int]] = Counter()
     for _ in range(draws):
@@ -161,7 +161,7 @@ def test_a_unit_takes_part_at_the_rate_of_its_group_and_independently() -> None:
 
 def test_without_groups_nobody_is_drawn() -> None:
     with pytest.raises(ValueError, match="needs a plan"):
-        OwnRatesSelection(LAW).select(a_draw(4))
+        LawSelection(LAW).select(a_draw(4))
 
 
 def test_units_are_dealt_by_the_shares_once_and_for_good(tmp_path: Path) -> None:
@@ -285,12 +285,10 @@ def test_options_that_do_not_go_with_own_budgets_are_refused() -> None:
         with pytest.raises(IncompatibleOptions, match="means nothing where"):
             planned(**other)
     with pytest.raises(ValueError, match="without privacy there is none"):
-        UnprotectedFedAvg(selection=OwnRatesSelection(LAW))
+        UnprotectedFedAvg(selection=LawSelection(LAW))
     everybody = OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES)
     with pytest.raises(IncompatibleOptions, match="a distributed plan has cohorts by"):
         planned(sampling=everybody, secure_sum=SecureSum())
-    with pytest.raises(IncompatibleOptions, match="take part in every round"):
-        planned(sampling=everybody, participation_cap=3, client_scheme="gaussian")
     with pytest.raises(OptionError, match="must be the largest of the budgets: write epsilon=8"):
         noised_plan(1.0, delta=DELTA, rounds=5, num_clients=10, clipping_norm=1.0, sampling=LAW)
     sampled = PoissonGaussianEvent(noise_multiplier=9.0, sampling_rate=LAW.rates[-1])
@@ -352,7 +350,7 @@ def test_each_message_is_as_noisy_as_its_groups_budget_needs(scheme: str) -> Non
 def test_own_noise_spends_the_budget_by_another_accountant() -> None:
     for group, budget in enumerate(BUDGETS):
         accountant = PLDAccountant()
-        noise = LOCAL.noise_multiplier / OWN_NOISE.scale_of(group)
+        noise = LOCAL.noise_multiplier / OWN_NOISE.own_groups[group].scale
         accountant.compose(SelfComposedDpEvent(GaussianDpEvent(noise), 5))
         assert 0.99 * budget < accountant.get_epsilon(DELTA) <= budget * (1.0 + 1e-4)
 
@@ -385,7 +383,7 @@ def test_messages_have_their_groups_noise_and_weigh_the_inverse_of_its_variance(
     weights = np.zeros(10)
     for number, message in sent.items():
         group = groups[f"ward-{number}"]
-        std = plan.noise_multiplier / OWN_NOISE.scale_of(group)
+        std = plan.noise_multiplier / OWN_NOISE.own_groups[group].scale
         assert normal_p(message / std) > ALARM
         assert normal_p(message / (1.1 * std)) < ALARM  # the power of this test
         weights[number] = std**-2.0
@@ -397,14 +395,14 @@ def test_messages_have_their_groups_noise_and_weigh_the_inverse_of_its_variance(
         assert cast(GaussianEvent, event).noise_multiplier == pytest.approx(std)
     mean = sum(weights[number] * message for number, message in sent.items()) / weights.sum()
     np.testing.assert_allclose(result.arrays["w"].numpy(), mean, atol=1e-9)
-    said = f"at rate 1 and {1.0 / OWN_NOISE.scale_of(0):.4g} times the noise"
+    said = f"at rate 1 and {1.0 / OWN_NOISE.own_groups[0].scale:.4g} times the noise"
     assert said in statement_markdown(statement)
 
 
 def test_noise_of_their_own_is_for_clients_that_add_it() -> None:
     with pytest.raises(OptionError, match="different rates, below 1"):
         planned(sampling=OwnRatesSampling.at(1.0, budgets=BUDGETS, shares=SHARES))
-    with pytest.raises(OptionError, match="take part in every round: write sampling_rate=1"):
+    with pytest.raises(OptionError, match=r"nothing is amplified: .*write sampling_rate=1"):
         planned(client_scheme="gaussian")  # at rate .2
 
 
@@ -428,11 +426,11 @@ def test_a_node_is_asked_beforehand_for_no_more_than_any_group_would_ask(tmp_pat
         assert noise is not None
         # By the last group's budget: a node that has spent more than the first one's is not out.
         assert noise.epsilon == BUDGETS[-1]
-        assert noise.noise_multiplier == LOCAL.noise_multiplier / OWN_NOISE.scale_of(0)
+        assert noise.noise_multiplier == LOCAL.noise_multiplier / OWN_NOISE.own_groups[0].scale
 
 
 def test_noise_of_the_mean_is_that_of_all_messages_together() -> None:
-    scales = np.array([OWN_NOISE.scale_of(group) for group in range(3)])
+    scales = np.array([OWN_NOISE.own_groups[group].scale for group in range(3)])
     numbers = 10 * np.array(SHARES)
     weights, noises = scales**2, LOCAL.noise_multiplier / scales
     std = np.sqrt(numbers @ (weights * noises) ** 2) / (numbers @ weights)

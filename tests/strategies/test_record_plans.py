@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainings import FixedClient, Training, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyBudget
+from fl_dp.accounting import PoissonSampling
 from fl_dp.clients import DPSGD, OpacusClient, exchanged_arrays, numpy_client_app
 from fl_dp.codec import decode_text
 from fl_dp.ledger import NodeLedger
@@ -24,7 +25,14 @@ from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.statement import record_statement
-from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Selection, Unit, UnprotectedFedAvg
+from fl_dp.strategies import (
+    DPFedAvg,
+    Draw,
+    LawSelection,
+    Selection,
+    Unit,
+    UnprotectedFedAvg,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # of a first layer
@@ -41,7 +49,7 @@ RECORDS = RecordPlan(
     clipping_norm=1.0,
 )
 """A budget of three participations, of which two are planned."""
-EVERYBODY = PoissonSelection(1.0)
+EVERYBODY = LawSelection(PoissonSampling(sampling_rate=1.0))
 
 
 def fixed_clients(update: float = 1.0) -> Answer:
@@ -96,7 +104,7 @@ def test_without_a_record_plan_no_message_carries_one(tmp_path: Path) -> None:
 # How often a client was asked.
 
 
-class InTurn(PoissonSelection):
+class InTurn(LawSelection):
     """Asks the first node in each round and one more in turn."""
 
     def select(self, draw: Draw) -> list[Unit]:
@@ -105,7 +113,9 @@ class InTurn(PoissonSelection):
 
 
 def test_the_most_participations_are_those_of_the_client_that_was_asked_most() -> None:
-    training = alone(fixed_clients(), rounds=4, selection=InTurn(0.3))
+    training = alone(
+        fixed_clients(), rounds=4, selection=InTurn(PoissonSampling(sampling_rate=0.3))
+    )
     asked = [m.metadata.dst_node_id for m in training.grid.sent]
     assert len(asked) == 8
     assert training.strategy.most_participations == max(map(asked.count, asked)) == 4
@@ -147,7 +157,7 @@ def test_metrics_of_clients_are_refused(open_ledger: Any) -> None:
 
 
 def test_a_selection_by_what_clients_report_is_refused(open_ledger: Any) -> None:
-    selection = PoissonSelection(1.0)
+    selection = LawSelection(PoissonSampling(sampling_rate=1.0))
     selection.utility = "loss"
     with pytest.raises(ValueError, match="asks clients for no utility"):
         strategy_of(open_ledger, selection=selection)

@@ -36,7 +36,7 @@ from scipy.stats import norm
 from trainings import plan_of, record
 
 from fl_dp import Plan, PrivacyLedger
-from fl_dp.accounting import VisibleSampling
+from fl_dp.accounting import PoissonSampling, VisibleSampling
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle
 from fl_dp.protocol.identity import Ability, NodeIdentity
@@ -44,7 +44,7 @@ from fl_dp.protocol.keys import WIRE
 from fl_dp.strategies import (
     DPFedAvg,
     DPUtilitySelection,
-    PoissonSelection,
+    LawSelection,
     RosterIncomplete,
     UnprotectedFedAvg,
 )
@@ -386,7 +386,9 @@ def test_abilities_that_can_t_be_read_are_none(abilities: Any) -> None:
 
 def test_without_a_plan_weights_need_an_app_that_applies_them() -> None:
     grid = LocalGrid(answer_with_update([{}] * N), N)
-    strategy = UnprotectedFedAvg(selection=PoissonSelection(1.0), weight_cap=10.0)
+    strategy = UnprotectedFedAvg(
+        selection=LawSelection(PoissonSampling(sampling_rate=1.0)), weight_cap=10.0
+    )
     with pytest.raises(RehearsalFailed, match="its app applies none"):
         strategy.start(grid, model(), num_rounds=1)
     assert not grid.sent

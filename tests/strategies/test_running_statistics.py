@@ -14,14 +14,15 @@ from local_grid import LocalGrid, answer_with_update, arrays_of, reply
 from torch import nn
 from trainings import budgeted
 
-from fl_dp.accounting import VisibleSampling
+from fl_dp.accounting import PoissonSampling, VisibleSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.plan import SecureSum
 from fl_dp.strategies import (
     BufferedSelection,
     DPFedAvg,
     DPFedBuff,
-    PoissonSelection,
+    LawSelection,
     UnprotectedFedAvg,
 )
 from fl_dp.updates.batch_norm import running_statistics
@@ -32,7 +33,7 @@ MODES: dict[str, dict[str, Any]] = {
     "central": {"sampling_rate": 1.0},
     "local": SEEN | {"client_scheme": "gaussian"},
     "distributed": SEEN | {"secure_sum": SecureSum()},
-    "buffered": {"sampling": BufferedSelection(3).sampling},
+    "buffered": {"sampling": BufferedSelection(BufferedSampling(cohort=3)).sampling},
 }
 
 
@@ -72,7 +73,7 @@ def test_a_batch_norm_is_refused_in_every_mode_before_anybody_is_asked(
 
 def test_where_nothing_is_noised_a_batch_norm_is_averaged_as_ever() -> None:
     grid = LocalGrid(answer_with_update([{}] * N), N)
-    strategy = UnprotectedFedAvg(selection=PoissonSelection(1.0))
+    strategy = UnprotectedFedAvg(selection=LawSelection(PoissonSampling(sampling_rate=1.0)))
     result = strategy.start(grid, ArrayRecord(network().state_dict()), num_rounds=1)
     assert "1.running_var" in result.arrays
 

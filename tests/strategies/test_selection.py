@@ -40,11 +40,9 @@ from fl_dp.strategies import (
     DPUtilitySelection,
     Draw,
     ExponentialSelection,
-    FixedSelection,
-    PoissonSelection,
+    LawSelection,
     PublicSelection,
     Selection,
-    TruncatedPoissonSelection,
     Unit,
 )
 
@@ -95,7 +93,7 @@ def fixed_law(places: int, cohort: int, present: int) -> Law:
 
 
 def test_poisson_cohorts_are_independent_coins() -> None:
-    counts = drawn(PoissonSelection(0.3), a_draw(N))
+    counts = drawn(LawSelection(PoissonSampling(sampling_rate=0.3)), a_draw(N))
     assert p_of(counts, cut_law(0.3, N, N, N)) > ALARM
     for wrong in (0.27, 0.33):
         assert p_of(counts, cut_law(wrong, N, N, N)) < ALARM
@@ -103,12 +101,14 @@ def test_poisson_cohorts_are_independent_coins() -> None:
 
 def test_poisson_coins_do_not_know_how_many_units_were_declared() -> None:
     for declared in (N - 3, N, 10 * N):
-        counts = drawn(PoissonSelection(0.3), of_declared(N, declared))
+        counts = drawn(LawSelection(PoissonSampling(sampling_rate=0.3)), of_declared(N, declared))
         assert p_of(counts, cut_law(0.3, N, N, N)) > ALARM
 
 
 def test_a_rate_of_one_takes_everybody() -> None:
-    assert drawn(PoissonSelection(1.0), a_draw(N), 50) == {frozenset(range(N)): 50}
+    assert drawn(LawSelection(PoissonSampling(sampling_rate=1.0)), a_draw(N), 50) == {
+        frozenset(range(N)): 50
+    }
 
 
 # --- Truncated Poisson ----------------------------------------------------------------------------
@@ -117,20 +117,27 @@ def test_a_rate_of_one_takes_everybody() -> None:
 @pytest.mark.parametrize("present", [N, 4])
 def test_truncated_cohorts_are_a_uniform_part_of_the_coins(present: int) -> None:
     # So many that a rate that is 10 % off is seen in all but one in a million runs.
-    counts = drawn(TruncatedPoissonSelection(0.5, 2), of_declared(present, N), 3 * DRAWS)
+    counts = drawn(
+        LawSelection(TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=2)),
+        of_declared(present, N),
+        3 * DRAWS,
+    )
     assert p_of(counts, cut_law(0.5, N, 2, present)) > ALARM
     for wrong in (0.45, 0.55):
         assert p_of(counts, cut_law(wrong, N, 2, present)) < ALARM
 
 
 def test_units_that_are_not_there_keep_their_place_in_the_cut() -> None:
-    counts = drawn(TruncatedPoissonSelection(0.5, 2), of_declared(4, N))
+    counts = drawn(
+        LawSelection(TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=2)), of_declared(4, N)
+    )
     assert p_of(counts, cut_law(0.5, 4, 2, 4)) < ALARM  # as if those who left had no coins
 
 
 def test_the_size_of_a_truncated_cohort_is_the_smaller_of_coins_and_cut() -> None:
     rate, cut, units = 0.2, 9, 40
-    selection, draw = TruncatedPoissonSelection(rate, cut), a_draw(units)
+    selection = LawSelection(TruncatedPoissonSampling(sampling_rate=rate, max_cohort=cut))
+    draw = a_draw(units)
     sizes = Counter(len(selection.select(draw)) for _ in range(DRAWS))
     pmf = stats.binom.pmf(np.arange(cut + 1), units, rate)
     pmf[cut] = stats.binom.sf(cut - 1, units, rate)
@@ -141,10 +148,10 @@ def test_the_size_of_a_truncated_cohort_is_the_smaller_of_coins_and_cut() -> Non
 
 
 def test_a_comfortable_cut_is_four_and_a_half_roots_above_the_mean() -> None:
-    made = TruncatedPoissonSelection.comfortable(0.05, 1000)
-    assert made.sampling == TruncatedPoissonSampling(sampling_rate=0.05, max_cohort=82)
-    few = TruncatedPoissonSelection.comfortable(0.5, 4)
-    assert few.sampling.max_cohort == 4
+    made = TruncatedPoissonSampling.comfortable(0.05, 1000)
+    assert made == TruncatedPoissonSampling(sampling_rate=0.05, max_cohort=82)
+    few = TruncatedPoissonSampling.comfortable(0.5, 4)
+    assert few.max_cohort == 4
 
 
 # --- Fixed size -----------------------------------------------------------------------------------
@@ -152,7 +159,7 @@ def test_a_comfortable_cut_is_four_and_a_half_roots_above_the_mean() -> None:
 
 @pytest.mark.parametrize("present", [N, 4, 1])
 def test_fixed_cohorts_are_uniform_parts_of_the_declared_units(present: int) -> None:
-    counts = drawn(FixedSelection(2), of_declared(present, N))
+    counts = drawn(LawSelection(FixedSizeSampling(cohort=2)), of_declared(present, N))
     assert p_of(counts, fixed_law(N, 2, present)) > ALARM
     if present < N:  # nobody's chance rises when others leave
         alone = fixed_law(present, min(2, present), present)
@@ -169,7 +176,13 @@ def test_a_lopsided_draw_would_be_noticed() -> None:
     assert p_of(Counter(lopsided() for _ in range(DRAWS)), fixed_law(N, 2, N)) < ALARM
 
 
-@pytest.mark.parametrize("selection", [TruncatedPoissonSelection(0.5, 3), FixedSelection(3)])
+@pytest.mark.parametrize(
+    "selection",
+    [
+        LawSelection(TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=3)),
+        LawSelection(FixedSizeSampling(cohort=3)),
+    ],
+)
 def test_more_units_than_were_declared_take_no_part_and_change_no_chance(
     selection: Selection,
 ) -> None:
@@ -179,7 +192,13 @@ def test_more_units_than_were_declared_take_no_part_and_change_no_chance(
         assert all(unit.node < N for unit in [*first, *cohort])
 
 
-@pytest.mark.parametrize("selection", [TruncatedPoissonSelection(1.0, N), FixedSelection(N)])
+@pytest.mark.parametrize(
+    "selection",
+    [
+        LawSelection(TruncatedPoissonSampling(sampling_rate=1.0, max_cohort=N)),
+        LawSelection(FixedSizeSampling(cohort=N)),
+    ],
+)
 def test_a_place_is_kept_for_who_left_and_comes_back(selection: Selection) -> None:
     everybody = [Unit(node) for node in range(N)]
     assert sorted(selection.select(a_draw(N, roster=everybody))) == everybody
@@ -194,23 +213,25 @@ def test_a_place_is_kept_for_who_left_and_comes_back(selection: Selection) -> No
 
 def test_the_public_cohort_has_the_best_scores_best_first() -> None:
     scores = [0.5, -math.inf, 3.0, 2.0, math.nan, math.inf]
-    selection = PublicSelection(4, score=lambda unit, _: scores[unit.node])
+    selection = PublicSelection(VisibleSampling(cohort=4), score=lambda unit, _: scores[unit.node])
     assert [unit.node for unit in selection.select(a_draw(N))] == [5, 2, 3, 0]
 
 
 def test_a_score_may_follow_the_round() -> None:
-    selection = PublicSelection(1, score=lambda unit, now: float(unit.node == now % N))
+    selection = PublicSelection(
+        VisibleSampling(cohort=1), score=lambda unit, now: float(unit.node == now % N)
+    )
     chosen = [selection.select(a_draw(N, server_round=now))[0].node for now in (1, 2, 3)]
     assert chosen == [1, 2, 3]
 
 
 def test_equal_scores_are_told_apart_at_random() -> None:
-    tied = PublicSelection(2, score=lambda *_: 1.0)
+    tied = PublicSelection(VisibleSampling(cohort=2), score=lambda *_: 1.0)
     assert p_of(drawn(tied, a_draw(N)), fixed_law(N, 2, N)) > ALARM
 
 
 def test_without_a_score_who_has_waited_longest_comes_first() -> None:
-    selection = PublicSelection(2)
+    selection = PublicSelection(VisibleSampling(cohort=2))
     rounds = [
         {unit.node for unit in selection.select(a_draw(N, server_round=now))} for now in range(1, 7)
     ]
@@ -220,8 +241,8 @@ def test_without_a_score_who_has_waited_longest_comes_first() -> None:
 
 
 def test_a_public_cohort_is_everybody_if_they_are_fewer() -> None:
-    assert len(PublicSelection(9).select(a_draw(N))) == N
-    assert PublicSelection(9).select(a_draw(0)) == []
+    assert len(PublicSelection(VisibleSampling(cohort=9)).select(a_draw(N))) == N
+    assert PublicSelection(VisibleSampling(cohort=9)).select(a_draw(0)) == []
 
 
 # --- With a plan ----------------------------------------------------------------------------------
@@ -242,11 +263,11 @@ def nobody_moves(num_nodes: int = N) -> LocalGrid:
 
 
 SELECTIONS: dict[str, Callable[[], Selection]] = {
-    "poisson": lambda: PoissonSelection(0.5),
-    "truncated": lambda: TruncatedPoissonSelection(0.5, 4),
-    "fixed": lambda: FixedSelection(3),
-    "public": lambda: PublicSelection(3),
-    "exponential": lambda: ExponentialSelection(3, epsilon=0.1),
+    "poisson": lambda: LawSelection(PoissonSampling(sampling_rate=0.5)),
+    "truncated": lambda: LawSelection(TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=4)),
+    "fixed": lambda: LawSelection(FixedSizeSampling(cohort=3)),
+    "public": lambda: PublicSelection(VisibleSampling(cohort=3)),
+    "exponential": lambda: ExponentialSelection(VisibleSampling(cohort=3), epsilon=0.1),
     "utility": lambda: DPUtilitySelection(3, largest_rate=0.5, utility_noise=5.0),
 }
 
@@ -275,7 +296,7 @@ def test_a_fixed_cohort_is_never_charged_as_a_poisson_sample(open_ledger: Any) -
     assert isinstance(plan.event_of(1), PoissonGaussianEvent)
     ledger = open_ledger(plan)
     with pytest.raises(ValueError, match=r"make the plan with sampling=selection\.sampling"):
-        DPFedAvg(plan=plan, ledger=ledger, selection=FixedSelection(3))
+        DPFedAvg(plan=plan, ledger=ledger, selection=LawSelection(FixedSizeSampling(cohort=3)))
     assert ledger.rounds_spent == 0
 
 
@@ -334,9 +355,9 @@ def test_add_or_remove_one_is_refused_where_the_roster_has_to_be_public(name: st
 @pytest.mark.parametrize(
     ("sampling", "kind"),
     [
-        (PoissonSampling(sampling_rate=0.5), PoissonSelection),
-        (TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=3), TruncatedPoissonSelection),
-        (FixedSizeSampling(cohort=2), FixedSelection),
+        (PoissonSampling(sampling_rate=0.5), LawSelection),
+        (TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=3), LawSelection),
+        (FixedSizeSampling(cohort=2), LawSelection),
         (VisibleSampling(cohort=2), PublicSelection),
     ],
 )
@@ -354,9 +375,10 @@ def test_a_plan_for_utilities_does_not_say_whose(open_ledger: Any) -> None:
 
 
 def test_a_public_cohort_keeps_the_participation_cap_over_a_whole_run(start: Any) -> None:
-    plan = plan_for(VisibleSampling(cohort=4), participation_cap=2)
+    law = VisibleSampling(cohort=4, participation_cap=2)
+    plan = plan_for(law)
     # Always the same favourites: without the cap nobody else would ever take part.
-    selection = PublicSelection(4, score=lambda unit, _: -unit.node)
+    selection = PublicSelection(law, score=lambda unit, _: -unit.node)
     done = start(plan, grid := nobody_moves(), model(), selection=selection)
     asked = Counter(
         message.metadata.dst_node_id

@@ -13,12 +13,14 @@ from local_grid import LocalGrid, answer_with_update
 from trainings import budgeted, plan_of, record
 
 from fl_dp import PrivacyLedger
+from fl_dp.accounting import PoissonSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.strategies import (
     BufferedSelection,
     Checkpoint,
     DPFedAvg,
     DPFedBuff,
-    PoissonSelection,
+    LawSelection,
     UnprotectedFedAvg,
 )
 
@@ -80,8 +82,8 @@ def test_what_should_stop_raises_ends_the_training_with_that_error(tmp_path: Pat
 
 
 def test_buffered_rounds_stop_too(tmp_path: Path) -> None:
-    buffer = BufferedSelection(N, concurrency=N)
-    plan = plan_of(N, rounds=ROUNDS, sampling=buffer.sampling, participation_cap=ROUNDS)
+    buffer = BufferedSelection(BufferedSampling(cohort=N, participation_cap=ROUNDS), concurrency=N)
+    plan = plan_of(N, rounds=ROUNDS, sampling=buffer.sampling)
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         strategy = DPFedBuff(plan=plan, ledger=ledger)
         strategy.start(grid(), INITIAL, num_rounds=ROUNDS, should_stop=lambda *_: True)
@@ -89,7 +91,7 @@ def test_buffered_rounds_stop_too(tmp_path: Path) -> None:
 
 
 def test_rounds_without_privacy_stop_too() -> None:
-    strategy = UnprotectedFedAvg(selection=PoissonSelection(1.0))
+    strategy = UnprotectedFedAvg(selection=LawSelection(PoissonSampling(sampling_rate=1.0)))
     strategy.start(grid(), INITIAL, num_rounds=ROUNDS, should_stop=lambda *_: True)
     assert strategy.rounds_completed == 1
 

@@ -18,12 +18,14 @@ from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_update, arrays
 from trainings import numbers, plan_of, record
 
 from fl_dp import Plan, PrivacyLedger
+from fl_dp.accounting import PoissonSampling
+from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import ScalarMetric
 from fl_dp.strategies import (
     BufferedSelection,
     DPFedAvg,
     DPFedBuff,
-    PoissonSelection,
+    LawSelection,
     PrivateLoop,
     UnprotectedFedAvg,
 )
@@ -31,12 +33,10 @@ from fl_dp.strategies import (
 N, RAW, NOISE = 8, 1000.0, 1e-3
 MODEL = record(w=np.zeros(N))
 UPDATES = [{"w": RAW * np.eye(N)[node]} for node in range(N)]
-BUFFER = BufferedSelection(N, concurrency=N)
+BUFFER = BufferedSelection(BufferedSampling(cohort=N, participation_cap=2), concurrency=N)
 PLANS: dict[type[DPFedAvg], Plan] = {
     DPFedAvg: plan_of(N, noise_multiplier=NOISE, rounds=2),
-    DPFedBuff: plan_of(
-        N, noise_multiplier=NOISE, rounds=2, sampling=BUFFER.sampling, participation_cap=2
-    ),
+    DPFedBuff: plan_of(N, noise_multiplier=NOISE, rounds=2, sampling=BUFFER.sampling),
 }
 either = pytest.mark.parametrize("kind", PLANS)
 
@@ -145,7 +145,7 @@ def test_it_meets_one_mean_without_privacy_too(tmp_path: Path) -> None:
     class Ema(Averaging, UnprotectedFedAvg):
         pass
 
-    strategy = Ema(selection=PoissonSelection(1.0))
+    strategy = Ema(selection=LawSelection(PoissonSampling(sampling_rate=1.0)))
     result = strategy.start(LocalGrid(answer_with_update(UPDATES), N), MODEL, num_rounds=2)
     assert strategy.replies == (1, 1)
     np.testing.assert_allclose(numbers(result.arrays)["w"], 1.5 * RAW / N)

@@ -25,7 +25,7 @@ from fl_dp.plan import CentralPlan
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, SCALARS_METRIC
-from fl_dp.strategies import DPFedAvg, FixedSelection
+from fl_dp.strategies import DPFedAvg, LawSelection
 
 ALARM = 1e-6
 CLIP = 0.1
@@ -270,7 +270,11 @@ def test_coins_at_the_nodes_draw_each_unit_at_the_charged_rate() -> None:
 @pytest.mark.parametrize(
     ("plan", "options", "why"),
     [
-        (dict(sampling=FixedSizeSampling(cohort=2)), dict(selection=FixedSelection(2)), "Poisson"),
+        (
+            dict(sampling=FixedSizeSampling(cohort=2)),
+            dict(selection=LawSelection(FixedSizeSampling(cohort=2))),
+            "Poisson",
+        ),
         (dict(sampling_rate=1.0, participation_cap=1), {}, "participation cap"),
         (dict(client_scheme="gaussian"), {}, "noise is added at each client"),
     ],

@@ -119,7 +119,7 @@ UTILITIES = (0.3, 4.9, 2.5, 1.0, 3.3)
 
 
 def test_one_client_is_chosen_like_the_softmax() -> None:
-    selection = ExponentialSelection(1, epsilon=1.0, utility_high=5.0)
+    selection = ExponentialSelection(VisibleSampling(cohort=1), epsilon=1.0, utility_high=5.0)
     told(selection, UTILITIES)
     draw = a_draw(5)
     counts = Counter(nodes(selection.select(draw))[0] for _ in range(DRAWS))
@@ -131,7 +131,7 @@ def test_one_client_is_chosen_like_the_softmax() -> None:
 
 
 def test_two_of_five_are_chosen_one_after_the_other() -> None:
-    selection = ExponentialSelection(2, epsilon=1.0, utility_high=5.0)
+    selection = ExponentialSelection(VisibleSampling(cohort=2), epsilon=1.0, utility_high=5.0)
     told(selection, UTILITIES)
     draw = a_draw(5)
     counts = Counter(nodes(selection.select(draw)) for _ in range(DRAWS))
@@ -147,7 +147,9 @@ RANGES = st.floats(1e-2, 1e3)
 @given(RANGES, st.floats(0.01, 4.0))
 def test_every_range_of_utilities_is_taken(utility_high: float, epsilon: float) -> None:
     """The middle of a range is rounded: a sensitivity of half its length may be too short."""
-    selection = ExponentialSelection(1, epsilon=epsilon, utility_high=utility_high)
+    selection = ExponentialSelection(
+        VisibleSampling(cohort=1), epsilon=epsilon, utility_high=utility_high
+    )
     assert selection.mechanism.sensitivity == pytest.approx(utility_high / 2.0, rel=1e-6)
 
 
@@ -164,7 +166,9 @@ ODD = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from(
 def test_whatever_a_unit_says_instead_of_nothing_the_log_ratios_keep_within_epsilon(
     utility_high: float, epsilon: float, reports: list[float], data: st.DataObject
 ) -> None:
-    selection = ExponentialSelection(1, epsilon=epsilon, utility_high=utility_high)
+    selection = ExponentialSelection(
+        VisibleSampling(cohort=1), epsilon=epsilon, utility_high=utility_high
+    )
     told(selection, reports)
     place = data.draw(st.integers(0, len(reports) - 1))
     both = []
@@ -182,7 +186,9 @@ def test_from_the_null_to_an_end_is_epsilon_and_from_end_to_end_twice_that(
     utility_high: float, end: int
 ) -> None:
     """The first is charged under zero-out neighbours, the second under replace-one."""
-    selection = ExponentialSelection(1, epsilon=0.7, utility_high=utility_high)
+    selection = ExponentialSelection(
+        VisibleSampling(cohort=1), epsilon=0.7, utility_high=utility_high
+    )
     null, ends = selection.mechanism.null_utility, (0.0, utility_high)
     assert null == pytest.approx(utility_high / 2)
     others = [null] * 4
@@ -194,7 +200,9 @@ def test_from_the_null_to_an_end_is_epsilon_and_from_end_to_end_twice_that(
 
 @pytest.mark.parametrize("records", [1, 7, 500])
 def test_one_record_moves_the_mean_of_many_by_that_much_less(records: int) -> None:
-    selection = ExponentialSelection(1, epsilon=0.7, utility_high=5.0, records_per_client=records)
+    selection = ExponentialSelection(
+        VisibleSampling(cohort=1), epsilon=0.7, utility_high=5.0, records_per_client=records
+    )
     full, zeroed = np.full(records, 5.0), np.full(records, 5.0)
     zeroed[0] = selection.mechanism.null_utility
     others = [1.0, 4.0]
@@ -204,7 +212,9 @@ def test_one_record_moves_the_mean_of_many_by_that_much_less(records: int) -> No
 
 
 def test_means_are_clipped_to_the_range_for_records_too(looked_at: list[np.ndarray]) -> None:
-    selection = ExponentialSelection(1, epsilon=0.1, utility_high=5.0, records_per_client=10)
+    selection = ExponentialSelection(
+        VisibleSampling(cohort=1), epsilon=0.1, utility_high=5.0, records_per_client=10
+    )
     told(selection, [-math.inf, 1e300, math.nan, 3.5])
     selection.select(a_draw(4))
     np.testing.assert_array_equal(looked_at[0], [0.0, 5.0, 2.5, 3.5])
@@ -214,7 +224,7 @@ def test_means_are_clipped_to_the_range_for_records_too(looked_at: list[np.ndarr
 def test_a_cohort_of_two_has_at_most_two_ranges(
     utilities: list[float], other: float, place: int
 ) -> None:
-    selection = ExponentialSelection(2, epsilon=0.5, utility_high=5.0)
+    selection = ExponentialSelection(VisibleSampling(cohort=2), epsilon=0.5, utility_high=5.0)
     assert selection.releases(1) == {ExponentialEvent(epsilon=0.5, draws=2, one_coordinate=True): 1}
     neighbour = list(utilities)
     neighbour[place] = selection.mechanism.null_utility
@@ -230,7 +240,7 @@ def test_a_cohort_of_two_has_at_most_two_ranges(
 def test_utilities_are_bounded_and_who_was_not_seen_has_the_null(
     looked_at: list[np.ndarray],
 ) -> None:
-    selection = ExponentialSelection(2, epsilon=1.0, utility_high=5.0)
+    selection = ExponentialSelection(VisibleSampling(cohort=2), epsilon=1.0, utility_high=5.0)
     told(selection, [math.nan, math.inf, -math.inf, 1e308, -7.0, 2.0])
     selection.observe(seen(6, None))
     selection.select(a_draw(8))
@@ -238,7 +248,7 @@ def test_utilities_are_bounded_and_who_was_not_seen_has_the_null(
 
 
 def test_the_last_observation_counts(looked_at: list[np.ndarray]) -> None:
-    selection = ExponentialSelection(1, epsilon=1.0)
+    selection = ExponentialSelection(VisibleSampling(cohort=1), epsilon=1.0)
     told(selection, [1.0, 4.0])
     selection.observe(seen(1, 2.0, server_round=2))
     selection.select(a_draw(2))
@@ -249,7 +259,7 @@ def test_the_norm_and_the_age_of_the_last_update_are_known_to_the_server(
     looked_at: list[np.ndarray],
 ) -> None:
     for utility, expected in (("update_norm", [0.5, 5.0, 2.5]), ("staleness", [4.0, 1.0, 2.5])):
-        selection = ExponentialSelection(1, epsilon=1.0, utility=utility)
+        selection = ExponentialSelection(VisibleSampling(cohort=1), epsilon=1.0, utility=utility)
         assert selection.utility is None  # clients are asked for nothing
         selection.observe(seen(0, None, norm=0.5, server_round=3))
         selection.observe(seen(1, None, norm=math.inf, server_round=6))
@@ -263,7 +273,7 @@ def test_a_user_s_own_utility_sees_one_observation_and_the_round(
     def oort(observation: Observation, now: int) -> float:
         return observation.update_norm * math.sqrt(now - observation.server_round)
 
-    selection = ExponentialSelection(1, epsilon=1.0, utility=oort)
+    selection = ExponentialSelection(VisibleSampling(cohort=1), epsilon=1.0, utility=oort)
     selection.observe(seen(0, None, norm=0.5, server_round=3))
     selection.observe(seen(1, None, norm=math.nan))
     selection.select(a_draw(2, server_round=7))
@@ -271,7 +281,7 @@ def test_a_user_s_own_utility_sees_one_observation_and_the_round(
 
 
 def test_a_whole_roster_is_taken_if_it_is_no_larger_and_nobody_from_none() -> None:
-    selection = ExponentialSelection(4, epsilon=1.0)
+    selection = ExponentialSelection(VisibleSampling(cohort=4), epsilon=1.0)
     assert sorted(nodes(selection.select(a_draw(3)))) == [0, 1, 2]
     assert selection.select(a_draw(0)) == []
 
@@ -279,7 +289,6 @@ def test_a_whole_roster_is_taken_if_it_is_no_larger_and_nobody_from_none() -> No
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cohort": 0}, "cohort"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"epsilon": math.nan}, "epsilon"),
         ({"utility_high": -1.0}, "utility_high"),
@@ -291,7 +300,7 @@ def test_a_whole_roster_is_taken_if_it_is_no_larger_and_nobody_from_none() -> No
 )
 def test_numbers_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ExponentialSelection(**({"cohort": 2, "epsilon": 1.0} | settings))
+        ExponentialSelection(VisibleSampling(cohort=2), **({"epsilon": 1.0} | settings))
 
 
 # --- In whole runs --------------------------------------------------------------------------------
@@ -360,7 +369,7 @@ def trained(grid: LocalGrid) -> list[int]:
 def test_draws_are_on_disk_before_they_are_made_and_committed_after(
     open_ledger: Any, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    selection = ExponentialSelection(3, epsilon=0.2)
+    selection = ExponentialSelection(VisibleSampling(cohort=3), epsilon=0.2)
     plan = plan_of(selection)
     ledger = open_ledger(plan)
     on_disk: list[tuple[int, int, str]] = []
@@ -391,7 +400,7 @@ def test_a_draw_that_fails_stays_spent(
     def broken(*_: Any) -> Any:
         raise RuntimeError("no randomness left")
 
-    selection = ExponentialSelection(3, epsilon=0.2)
+    selection = ExponentialSelection(VisibleSampling(cohort=3), epsilon=0.2)
     plan = plan_of(selection)
     ledger = open_ledger(plan)
     monkeypatch.setattr(ExponentialMechanism, "select_top", broken)
@@ -404,7 +413,7 @@ def test_a_draw_that_fails_stays_spent(
 def test_when_draws_no_longer_fit_training_ends_with_the_last_private_model(
     open_ledger: Any, start: Any
 ) -> None:
-    selection = ExponentialSelection(3, epsilon=0.2)
+    selection = ExponentialSelection(VisibleSampling(cohort=3), epsilon=0.2)
     plan = calibrated(selection, 3)
     ledger = open_ledger(plan)
     (event,) = selection.releases(1)
@@ -419,8 +428,9 @@ def test_when_draws_no_longer_fit_training_ends_with_the_last_private_model(
 def test_nobody_is_chosen_more_often_than_the_cap_and_the_run_ends_when_all_are_used_up(
     start: Any,
 ) -> None:
-    selection = ExponentialSelection(3, epsilon=0.5, utility="loss")
-    plan = calibrated(selection, 8, participation_cap=2)
+    law = VisibleSampling(cohort=3, participation_cap=2)
+    selection = ExponentialSelection(law, epsilon=0.5, utility="loss")
+    plan = calibrated(selection, 8)
     # One client whose loss stands out: chosen again and again, if it could be.
     grid = reporting(lambda node: {"loss": 1e9 if node == 5 else 0.0})
     done = start(plan, grid, model(), selection=selection)
@@ -446,7 +456,9 @@ def test_nobody_is_chosen_more_often_than_the_cap_and_the_run_ends_when_all_are_
 def test_clients_report_what_the_selection_looks_at(
     start: Any, utility: str, looked_at: list[np.ndarray]
 ) -> None:
-    selection = ExponentialSelection(N, epsilon=0.1, utility=utility, utility_high=40.0)
+    selection = ExponentialSelection(
+        VisibleSampling(cohort=N), epsilon=0.1, utility=utility, utility_high=40.0
+    )
     grid = reporting(lambda node: {"loss": 0.5 * node, "entropy": 2.0 * node, "secret": 7.0})
     start(plan_of(selection), grid, model(), rounds=2, selection=selection)
     np.testing.assert_array_equal(looked_at[0], np.full(N, 20.0))
@@ -458,14 +470,16 @@ def test_clients_report_what_the_selection_looks_at(
 def test_a_client_that_does_not_report_has_the_null(
     start: Any, looked_at: list[np.ndarray]
 ) -> None:
-    selection = ExponentialSelection(N, epsilon=0.1)
+    selection = ExponentialSelection(VisibleSampling(cohort=N), epsilon=0.1)
     start(plan_of(selection), still(), model(), rounds=2, selection=selection)
     np.testing.assert_array_equal(looked_at[1], np.full(N, 2.5))
 
 
 def test_large_updates_are_chosen_again() -> None:
     # At this epsilon a draw is all but certain: the odds of node 6 are e^1800 to 1 a round.
-    selection = ExponentialSelection(N, epsilon=1000.0, utility="update_norm")
+    selection = ExponentialSelection(
+        VisibleSampling(cohort=N), epsilon=1000.0, utility="update_norm"
+    )
     updates = [{"w": np.array([5.0 if node == 6 else 0.5, 0.0, 0.0])} for node in range(N)]
     firsts: list[int] = []
     select = selection.select
@@ -483,7 +497,7 @@ def test_large_updates_are_chosen_again() -> None:
 
 
 def test_amplified_plans_are_refused(open_ledger: Any) -> None:
-    selection = ExponentialSelection(2, epsilon=0.1)
+    selection = ExponentialSelection(VisibleSampling(cohort=2), epsilon=0.1)
     for sampling in (
         PoissonSampling(sampling_rate=0.25),
         UtilityPoissonSampling(largest_rate=0.5, cohort=2),
@@ -823,7 +837,10 @@ def test_a_second_start_with_the_same_ledger_ends_before_it_refreshes_too_often(
 
 
 def test_with_budget_plans_for_what_a_selection_releases(tmp_path: Path) -> None:
-    for selection in (noisy_selection(), ExponentialSelection(2, epsilon=0.05)):
+    for selection in (
+        noisy_selection(),
+        ExponentialSelection(VisibleSampling(cohort=2), epsilon=0.05),
+    ):
         name = type(selection).__name__
         strategy = DPFedAvg.with_budget(
             epsilon=8.0,
@@ -873,7 +890,9 @@ def test_five_refreshes_cost_two_to_three_percent_of_noise(largest: float, noise
 
 def chosen(noise: float, epsilon: float | None) -> Any:
     draws: History = (
-        [] if epsilon is None else ExponentialSelection(10, epsilon=epsilon).releases(100)
+        []
+        if epsilon is None
+        else ExponentialSelection(VisibleSampling(cohort=10), epsilon=epsilon).releases(100)
     )
     rounds = VisibleSampling(cohort=10).event(noise, 1000)
     return freeze([(rounds, 10), *freeze(draws)])
@@ -905,7 +924,7 @@ def test_an_update_that_is_not_finite_does_not_silence_the_report(start: Any) ->
         def fit(self, parameters: Any, config: Any) -> Any:
             return [np.full_like(each, np.nan) for each in parameters], 9, {"loss": 4.5}
 
-    selection = ExponentialSelection(N, epsilon=0.1)
+    selection = ExponentialSelection(VisibleSampling(cohort=N), epsilon=0.1)
     app = numpy_client_app(lambda _: Diverging())
     told_of: list[Observation] = []
     observe = selection.observe

@@ -16,12 +16,12 @@ from local_grid import LocalGrid, answer_with_update
 from scipy.special import ndtr
 
 from fl_dp import PrivacyBudget, PrivacyLedger
-from fl_dp.accounting import NeighboringRelation
+from fl_dp.accounting import NeighboringRelation, PoissonSampling
 from fl_dp.codec import decode, encode
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING, Clipping
 from fl_dp.plan import LocalPlan
-from fl_dp.strategies import DPFedAvg, PoissonSelection
+from fl_dp.strategies import DPFedAvg, LawSelection
 
 ARGUMENTS: dict[str, Any] = {
     "epsilon": 4.0,
@@ -46,7 +46,7 @@ class Tagged(DPFedAvg):
 
 
 def test_a_subclass_s_own_arguments_are_passed_on(tmp_path: Path) -> None:
-    made = make(tmp_path, Tagged, tag="clinic", roster_timeout=5.0, participation_cap=None)
+    made = make(tmp_path, Tagged, tag="clinic", roster_timeout=5.0, units_per_node=1)
     assert isinstance(made, Tagged)
     assert made.tag == "clinic"
 
@@ -54,7 +54,7 @@ def test_a_subclass_s_own_arguments_are_passed_on(tmp_path: Path) -> None:
 MISSPELT = {
     "samplig_rate": "did you mean 'sampling_rate'",
     "clip_norm": "did you mean 'clipping_norm'",
-    "participation_caps": "did you mean 'participation_cap'",
+    "units_per_nodes": "did you mean 'units_per_node'",
     "roster_timout": "did you mean 'roster_timeout'",
     "tagg": "did you mean 'tag'",
     "xyz": "it takes after_round, ",
@@ -81,7 +81,6 @@ WRONG = {
     "delta": ("1e-5", "a number"),
     "ledger": (None, "a text or Path"),
     "roster_timeout": ("60", "a number"),
-    "participation_cap": (2.5, "an integer or None"),
     "metrics": (["loss"], "a tuple of ScalarMetric"),
     "neighboring_relation": ("zero-out", "NeighboringRelation.ZERO_OUT"),
     "after_round": (3, "a function or None"),
@@ -100,7 +99,10 @@ def test_a_value_of_the_wrong_type_is_one_line(name: str, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("changes", "got"),
-    [({"sampling_rate": None}, "neither"), ({"selection": PoissonSelection(0.5)}, "both")],
+    [
+        ({"sampling_rate": None}, "neither"),
+        ({"selection": LawSelection(PoissonSampling(sampling_rate=0.5))}, "both"),
+    ],
 )
 def test_who_takes_part_is_said_once(changes: dict[str, Any], got: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"either sampling_rate or selection, got {got}"):
@@ -139,7 +141,6 @@ def test_the_line_plans_as_a_plan_of_the_same_words(tmp_path: Path) -> None:
         "unit": "record",
         "units_per_node": 1,
         "metrics": (ScalarMetric(name="loss", low=0.0, high=5.0),),
-        "participation_cap": None,
         "contribution_check": False,
     }
     size = {name: each for name, each in ARGUMENTS.items() if name != "epsilon"}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
-from fl_dp.accounting import OwnRatesSampling, PoissonSampling, PrivacyBudget, Sampling, freeze
+from fl_dp.accounting import PoissonSampling, PrivacyBudget, Sampling, freeze
 from fl_dp.mechanisms import FixedClipping
+from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.plan import (
     BufferedPlan,
     CentralPlan,
@@ -28,7 +30,8 @@ def calibrated_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
         budget: Of the whole training.
         **flat: Fields of the kind that they come to: `secure_sum` and `nodes` are of noise in
             shares, `client_scheme` of noise at clients, and so on. `sampling_rate` is short for
-            Poisson sampling, and `clipping_norm` for a fixed norm.
+            Poisson sampling, `participation_cap` for that of the law, and `clipping_norm` for a
+            fixed norm.
     """
     return flat_plan(budget, **flat).calibrated()
 
@@ -60,14 +63,20 @@ def flat_plan(budget: PrivacyBudget, **flat: Any) -> Plan:
         given["clipping"] = FixedClipping(norm=given.pop("clipping_norm"))
     given["other_releases"] = freeze(given.get("other_releases", ()))
     given.setdefault("noise_multiplier", math.nan)
-    return plan_of(kind, {"budget": budget, **kind.law(sampling), **given})
+    return plan_of(kind, {"budget": budget, "sampling": sampling, **given})
 
 
 def _sampling_of(given: dict[str, Any]) -> Sampling:
+    law: Any = given.pop("sampling", None)
     if "sampling_rate" in given:
-        return PoissonSampling(sampling_rate=given.pop("sampling_rate"))
-    law: Sampling = given.pop("sampling")
-    return law
+        law = PoissonSampling(sampling_rate=given.pop("sampling_rate"))
+    if "participation_cap" in given:
+        cap = given.pop("participation_cap")
+        if not hasattr(law, "participation_cap"):
+            raise IncompatibleOptions(f"{{participation_cap}} means nothing for {law}")
+        law = replace(law, participation_cap=cap)
+    sampling: Sampling = law
+    return sampling
 
 
 def _kind_of(given: dict[str, Any], sampling: Sampling) -> type[Plan]:
@@ -79,4 +88,4 @@ def _kind_of(given: dict[str, Any], sampling: Sampling) -> type[Plan]:
         return CorrelatedPlan
     if sampling.buffered:
         return BufferedPlan
-    return GroupedPlan if isinstance(sampling, OwnRatesSampling) else CentralPlan
+    return GroupedPlan if sampling.own_groups else CentralPlan

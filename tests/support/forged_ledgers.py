@@ -54,7 +54,7 @@ def written(path: Path, plan: Plan, *, insecure: bool = False) -> None:
     rng = SecureRandom(insecure_seed=1) if insecure else None
     for _ in range(2):
         with PrivacyLedger.open(path, plan, rng=rng) as ledger:
-            named = plan.participation_cap is not None
+            named = plan.sampling.cap is not None
             for number in (1, 2):
                 units = [f"{ledger.rounds_spent}a", f"{ledger.rounds_spent}b"] if named else None
                 try:

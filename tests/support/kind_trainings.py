@@ -60,7 +60,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
         **_FIELDS,
         num_records=3 * NODES,
         max_records=3,
-        sampling_rate=0.5,
+        sampling=PoissonSampling(sampling_rate=0.5),
         clipping=FixedClipping(norm=1.0),
         secure_sum=SecureSum(reply_after=600.0),
     ),

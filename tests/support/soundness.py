@@ -76,5 +76,5 @@ def require_sound_buffers(place: Place) -> list[Contribution]:
     assert indices == list(range(len(indices)))
     assert len({(each.unit, each.folded) for each in found}) == len(found)
     assert max(Counter(each.folded for each in found).values(), default=0) <= plan.denominator
-    assert max(asks.values(), default=0) <= (plan.participation_cap or plan.rounds)
+    assert max(asks.values(), default=0) <= (plan.sampling.cap or plan.rounds)
     return found

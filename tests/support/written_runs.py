@@ -96,7 +96,7 @@ def statement(*, rounds: int, done: int, epsilon: float) -> dict[str, Any]:
         "rounds_planned": rounds,
         "rounds_committed": done,
         "noise_multipliers": [1.3] * done,
-        "participation_cap": None,
+        "most_rounds": None,
         "metrics": [],
         "releases": [event | {"count": done}] if done else [],
         "clipping": {"kind": "fixed", "norm": 0.5},

@@ -25,8 +25,11 @@ def main(grid: Grid, context: Context) -> None:
         rounds=config["num-server-rounds"],
         num_clients=config["num-hospitals"],
         clipping_norm=config["clipping-norm"],
-        selection=RegionSelection(task.REGIONS, per_region=config["hospitals-per-region"]),
-        participation_cap=config["participation-cap"],
+        selection=RegionSelection(
+            task.REGIONS,
+            per_region=config["hospitals-per-region"],
+            participation_cap=config["participation-cap"],
+        ),
         ledger=_ledger(context),
     )
     result = strategy.start(

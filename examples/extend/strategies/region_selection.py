@@ -14,12 +14,14 @@ class RegionSelection(Selection):
 
     Privacy: regions are public and turns follow from them and from coins, so choosing costs
     nothing. Who takes part is seen, so nothing is amplified: each unit pays in full for each round
-    that it takes part in, and the plan's participation cap bounds how many those are.
+    that it takes part in, and a participation cap bounds how many those are.
     """
 
-    def __init__(self, regions: Sequence[str], per_region: int) -> None:
-        """Draw `per_region` units from each of the regions."""
-        self.sampling = VisibleSampling(cohort=len(regions) * per_region)
+    def __init__(self, regions: Sequence[str], per_region: int, participation_cap: int) -> None:
+        """Draw `per_region` units from each of the regions, each unit in so many rounds at most."""
+        self.sampling = VisibleSampling(
+            cohort=len(regions) * per_region, participation_cap=participation_cap
+        )
         self.regions = tuple(regions)
         self.per_region = per_region
         self._region: dict[Unit, str] = {}

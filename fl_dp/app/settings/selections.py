@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,9 +99,13 @@ class PoissonSettings(SelectionSettings):
 
     def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
-        from fl_dp.strategies import PoissonSelection
+        from fl_dp.accounting import PoissonSampling
+        from fl_dp.strategies import LawSelection
 
-        return PoissonSelection(self.sampling_rate)
+        law = PoissonSampling(
+            sampling_rate=self.sampling_rate, participation_cap=self.participation_cap
+        )
+        return LawSelection(law)
 
 
 @dataclass(kw_only=True)
@@ -122,11 +126,13 @@ class TruncatedPoissonSettings(SelectionSettings):
 
     def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
-        from fl_dp.strategies import TruncatedPoissonSelection
+        from fl_dp.accounting import TruncatedPoissonSampling
+        from fl_dp.strategies import LawSelection
 
-        if self.max_cohort is None:
-            return TruncatedPoissonSelection.comfortable(self.sampling_rate, num_clients)
-        return TruncatedPoissonSelection(self.sampling_rate, self.max_cohort)
+        law = TruncatedPoissonSampling.comfortable(self.sampling_rate, num_clients)
+        if self.max_cohort is not None:
+            law = replace(law, max_cohort=self.max_cohort)
+        return LawSelection(law)
 
 
 @dataclass(kw_only=True)
@@ -137,9 +143,10 @@ class FixedSettings(SelectionSettings):
 
     def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
-        from fl_dp.strategies import FixedSelection
+        from fl_dp.accounting import FixedSizeSampling
+        from fl_dp.strategies import LawSelection
 
-        return FixedSelection(self.cohort(num_clients))
+        return LawSelection(FixedSizeSampling(cohort=self.cohort(num_clients)))
 
 
 @dataclass(kw_only=True)
@@ -177,10 +184,14 @@ class ExponentialSettings(SelectionSettings):
 
     def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
+        from fl_dp.accounting import VisibleSampling
         from fl_dp.strategies import ExponentialSelection
 
+        law = VisibleSampling(
+            cohort=self.cohort(num_clients), participation_cap=self.participation_cap
+        )
         return ExponentialSelection(
-            self.cohort(num_clients),
+            law,
             epsilon=self.epsilon,
             utility=self.utility,
             utility_high=self.utility_high,
@@ -262,11 +273,22 @@ class PublicSettings(SelectionSettings):
         super().__post_init__()
         at_least("selection.participation_cap", self.participation_cap, 1)
 
-    def make(self, num_clients: int) -> Selection:
-        """Return who takes part."""
+    def make(self, num_clients: int, *, separation: int = 1) -> Selection:
+        """Return who takes part.
+
+        Args:
+            num_clients: Those of the roster.
+            separation: Least distance of two rounds of one client.
+        """
+        from fl_dp.accounting import VisibleSampling
         from fl_dp.strategies import PublicSelection
 
-        return PublicSelection(self.cohort(num_clients))
+        law = VisibleSampling(
+            cohort=self.cohort(num_clients),
+            participation_cap=self.participation_cap,
+            separation=separation,
+        )
+        return PublicSelection(law)
 
 
 @dataclass(kw_only=True)
@@ -300,10 +322,14 @@ class BufferedSettings(SelectionSettings):
 
     def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
+        from fl_dp.accounting.sampling import BufferedSampling
         from fl_dp.strategies import BufferedSelection
 
+        law = BufferedSampling(
+            cohort=self.cohort(num_clients), participation_cap=self.participation_cap
+        )
         return BufferedSelection(
-            self.cohort(num_clients),
+            law,
             concurrency=self.concurrency,
             max_staleness=self.max_staleness,
             staleness_power=self.staleness_power,
@@ -358,7 +384,7 @@ class OwnBudgetsSettings(SelectionSettings):
     def make(self, num_clients: int) -> Selection:
         """Return who takes part, at rates that a plan still has to find."""
         from fl_dp.accounting import OwnRatesSampling
-        from fl_dp.strategies import OwnRatesSelection
+        from fl_dp.strategies import LawSelection
 
         budgets, shares, owners = self.budgets or [], self.shares or [], self.epsilon_of()
         if (owners is None) != bool(budgets and shares):
@@ -376,7 +402,7 @@ class OwnBudgetsSettings(SelectionSettings):
             budgets = sorted(sizes)
             shares = [sizes[epsilon] / num_clients for epsilon in budgets]
         law = OwnRatesSampling.at(self.sampling_rate, budgets=budgets, shares=shares)
-        return OwnRatesSelection(law)
+        return LawSelection(law)
 
 
 SELECTIONS: tuple[SelectionSettings, ...] = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fl_dp.accounting import EpsilonBounds, OwnRatesSampling
+from fl_dp.accounting import EpsilonBounds
 from fl_dp.accounting.gaussian_formulas import naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
@@ -66,18 +66,16 @@ class PlanView:
     @property
     def own_budgets(self) -> list[dict[str, float]]:
         """Budget, share, rate, noise and epsilon of each group that has its own."""
-        law = self.plan.sampling
-        if not isinstance(law, OwnRatesSampling):
-            return []
+        plan = self.plan
         return [
             {
-                "budget": law.budgets[group],
-                "share": law.shares[group],
-                "sampling_rate": law.rates[group],
-                "noise_multiplier": self.plan.noise_multiplier / law.scale_of(group),
+                "budget": group.budget,
+                "share": group.share,
+                "sampling_rate": group.sampling_rate,
+                "noise_multiplier": plan.noise_multiplier / group.scale,
                 "epsilon": spent.best,
             }
-            for group, spent in enumerate(self.plan.own_epsilons())
+            for group, spent in zip(plan.sampling.own_groups, plan.own_epsilons(), strict=True)
         ]
 
     @property

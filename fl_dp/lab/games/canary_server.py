@@ -15,7 +15,6 @@ from flwr.app import Context, RecordDict
 from flwr.serverapp import Grid, ServerApp
 from numpy.typing import NDArray
 
-from fl_dp.accounting import CyclicSampling, OwnRatesSampling
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.server import output_dir, train
 from fl_dp.app.workload import initial_arrays_of
@@ -72,7 +71,7 @@ def seen_by(loop: WatchedLoop, moved: NDArray[np.float64]) -> SeenRun:
         coefficients=loop.plan.coefficients or (COEFFICIENT_ONE,),
         drawn=np.array(loop.asked, dtype=np.bool_),
         cohorts=np.array(loop.cohorts, dtype=np.int64),
-        own=loop.groups() if isinstance(loop.plan.sampling, OwnRatesSampling) else None,
+        own=loop.groups() if loop.plan.sampling.own_groups else None,
     )
 
 
@@ -125,13 +124,13 @@ class WatchedLoop(PrivateLoop):
         sampling = self.plan.sampling
         if sampling.visible:
             return WhoseTurn(asked=np.stack(self.asked))
-        if not isinstance(sampling, CyclicSampling):
+        if not sampling.takes_turns:
             return None
         # Who was never drawn shows noise alone in any turn: in none it would make others' more.
         groups = self.groups()
         unknown = np.flatnonzero(groups < 0)
-        groups[unknown] = unknown % sampling.groups
-        return WhoseTurn(groups=groups, num_groups=sampling.groups)
+        groups[unknown] = unknown % sampling.num_groups
+        return WhoseTurn(groups=groups, num_groups=sampling.num_groups)
 
     def groups(self) -> NDArray[np.int64]:
         """Return the public group of each canary, -1 where it is not known."""

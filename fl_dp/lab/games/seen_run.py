@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.accounting import CyclicSampling, OwnRatesSampling, PoissonSampling, Sampling
+from fl_dp.accounting import Sampling
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.loss_distributions import NoDistribution
 from fl_dp.accounting.trade_off import TradeOff, trade_off
@@ -312,18 +312,20 @@ def claims_of(plan: Plan, history: FrozenHistory, quoted: float) -> list[Claim]:
         except NoDistribution:
             return None
 
-    if not isinstance(law, OwnRatesSampling):
+    if not law.own_groups:
         rate = rate_of_coins(law)
         return [Claim(epsilon=quoted, sampling_rate=rate, curve=curve(history))]
     return [
         Claim(
             epsilon=spent.best,
-            sampling_rate=law.rates[group],
-            curve=curve(law.history_for(group, history)),
-            group=group,
-            whose=f", of those that allow {law.budgets[group]:g}",
+            sampling_rate=group.sampling_rate,
+            curve=curve(law.history_for(number, history)),
+            group=number,
+            whose=f", of those that allow {group.budget:g}",
         )
-        for group, spent in enumerate(plan.own_epsilons(history))
+        for number, (group, spent) in enumerate(
+            zip(law.own_groups, plan.own_epsilons(history), strict=True)
+        )
     ]
 
 
@@ -331,23 +333,22 @@ def rate_of_coins(sampling: Sampling) -> float:
     """Return the probability of a client in a round that it may be drawn in; 1 if that is seen."""
     if sampling.visible:
         return 1.0
-    inside = sampling.inside if isinstance(sampling, CyclicSampling) else sampling
-    assert isinstance(inside, PoissonSampling)  # as `require_auditable` has checked
-    return inside.sampling_rate
+    assert sampling.coin_rate is not None  # as `require_auditable` has checked
+    return sampling.coin_rate
 
 
 def _coins(seen: SeenRun, sampling: Sampling, claim: Claim) -> NDArray[np.bool_]:
     """Return the coins of canaries with a claim, one row a round, or a turn of each one's group."""
     if seen.own is not None:
         return seen.drawn[:, seen.own == claim.group]
-    if not isinstance(sampling, CyclicSampling) or seen.turn is None or seen.turn.groups is None:
+    if not sampling.takes_turns or seen.turn is None or seen.turn.groups is None:
         return seen.drawn
-    turns = len(seen.rounds) // sampling.groups
-    of_group = np.array(seen.indices) % sampling.groups
+    turns = len(seen.rounds) // sampling.num_groups
+    of_group = np.array([sampling.group_at(index) for index in seen.indices])
     return np.hstack(
         [
             seen.drawn[of_group == group][:turns, seen.turn.groups == group]
-            for group in range(sampling.groups)
+            for group in range(sampling.num_groups)
         ]
     )
 

@@ -156,7 +156,7 @@ _STATED = (
     "clipping_norm",
     "denominator",
     "num_clients",
-    "participation_cap",
+    "most_rounds",
     "rounds",
     "rounds_committed",
     "rounds_planned",
@@ -322,13 +322,12 @@ def _selection(run: FoundRun) -> list[Row]:
     plain = settings.get("selection.name") not in ("exponential", "dp_utility")
     keys = _WITHOUT_SCORES if plain else [key for key in settings if key.startswith("selection.")]
     rows = [(key, shown_value(settings[key])) for key in keys if settings.get(key) is not None]
-    cap = (run.statement or {}).get("participation_cap")
-    if isinstance(cap, int):
-        rows.append((WORDS["stated.participation_cap"], str(cap)))
+    most = (run.statement or {}).get("most_rounds")
+    if isinstance(most, int):
+        rows.append((WORDS["stated.most_rounds"], str(most)))
     return rows
 
 
 _WITHOUT_SCORES = tuple(
-    f"selection.{key}"
-    for key in ("name", "sampling_rate", "max_cohort", "participation_cap", "coins")
+    f"selection.{key}" for key in ("name", "sampling_rate", "max_cohort", "coins")
 )

@@ -25,7 +25,7 @@ from fl_dp.lab.games.canary_run import CanaryRun, require_auditable
 from fl_dp.lab.games.canary_server import WatchedLoop
 from fl_dp.lab.games.seen_run import Audited, SeenRun, claims_of
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
-from fl_dp.strategies import Draw, OwnRatesSelection
+from fl_dp.strategies import Draw, LawSelection
 
 BUDGETS = (0.5, 12.0)
 RUN = CanaryRun(count=200, seed=1, in_place=True)
@@ -35,13 +35,13 @@ STRICT, GENEROUS = ", of those that allow 0.5", ", of those that allow 12"
 LAW = OwnRatesSampling.at(0.5, budgets=BUDGETS, shares=(0.5, 0.5))
 
 
-class EightTimesAsOften(OwnRatesSelection):
+class EightTimesAsOften(LawSelection):
     """Draws the strict group at eight times its rate."""
 
     def select(self, draw: Draw) -> Any:
         first = np.array(draw.groups) == 0
         strict = [u for u, at in zip(draw.roster, first, strict=True) if at]
-        coins = draw.rng.bernoulli(8.0 * self.sampling.rates[0], len(strict))
+        coins = draw.rng.bernoulli(8.0 * self.sampling.own_groups[0].sampling_rate, len(strict))
         others = [unit for unit in super().select(draw) if unit not in strict]
         return others + [u for u, heads in zip(strict, coins, strict=True) if heads]
 

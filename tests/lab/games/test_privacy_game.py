@@ -27,7 +27,7 @@ from fl_dp.lab.audit.verdict import AuditReport, Finding
 from fl_dp.lab.games.game import GAMES, SILENCE, audit_strategy, names_of
 from fl_dp.lab.games.subjects import FlDp, FlowersOwn, Sent, Subject
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.strategies import Draw, PoissonSelection, PrivateLoop, Released, Selection, Unit
+from fl_dp.strategies import Draw, LawSelection, PrivateLoop, Released, Selection, Unit
 from fl_dp.updates.clipped_sum import ClippedSum
 
 ALARM = 1e-6  # how often an audit may accuse a strategy that is right
@@ -275,5 +275,7 @@ def test_a_unit_of_k_of_n_stands_out_more_than_its_poisson_charge_allows() -> No
     )
     claim = plan.epsilon().best
     assert claim == pytest.approx(0.814, abs=0.01)
-    assert delta_stands(PoissonSelection(1 / 6), plan, below=-0.97, claim=claim)
+    assert delta_stands(
+        LawSelection(PoissonSampling(sampling_rate=1 / 6)), plan, below=-0.97, claim=claim
+    )
     assert not delta_stands(ExactlySoMany(1 / 6), plan, below=-0.97, claim=claim)

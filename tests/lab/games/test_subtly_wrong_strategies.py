@@ -26,7 +26,7 @@ from fl_dp.lab.games.game import COHORT_SIZE, GAMES, SENT, audit_strategy
 from fl_dp.lab.games.subjects import FlDp, Subject
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid import IntegerLaw
-from fl_dp.strategies import Draw, PoissonSelection, PrivateLoop, Released, Selection, Unit
+from fl_dp.strategies import Draw, LawSelection, PrivateLoop, Released, Selection, Unit
 
 ALARM, Z, ROUNDS = 1e-6, 0.25, 200
 ALL_ARE_LONG, REPLACED = (game.name for game in GAMES[6:])
@@ -169,6 +169,10 @@ class OneCoinForTwo(Selection):
 # --- the audit ----------------------------------------------------------------------------------
 
 
+def coins(sampling_rate: float) -> LawSelection:
+    return LawSelection(PoissonSampling(sampling_rate=sampling_rate))
+
+
 def ours(loop: type[PrivateLoop] = PrivateLoop, **options: Any) -> FlDp:
     return FlDp(noise_multiplier=Z, loop_class=loop, **options)
 
@@ -212,7 +216,7 @@ def test_a_wrong_system_is_convicted_by_its_own_rows_and_by_no_other(name: str) 
         ours(),
         ours(arrays=4),
         ours(adaptive=True),
-        ours(selection=PoissonSelection),
+        ours(selection=coins),
         FlDp(noise_multiplier=2.0),
         ours(ClippedByL1),
     ],

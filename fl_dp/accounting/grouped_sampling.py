@@ -1,0 +1,291 @@
+"""Laws with public groups of units, which take turns or have budgets of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar, Self
+
+import numpy as np
+
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent, ZcdpEvent
+from fl_dp.option_errors import OptionError, require_count
+
+from .budget import NeighboringRelation
+from .events import PoissonGaussianEvent, PrivacyEvent
+from .sampling import OwnGroup, PoissonSampling, Sampling, TruncatedPoissonSampling, heads_of
+
+_BELOW = 1.0 - 1e-9  # of a norm: its group fits on another machine, too
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicSampling(Sampling):
+    """Public groups that take turns, and secret coins inside the group whose turn it is.
+
+    Each unit has one group for the whole training, and index t belongs to group t mod `groups`. So
+    two participations of a unit are at least `groups` indices apart, which correlated noise needs,
+    and each is amplified by its coin.
+
+    Attributes:
+        groups: How many there are; a plan needs at least 2, as 1 is the law inside.
+        inside: The law of the cohort inside a group, by its own rate.
+    """
+
+    kind: ClassVar[str] = "cyclic"
+    relations: ClassVar[tuple[NeighboringRelation, ...]] = (NeighboringRelation.ZERO_OUT,)
+    groups: int
+    inside: PoissonSampling | TruncatedPoissonSampling
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        require_count(groups=self.groups)
+        if not isinstance(self.inside, PoissonSampling | TruncatedPoissonSampling):
+            raise OptionError(
+                "inside a group only secret coins are charged for: write {inside=PoissonSampling("
+                f"sampling_rate=...)}} or TruncatedPoissonSampling(...), got {self.inside}"
+            )
+        self.inside.require_uncapped(
+            "groups that take turns have every turn, and a participation cap would leave some out"
+        )
+
+    @property
+    def visible(self) -> bool:
+        """Whether all units of the group whose turn it is take part."""
+        return self.inside.visible
+
+    @property
+    def least_separation(self) -> int:
+        """The number of groups, as each has every such turn."""
+        return self.groups
+
+    @property
+    def coin_rate(self) -> float | None:
+        """That of the law inside, where it has nothing but coins."""
+        return self.inside.coin_rate
+
+    @property
+    def of_declared(self) -> bool:
+        """Whether the law inside draws from all declared units."""
+        return self.inside.of_declared
+
+    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return a cohort of the group whose turn it is. See `Sampling.draw`."""
+        return self.inside.draw(rng, places)
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups."""
+        return self.groups
+
+    def next_group(self, sizes: Mapping[int, int]) -> int:
+        """Return the smallest group."""
+        return min(range(self.groups), key=lambda group: (sizes.get(group, 0), group))
+
+    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
+        """Return the event of the law inside the largest group."""
+        return self.inside.event(noise_multiplier, self.largest_group(num_units))
+
+    def expected_cohort(self, num_units: int) -> float:
+        """Return the expected size, which is the same in all rounds."""
+        return self.inside.expected_cohort(num_units) / self.groups
+
+    def describe(self, unit: str = "client") -> str:
+        """Return one phrase for people."""
+        within = self.inside.describe(unit)
+        if self.inside.visible:
+            within = f"each {unit} of the group is charged in full"
+        return f"{self.groups} public groups of {unit}s that take turns; inside a group {within}"
+
+    def check(self, num_units: int) -> None:
+        """Refuse one group alone, and more groups than units."""
+        if self.groups == 1:
+            raise OptionError(
+                "groups must be at least 2, got 1: a group alone has every turn, so take "
+                f"{self.inside} itself"
+            )
+        if self.groups > num_units:
+            raise OptionError(
+                f"groups must be at most the roster's {num_units} units, got {self.groups}"
+            )
+        super().check(num_units)
+
+    def group_at(self, index: int) -> int:
+        """Return the group whose turn an index is, from 0 on."""
+        return index % self.groups
+
+    def largest_group(self, num_units: int) -> int:
+        """Return the size of the largest group, where units are dealt in turn."""
+        return -(-num_units // self.groups)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnRatesSampling(Sampling):
+    """A rate or a noise for each public group of units with a budget of its own.
+
+    Where noise is everybody's, who allows less takes part less often. Where each unit adds its own,
+    all take part in every round, who allows less adds more, and its message weighs the inverse of
+    its variance. A unit is charged at its own group's rate and noise: neighbours differ in that
+    unit, whose group is public.
+
+    Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for
+    DP-SGD", its method Sample.
+
+    Attributes:
+        budgets: Epsilon of each group, increasing.
+        shares: Share of the declared units in each group; public.
+        rates: Probability of each unit of a group in each round; all 1 where units add the noise.
+        scales: The last group's noise over that of each group; empty: all 1.
+    """
+
+    kind: ClassVar[str] = "own-rates"
+    budgets: tuple[float, ...]
+    shares: tuple[float, ...]
+    rates: tuple[float, ...]
+    scales: tuple[float, ...] = ()
+
+    @classmethod
+    def at(
+        cls, sampling_rate: float, *, budgets: Sequence[float], shares: Sequence[float]
+    ) -> OwnRatesSampling:
+        """Return the law before its rates or noises are found: a plan to budgets changes them.
+
+        Args:
+            sampling_rate: Mean rate over all units; 1 where units add the noise.
+            budgets: Epsilon of each group, increasing.
+            shares: Share of the declared units in each group.
+
+        Raises:
+            ValueError: If an argument is out of range.
+        """
+        rates = (sampling_rate,) * len(budgets)
+        return cls(budgets=tuple(budgets), shares=tuple(shares), rates=rates)
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        if not len(self.budgets) == len(self.shares) == len(self.rates) >= 2:
+            raise OptionError(
+                "budgets and shares need a number for each of at least 2 groups, got "
+                f"{list(self.budgets)} and {list(self.shares)}"
+            )
+        if not all(low < high for low, high in pairwise((0.0, *self.budgets, math.inf))):
+            raise OptionError(
+                f"budgets must increase from above 0, got {list(self.budgets)}: write for "
+                "example [1,3,8]"
+            )
+        if min(self.shares) <= 0.0 or abs(math.fsum(self.shares) - 1.0) > 1e-9:
+            raise OptionError(
+                "{shares} must be positive and add up to 1, got "
+                f"{list(self.shares)}: write for example [0.5,0.3,0.2]"
+            )
+        sampled = 0.0 < min(self.rates) <= max(self.rates) == self.rates[-1] < 1.0
+        if not (sampled or set(self.rates) == {1.0}):
+            raise OptionError(
+                "with budgets of their own clients take part at a sampling_rate in (0, 1), the "
+                "last group at the largest, or all of them at 1 with noise of their own, got "
+                f"{list(self.rates)}"
+            )
+        if self.scales and not (
+            len(self.scales) == len(self.budgets)
+            and all(0.0 < scale <= 1.0 for scale in self.scales)
+            and self.scales[-1] == 1.0
+        ):
+            raise OptionError(
+                "the last group's noise over that of each lies in (0, 1], and over its own is 1, "
+                f"got {list(self.scales)}"
+            )
+
+    @property
+    def num_groups(self) -> int:
+        """The number of groups."""
+        return len(self.budgets)
+
+    @property
+    def visible(self) -> bool:
+        """Whether all units take part."""
+        return min(self.rates) == 1.0
+
+    @property
+    def own_groups(self) -> tuple[OwnGroup, ...]:
+        """The groups, with the noise and the rate of each."""
+        scales = self.scales or (1.0,) * self.num_groups
+        groups = zip(self.budgets, self.shares, self.rates, scales, strict=True)
+        return tuple(
+            OwnGroup(budget=budget, share=share, sampling_rate=rate, scale=scale)
+            for budget, share, rate, scale in groups
+        )
+
+    def with_scales(
+        self, noise_multiplier: float, multiplier_for: Callable[[float], float]
+    ) -> Self:
+        """Return the law with the noise of each group. See `Sampling.with_scales`."""
+        scales = [
+            noise_multiplier / multiplier_for(epsilon) * _BELOW for epsilon in self.budgets[:-1]
+        ]
+        return replace(self, scales=(*scales, 1.0))
+
+    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return the places whose coin came up, at each group's rate. See `Sampling.draw`."""
+        if len(groups) != places:
+            raise ValueError("groups are the ledger's: this selection needs a plan")
+        numbers = np.asarray(groups, dtype=np.int64)
+        heads = np.zeros(places, dtype=bool)
+        for group, rate in enumerate(self.rates):
+            members = np.flatnonzero(numbers == group)
+            heads[members] = rng.bernoulli(rate, len(members))
+        return heads_of(heads)
+
+    def next_group(self, sizes: Mapping[int, int]) -> int:
+        """Return the group that most lacks units of its share."""
+        dealt = sum(sizes.values()) + 1
+        lacks = [share * dealt - sizes.get(group, 0) for group, share in enumerate(self.shares)]
+        return max(range(len(lacks)), key=lambda group: (lacks[group], -group))
+
+    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
+        """Return the event of the last group, which pays most."""
+        return PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=self.rates[-1])
+
+    def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
+        """Return what a release costs a unit of a group, from what it costs those of the last."""
+        if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == self.rates[-1]:
+            return replace(event, sampling_rate=self.rates[group])
+        return _with_noise_over(event, self.own_groups[group].scale)
+
+    def expected_cohort(self, num_units: int) -> float:
+        """Return the expected size."""
+        return num_units * math.fsum(
+            share * rate for share, rate in zip(self.shares, self.rates, strict=True)
+        )
+
+    def expected_weight(self, num_units: int) -> float:
+        """Return what such a cohort weighs; see `OwnGroup.weight`."""
+        return num_units * math.fsum(
+            group.share * group.sampling_rate * group.weight for group in self.own_groups
+        )
+
+    def describe(self, unit: str = "client") -> str:
+        """Return one phrase for people."""
+        each = zip(self.budgets, self.scales or self.rates, strict=True)
+        said = ", ".join(f"{number:.4g} for epsilon {budget:g}" for budget, number in each)
+        if self.visible:
+            return f"none: every round is charged in full, at noise over its group's number: {said}"
+        return f"Poisson: a secret coin for each {unit} in each round, at its group's rate: {said}"
+
+
+def _with_noise_over(event: PrivacyEvent, scale: float) -> PrivacyEvent:
+    """Return the event of one client's message whose noise is larger, by one over `scale`."""
+    if isinstance(event, GaussianEvent | LaplaceEvent):
+        return replace(event, noise_multiplier=event.noise_multiplier / scale)
+    if isinstance(event, ZcdpEvent):
+        return replace(event, rho=event.rho * scale**2)
+    return event  # of no client's message
