@@ -102,7 +102,7 @@ def test_a_plan_of_records_survives_being_written_down() -> None:
         ({"secure_sum": None}, "nodes means nothing where noise is added at the server"),
         (
             {"sampling_rate": None, "sampling": VisibleSampling(cohort=10)},
-            "plan has cohorts by Poisson",
+            "plan has cohorts by poisson",
         ),
         (
             {

@@ -547,7 +547,7 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
     ("changes", "match"),
     [
         (dict(secure_sum=SecureSum()), "a distributed plan has cohorts by"),
-        (dict(client_scheme="gaussian"), "nothing is amplified: write sampling_rate=1"),
+        (dict(client_scheme="gaussian"), "a local plan has cohorts by"),
         (dict(correlation=Banded(coefficients=(4096, 2000))), "a correlated plan has cohorts by"),
         (dict(units_per_node=2), "units_per_node means nothing where"),
         (dict(schedule=NoiseSchedule(name="linear")), "schedule means nothing where"),
