@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIRE = 3  # 1: nodes could be offered prices; 2: queries had no `kind`
+WIRE = 4  # 1: nodes could be offered prices; 2: queries had no `kind`; 3: gates told no promise
 """Version of all that crosses between server and nodes; one more when the other end must follow."""
 
 WIRE_KEY = "fl-dp-wire"

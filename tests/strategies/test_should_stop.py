@@ -100,6 +100,9 @@ def test_rounds_without_privacy_stop_too() -> None:
 def test_start_takes_all_that_the_installed_flower_s_does(kind: type[Strategy]) -> None:
     flowers = inspect.signature(Strategy.start).parameters
     ours = list(inspect.signature(kind.start).parameters.values())[: len(flowers)]
-    assert [(each.name, each.kind, each.default) for each in ours] == [
-        (each.name, each.kind, each.default) for each in flowers.values()
+    defaults = {each.name: each.default for each in ours}
+    assert defaults.pop("num_rounds") is None  # the plan's rounds
+    assert [(each.name, each.kind) for each in ours] == [
+        (each.name, each.kind) for each in flowers.values()
     ]
+    assert defaults == {name: flowers[name].default for name in defaults}
