@@ -212,7 +212,7 @@ def test_nodes_that_sum_their_units_are_refused_an_encoding(
     plan = plan_of(N, sampling_rate=0.5, **ways)
     with (
         PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger,
-        pytest.raises(ValueError, match=r"have to stay exact.*leave it out"),
+        pytest.raises(ValueError, match=r"have to stay exact.*leave compression.up out"),
     ):
         DPFedAvg(plan=plan, ledger=ledger, compression=compression)
 
