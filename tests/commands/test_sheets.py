@@ -25,7 +25,7 @@ def test_no_text_is_markup_and_numbers_stand_to_the_right() -> None:
     text = shown(60)
     assert "[bold] of runs" in text
     assert "│ clipping=[red] │       4 │" in text
-    assert "│ weight_cap=1  │    12.5 │" in text
+    assert "│ weight_cap=1   │    12.5 │" in text
 
 
 def test_where_there_is_no_room_text_is_folded_and_never_cut() -> None:
