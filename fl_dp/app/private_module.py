@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
@@ -32,7 +31,7 @@ from fl_dp.model_arrays import get_arrays, set_arrays
 from fl_dp.plan import Plan
 from fl_dp.statement import PrivacyStatement, privacy_statement
 from fl_dp.strategies import DPFedAvg
-from fl_dp.tasks.training import check_training, evaluate, train_locally
+from fl_dp.tasks.training import check_training, evaluate, one_thread, train_locally
 
 from .client_arrays import Data, Pair, parts_of, require_fitting, tensors_of
 from .in_process import flower_in_silence
@@ -175,7 +174,7 @@ def train_private(
             first = {name: Array(values) for name, values in get_arrays(module).items()}
             released.append(private.start(grid, ArrayRecord(first), evaluate_fn=after).arrays)
 
-        opened.enter_context(_one_thread())
+        opened.enter_context(one_thread())
         client = numpy_client_app(lambda context: _Client(module, parts, train, context))
         play(server, client, num_nodes=len(parts), run_config={})
         statement = privacy_statement(private.ledger)
@@ -217,19 +216,13 @@ def _strategy(
     if plan is None:
         usual = {"sampling_rate": _SAMPLING_RATE} | dict(budget)
         return DPFedAvg.with_budget(strategy, num_clients=num_clients, ledger=ledger, **usual)
-    calibrated = plan.calibrated()
-    return DPFedAvg(strategy, plan=calibrated, ledger=PrivacyLedger.open(ledger, calibrated))
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch compute by one thread: for a client's few records more only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+    ready = plan.calibrated() if plan.is_draft else plan
+    opened = PrivacyLedger.open(ledger, ready)
     try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+        return DPFedAvg(strategy, plan=ready, ledger=opened)
+    except BaseException:
+        opened.close()
+        raise
 
 
 def _silent(server_round: int) -> None:

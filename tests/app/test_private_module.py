@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +221,11 @@ def test_what_does_not_fit_ends_in_one_line_before_a_ledger_exists(
         wrong()
     assert "\n" not in str(refused.value)
     assert "ledger" not in caplog.text
+
+
+def test_a_plan_that_has_its_noise_keeps_it(tmp_path: Path) -> None:
+    calibrated = local_plan().calibrated()
+    noisier = replace(calibrated, noise_multiplier=3.0 * calibrated.noise_multiplier)
+    trained = train_private(line(), clients(), plan=noisier, ledger=tmp_path / "ledger.db")
+    assert set(trained.statement.noise_multipliers) == {noisier.noise_multiplier}
+    assert trained.epsilon < 50.0 / 2

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,6 +43,7 @@ from fl_dp.lab.attacks.membership.observations import (
 )
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets import Dataset
+from fl_dp.tasks.training import one_thread
 
 UNITS = ("record", "client")
 """Candidates of the attack: records, or whole clients."""
@@ -316,19 +316,8 @@ def train_with(
     grid = InProcessGrid(_app(members, whole=unit == "client"), configs)
     folder.mkdir()
     alone = replace(_as_played(settings), output_dir=str(folder), run_name="run", resume=None)
-    with flower_in_silence(), _one_thread():
+    with flower_in_silence(), one_thread():
         return train(grid, alone, run_id="membership").arrays
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Train on one thread: for a client's few records others cost more than they do."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _app(members: NDArray[np.bool_], *, whole: bool) -> ClientApp:

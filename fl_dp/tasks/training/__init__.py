@@ -6,6 +6,7 @@ from .local import (
     check_training,
     evaluate,
     evaluate_with_probabilities,
+    one_thread,
     train_locally,
 )
 from .together import UnitData, train_together
@@ -17,6 +18,7 @@ __all__ = [
     "check_training",
     "evaluate",
     "evaluate_with_probabilities",
+    "one_thread",
     "train_locally",
     "train_together",
 ]

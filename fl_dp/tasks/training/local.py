@@ -20,6 +20,17 @@ from torch.nn import functional
 from fl_dp.clients.index_ranges import require_labels, tables_of, tokens_in_range
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute by one thread: for a client's few records more only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def train_locally(
     model: nn.Module,
     features: NDArray[np.float32] | NDArray[np.int64] | Tensor,
