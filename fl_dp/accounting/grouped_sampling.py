@@ -275,11 +275,15 @@ class OwnRatesSampling(Sampling):
 
     def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
-        each = zip(self.budgets, self.scales or self.rates, strict=True)
-        said = ", ".join(f"{number:.4g} for epsilon {budget:g}" for budget, number in each)
+        groups = zip(self.budgets, self.scales or self.rates, strict=True)
+        numbers = ", ".join(f"{number:.4g} for epsilon {budget:g}" for budget, number in groups)
         if self.visible:
-            return f"none: every round is charged in full, at noise over its group's number: {said}"
-        return f"Poisson: a secret coin for each {unit} in each round, at its group's rate: {said}"
+            return (
+                f"none: every round is charged in full, at noise over its group's number: {numbers}"
+            )
+        return (
+            f"Poisson: a secret coin for each {unit} in each round, at its group's rate: {numbers}"
+        )
 
 
 def _with_noise_over(event: PrivacyEvent, scale: float) -> PrivacyEvent:

@@ -160,7 +160,7 @@ def require_fitting(module: nn.Module, parts: Sequence[Pair]) -> None:
 def _outputs_of(module: nn.Module, record: Tensor) -> Tensor:
     trained = module.training
     module.eval()
-    device = next((each.device for each in module.parameters()), record.device)
+    device = next((weight.device for weight in module.parameters()), record.device)
     try:
         with torch.no_grad():
             outputs = module(record.to(device))

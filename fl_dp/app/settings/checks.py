@@ -98,14 +98,14 @@ def distinct(key: str, values: list[str] | None, *, least: int) -> None:
 
 def choices(group: str, settings: object) -> None:
     """Check that every key of a group that takes one of a few names is null or has one of them."""
-    for key, known in CHOICES.items():
+    for key, allowed in CHOICES.items():
         of, _, name = key.rpartition(".")
         if of == group and hasattr(settings, name):
-            one_of(key, getattr(settings, name), known)
+            one_of(key, getattr(settings, name), allowed)
 
 
-def one_of(key: str, value: str | None, known: Sequence[str]) -> None:
+def one_of(key: str, value: str | None, allowed: Sequence[str]) -> None:
     """Check that a name is null or one of a few."""
-    if value is not None and value not in known:
-        nearest = "".join(f": did you mean {n}?" for n in get_close_matches(value, known, 1))
-        raise OptionError(f"{key} must be one of {', '.join(known)}, got '{value}'{nearest}")
+    if value is not None and value not in allowed:
+        nearest = "".join(f": did you mean {n}?" for n in get_close_matches(value, allowed, 1))
+        raise OptionError(f"{key} must be one of {', '.join(allowed)}, got '{value}'{nearest}")
