@@ -211,7 +211,7 @@ class DPFedAvg(RoundStrategy):
             sampling_rate: Probability of each client in each round; or give a `selection`.
             selection: Who takes part; what it releases is planned for, too.
             clipping_norm: L2 bound on one client's update; or give a `clipping`. Both left out: it
-                is adapted to the median norm, see docs/choosing_a_clipping_norm.md.
+                is adapted to the median norm, see docs/choosing.md.
             clipping: What bounds an update, for instance `AdaptiveClipping()`.
             neighboring_relation: Which populations are neighbours.
             unit: `client`, or `record`; see `Plan`.
@@ -317,7 +317,7 @@ def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
         return clipping
     logger.info(
         "clipping_norm was left out: it starts at %g and follows the updates' median norm "
-        "(docs/choosing_a_clipping_norm.md)",
+        "(docs/choosing.md)",
         DEFAULT_CLIPPING.norm,
     )
     return DEFAULT_CLIPPING

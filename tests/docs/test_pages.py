@@ -17,14 +17,14 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def test_the_page_on_clipping_norms_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (DOCS / "choosing_a_clipping_norm.md").read_text()
+    page = (DOCS / "choosing.md").read_text()
     monkeypatch.chdir(tmp_path)
     given: dict[str, Any] = {
         "grid": LocalGrid(answer_with_update([{"w": np.full(4, 0.5)}] * 20), 20),
         "initial_arrays": ArrayRecord({"w": Array(np.zeros(4))}),
     }
     for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(code, "docs/choosing_a_clipping_norm.md", "exec"), given)
+        exec(compile(code, "docs/choosing.md", "exec"), given)
     assert given["clipping_norm"] == pytest.approx(0.1)
     with PrivacyLedger.read(tmp_path / "adapted.db") as ledger:
         assert ledger.rounds_committed == 10

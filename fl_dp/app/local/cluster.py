@@ -91,7 +91,7 @@ class Cluster:
         return (
             f"the Ray cluster {self.address} asks for no token: whoever reaches its ports runs "
             "programs as you on each of its machines and reads the data there; start it with "
-            "RAY_AUTH_MODE=token (docs/deployment.md)"
+            "RAY_AUTH_MODE=token (docs/gpu.md)"
         )
 
 
