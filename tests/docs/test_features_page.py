@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,12 +35,18 @@ def test_the_code_for_projects_of_one_s_own_runs(
         "public_images": draw.random((620, 1, 28, 28), dtype=np.float32),
         "images": draw.random((20, 1, 28, 28), dtype=np.float32),
     }
-    *others, code = PYTHON
+    [code] = PYTHON
     exec(compile(code, "docs/features.md", "exec"), given)
     assert given["vectors"].shape == (20, 600)
     assert (tmp_path / "features.safetensors").is_file()
-    for each in others:  # they need a network of somebody's
-        compile(each, "docs/features.md", "exec")
+
+
+def test_the_encoders_that_the_page_names_are_python() -> None:
+    """They need a network of somebody's."""
+    named = re.findall(r"\]\(\.\./(examples/encoders/\w+\.py)\)", PAGE)
+    assert len(named) == 3
+    for name in named:
+        compile((ROOT / name).read_text(encoding="utf-8"), name, "exec")
 
 
 SMALL: dict[str, Any] = dict(
@@ -80,15 +87,14 @@ def test_a_folder_of_transformers_becomes_an_encoder_as_the_page_says(
     model.save_pretrained(tmp_path / "vision")
     pixels = {"image_mean": [0.4] * 3, "image_std": [0.2] * 3, "size": {"height": 16, "width": 16}}
     (tmp_path / "vision/preprocessor_config.json").write_text(json.dumps(pixels), encoding="utf-8")
-    blocks = [block.replace("/srv", str(tmp_path)) for block in PYTHON]
-    [module] = [block for block in blocks if block.startswith("# my_encoders.py\n")]
-    [once] = [block for block in blocks if "from my_encoders import" in block]
-    (tmp_path / "my_encoders.py").write_text(module, encoding="utf-8")
+    module = (ROOT / "examples/encoders/vision_encoder.py").read_text(encoding="utf-8")
+    copy, weights = tmp_path / "vision_encoder.py", tmp_path / "encoder.safetensors"
+    copy.write_text(module.replace("/srv", str(tmp_path)), encoding="utf-8")
+    monkeypatch.setattr(sys, "argv", [str(copy), str(weights)])
+    runpy.run_path(str(copy), run_name="__main__")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "my_encoders", raising=False)
-    exec(compile(once, "docs/features.md", "exec"), {})
-    weights = tmp_path / "encoder.safetensors"
-    network = encoder_module("my_encoders:Vision", weights, (1, 20, 20))
+    monkeypatch.delitem(sys.modules, "vision_encoder", raising=False)
+    network = encoder_module("vision_encoder:Vision", weights, (1, 20, 20))
     images = torch.rand(2, 3, 16, 16)
     with torch.inference_mode():
         vision = getattr(model, "vision_model", model).eval()

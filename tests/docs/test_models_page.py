@@ -1,4 +1,4 @@
-"""The page on trained models runs as it stands."""
+"""The page on trained models runs as it stands, and so does the example that it names."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.ledger import PrivacyLedger
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
-WITH_FL_DP, WITHOUT, HEAD, TEXT = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/models.md"
+WITH_FL_DP, WITHOUT, TEXT = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def executed(code: str) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def test_a_private_head_is_trained_on_a_public_encoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    page = executed(HEAD)
+    page = executed((ROOT / "examples/private_head/app.py").read_text(encoding="utf-8"))
     grid = LocalGrid(answer_with_app(page["client_app"], page["CLIENTS"]), page["CLIENTS"])
     before = page["model"].encoder[0].weight.clone()
     page["main"](grid, None)
