@@ -3,8 +3,8 @@
     PYTHONPATH=tests/support python docs/rests_on.py
 
 writes docs/rests_on.md. A small training of each kind runs in a process of its own, from the plan
-to its statement. Of each file of the library in which a function is called meanwhile, the page has
-the first line. Calls while a file is imported do not count.
+to its statement. The page lists each file of the library in which a function is called meanwhile.
+Calls while a file is imported do not count.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import tempfile
 import threading
 import tokenize
 import traceback
+from collections.abc import Mapping
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -122,7 +124,6 @@ def _train(kind: str, folder: Path, calls: Path) -> None:
 def written() -> str:
     """Return what stands between the page's marks."""
     called = {kind: functions_called(kind) for kind in KINDS}
-    shared = set.intersection(*(set(files) for files in called.values()))
     rows = [
         "| plan | who adds the noise | files | lines of code | in functions that are called |",
         "|---|---|---|---|---|",
@@ -131,20 +132,44 @@ def written() -> str:
         plan, lines = KINDS[kind], sum(len(_code_of(file)) for file in files)
         of_calls = sum(_lines_called(file, firsts) for file, firsts in files.items())
         rows.append(f"| `{plan.__name__}` | {plan.place} | {len(files)} | {lines} | {of_calls} |")
-    parts = ["\n".join(rows), "## Every kind", _table(shared)]
-    for kind, files in called.items():
-        parts += [f"## {KINDS[kind].__name__}", _table(files.keys() - shared)]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(["\n".join(rows), *_lists({k: set(v) for k, v in called.items()})]) + "\n"
 
 
-def _table(files: set[str]) -> str:
-    rows = [f"| `{file}` | {len(_code_of(file))} | {_first_line(file)} |" for file in sorted(files)]
-    return "\n".join(["| file | lines | what must be right there |", "|---|---|---|", *rows])
+def _lists(called: Mapping[str, set[str]]) -> list[str]:
+    """Return headings and lists of files, one for each set of kinds that call the same files."""
+    files_of: dict[tuple[str, ...], list[Path]] = {}
+    by_folder = sorted(map(Path, set.union(*called.values())), key=lambda file: (file.parent, file))
+    for file in by_folder:
+        kinds = tuple(kind for kind in called if file.as_posix() in called[kind])
+        files_of.setdefault(kinds, []).append(file)
+    parts, described = [], set[Path]()
+    for kinds in sorted(files_of, key=len, reverse=True):
+        parts.append(f"## {_names(kinds, called)}")
+        rows = []
+        for folder, files in groupby(files_of[kinds], key=lambda file: file.parent):
+            room = "" if folder in described else _purpose(folder)
+            described.add(folder)
+            names = ", ".join(f"`{file.stem}`" for file in files)
+            rows.append(f"- `{folder}/`{room}: {names}")
+        parts.append("\n".join(rows))
+    return parts
 
 
-def _first_line(file: str) -> str:
-    docstring = ast.get_docstring(ast.parse((_ROOT / file).read_text(encoding="utf-8")))
-    return (docstring or "").partition("\n")[0].replace("|", "\\|")
+def _names(kinds: tuple[str, ...], called: Mapping[str, set[str]]) -> str:
+    missing = [kind for kind in called if kind not in kinds]
+    if not missing:
+        return "Every kind"
+    if len(missing) <= 2:
+        return f"All but {' and '.join(KINDS[kind].__name__ for kind in missing)}"
+    return ", ".join(KINDS[kind].__name__ for kind in kinds)
+
+
+def _purpose(folder: Path) -> str:
+    """Return what a folder is for, in brackets: the first sentence of its package, if it has one."""
+    source = (_ROOT / folder / "__init__.py").read_text(encoding="utf-8")
+    first_line = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    purpose = first_line.partition(". ")[0].rstrip(".").partition(": ")[2]
+    return f" ({purpose})" if purpose else ""
 
 
 @cache
