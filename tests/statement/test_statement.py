@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import runpy
 from dataclasses import asdict, fields, replace
 from decimal import Decimal
 from pathlib import Path
@@ -38,8 +39,7 @@ from fl_dp.statement import PrivacyStatement, of_clients, privacy_statement, sta
 from fl_dp.statement.check import statement_differences, statement_page
 from fl_dp.statement.words import describe_event, second_figure_in_words
 
-GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(encoding="utf-8")
-(RECOMPUTE,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+RECOMPUTE = Path(__file__).resolve().parents[2] / "examples" / "recompute_epsilon.py"
 """Every epsilon again, from the file and dp-accounting alone."""
 
 SIZES: dict[str, Any] = {"clipping_norm": 1.0, "num_clients": 200}
@@ -412,9 +412,8 @@ def test_every_event_is_described_with_its_numbers(event: PrivacyEvent) -> None:
         "many-distinct",
     ],
 )
-def test_epsilon_is_recomputed_from_the_file_in_twenty_lines_without_fl_dp(
+def test_epsilon_is_recomputed_from_the_file_without_fl_dp(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     plan: Plan,
     others: tuple[PrivacyEvent, ...],
     rounds: int,
@@ -427,19 +426,15 @@ def test_epsilon_is_recomputed_from_the_file_in_twenty_lines_without_fl_dp(
         for number in range(1, rounds + 1):
             ledger.commit(ledger.reserve(round=number, **named))
         expected = privacy_statement(ledger).to_dict()["epsilon_so_far"]["pld"]
-    imports, lines = RECOMPUTE.strip().split("\n\n")
-    assert "fl_dp" not in RECOMPUTE
-    assert "import" in imports
-    assert len(lines.splitlines()) <= 22
-    monkeypatch.chdir(tmp_path)
-    assert recomputed() == pytest.approx(expected, rel=1e-6)
+    assert "fl_dp" not in RECOMPUTE.read_text(encoding="utf-8")
+    assert recomputed(tmp_path / "ledger.db") == pytest.approx(expected, rel=1e-6)
 
 
-def recomputed() -> float:
-    """Run the lines in the working directory, whose `ledger.db` they read."""
+def recomputed(ledger: Path) -> float:
+    """Return what the script prints for a ledger."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(RECOMPUTE, "docs/privacy.md", "exec"), {})
+        runpy.run_path(str(RECOMPUTE))["main"](str(ledger))
     return float(printed.getvalue())
 
 
@@ -451,15 +446,14 @@ def recomputed() -> float:
         (PoissonSampling(sampling_rate=0.25), NeighboringRelation.REPLACE_ONE),
     ],
 )
-def test_the_twenty_lines_refuse_what_they_would_get_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Any, relation: NeighboringRelation
+def test_recomputing_refuses_what_it_would_get_wrong(
+    tmp_path: Path, sampling: Any, relation: NeighboringRelation
 ) -> None:
     plan = replace(WIDE, sampling=sampling, neighboring_relation=relation, noise_multiplier=8.0)
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.commit(ledger.reserve(round=1))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(AssertionError):
-        recomputed()
+    with pytest.raises(SystemExit, match=f"under {relation} neighbours"):
+        recomputed(tmp_path / "ledger.db")
 
 
 def test_with_noise_at_the_clients_no_number_rests_on_the_noise_of_all_together(

@@ -1,0 +1,107 @@
+"""The PLD epsilon of a training's ledger, from its file and dp-accounting alone, without fl-dp.
+
+    python recompute_epsilon.py ledger.db
+
+For zero-out and add-or-remove neighbours. It stops where it would be wrong: under replace-one, and
+for a sample of fixed size under add-or-remove, where another unit takes the place of one that left.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import sys
+from collections import Counter
+from typing import Any
+
+import numpy as np
+from dp_accounting import NeighboringRelation
+from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+from dp_accounting.pld.privacy_loss_distribution import (
+    PrivacyLossDistribution,
+    from_gaussian_mechanism,
+    from_laplace_mechanism,
+    from_truncated_subsampled_gaussian_mechanism,
+    identity,
+)
+
+FIELDS = (
+    "event",
+    "noise_multiplier",
+    "sampling_rate",
+    "num_units",
+    "max_cohort",
+    "epsilon",
+    "draws",
+)
+GAUSSIANS = {"gaussian", "poisson-gaussian", "fixed-size-gaussian"}
+
+
+def entries_of(file: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return a ledger's plan, and its entries that charge something."""
+    table = sqlite3.connect(file).execute("SELECT payload FROM entries ORDER BY sequence")
+    first, *rows = [json.loads(payload) for (payload,) in table]
+    rounds = [row for row in rows if "round" in row]
+    cap = first["plan"]["sampling"].get("participation_cap")
+    if cap and rounds:  # a client is charged for the cap, at the least noise of any round
+        rounds = [min(rounds, key=lambda row: row["noise_multiplier"])] * min(cap, len(rounds))
+    return first["plan"], rounds + [row for row in rows if "what" in row]
+
+
+def distribution(release: dict[str, Any], step: float) -> PrivacyLossDistribution:
+    """Return the privacy-loss distribution of one release, at an interval of losses."""
+    kind, multiplier = release["event"], release.get("noise_multiplier")
+    rate = release.get("sampling_rate") or 1.0
+    if kind == "exponential":
+        one = worst_of_bounded_range(release["epsilon"], step)
+        return one.self_compose(release["draws"])
+    if kind == "truncated-poisson-gaussian":
+        return from_truncated_subsampled_gaussian_mechanism(
+            release["num_units"],
+            rate,
+            release["max_cohort"],
+            multiplier,
+            step,
+            neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
+        )
+    if kind == "laplace":
+        return from_laplace_mechanism(multiplier, value_discretization_interval=step)
+    if kind not in GAUSSIANS:
+        sys.exit(f"a {kind} release has no privacy-loss distribution")
+    return from_gaussian_mechanism(
+        multiplier, sampling_prob=rate, value_discretization_interval=step
+    )
+
+
+def worst_of_bounded_range(epsilon: float, step: float) -> PrivacyLossDistribution:
+    """Return the distribution of the worst mechanism whose losses have a range of epsilon."""
+    steps = math.ceil(epsilon / step)
+    below = np.minimum(step * np.arange(1 - steps, steps + 1) - epsilon, 0.0)
+    deltas = np.r_[-math.expm1(-steps * step), np.expm1(below / 2) ** 2 / -math.expm1(-epsilon)]
+    return PrivacyLossDistribution(
+        create_pmf_pessimistic_connect_dots_fixed_gap(step, -steps, steps, deltas)
+    )
+
+
+def main(file: str) -> None:
+    """Print epsilon at the plan's delta."""
+    plan, releases = entries_of(file)
+    relation = plan["neighboring_relation"]
+    if relation == "replace-one":
+        sys.exit("no epsilon under replace-one neighbours")
+    if relation != "zero-out" and any(row["event"] == "fixed-size-gaussian" for row in releases):
+        sys.exit(f"no epsilon for samples of fixed size under {relation} neighbours")
+    counts = Counter(tuple(row.get(name) for name in FIELDS) for row in releases)
+    step = 1e-4 if len(counts) <= 8 else 1e-3
+    total = identity(step)
+    for values, count in counts.items():
+        release = dict(zip(FIELDS, values, strict=True))
+        total = total.compose(distribution(release, step).self_compose(count))
+    slack = plan.get("slack", 0)
+    delta = plan["budget"]["delta"] * math.exp(-slack)
+    print(total.get_epsilon_for_delta(delta) + 2 * slack)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
