@@ -185,7 +185,6 @@ recovery: $(STAMP) ## The attack on pictures, three seeds, and its pictures
 	  else $(BIN)/fl-dp run experiment=data_recovery output_dir=results/experiments run_name=data_recovery; fi
 	cp results/experiments/data_recovery/images.png docs/images/attack_images.png
 	cp results/experiments/data_recovery/recovery.png docs/images/attack_noise.png
-	cp results/experiments/data_recovery/resistance.png docs/images/attack_resistance.png
 
 # Installs the wheel with the extras of a role, as its user does; what is asked afterwards is asked from
 # elsewhere, so that nothing of the checkout is imported.
