@@ -24,12 +24,19 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def has_anchor(target: Path, anchor: str) -> bool:
+    """Return whether a page has a heading, or a file of Python a function, of that name."""
+    if target.suffix == ".py":
+        return f"\ndef {anchor}(" in target.read_text(encoding="utf-8")
+    return anchor in anchors(target)
+
+
 def broken_links(page: Path) -> list[str]:
     broken = []
     for link in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
         name, _, anchor = link.partition("#")
         target = page.parent / name if name else page
-        if not target.exists() or (anchor and anchor not in anchors(target)):
+        if not target.exists() or (anchor and not has_anchor(target, anchor)):
             broken.append(link)
     return broken
 

@@ -1,4 +1,4 @@
-"""Each row of docs/security.md names a test that is there."""
+"""Each row of docs/security.md links a test that is there; docs/migration.md names its tests."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+LINK = re.compile(r"\[([^\]]+)\]\(\.\./(tests/[\w/]+\.py)(?:#(\w+))?\)")
 NAMED = sorted(
     {
-        (page, *found)
+        (page, name or "test_" + words.replace(" ", "_"), file)
         for page in ("security.md", "migration.md")
-        for found in re.findall(
-            r"\[([^\]]+)\]\(\.\./(tests/[\w/]+\.py)\)", (ROOT / "docs" / page).read_text("utf-8")
-        )
+        for words, file, name in LINK.findall((ROOT / "docs" / page).read_text("utf-8"))
     }
 )
 
 
-@pytest.mark.parametrize(("page", "words", "file"), NAMED)
-def test_a_row_names_a_test_that_exists(page: str, words: str, file: str) -> None:
-    name = "test_" + words.replace(" ", "_")
+@pytest.mark.parametrize(("page", "name", "file"), NAMED)
+def test_a_row_names_a_test_that_exists(page: str, name: str, file: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     assert re.search(rf"^def {re.escape(name)}\(", text, re.MULTILINE), page
 
