@@ -165,7 +165,7 @@ def _names(kinds: tuple[str, ...], called: Mapping[str, set[str]]) -> str:
 
 
 def _purpose(folder: Path) -> str:
-    """Return what a folder is for, in brackets: the first sentence of its package, if it has one."""
+    """Return the first sentence of a folder's package in brackets, if it has one."""
     source = (_ROOT / folder / "__init__.py").read_text(encoding="utf-8")
     first_line = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
     purpose = first_line.partition(". ")[0].rstrip(".").partition(": ")[2]
