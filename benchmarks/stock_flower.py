@@ -966,9 +966,8 @@ def digest_of_flower() -> str:
 
 
 def link(case: Case) -> str:
-    """Return the cell that names a case's test."""
-    file, name = case.test.split("::")
-    return f"[{name.removeprefix('test_').replace('_', ' ')}](../{file})"
+    """Return the cell that links a case's test."""
+    return f"[test](../{case.test.replace('::', '#')})"
 
 
 def main() -> None:
