@@ -157,7 +157,7 @@ def test_uploads_that_never_happen_have_no_noise() -> None:
 def test_discounting_rounds_spends_less_than_not_to(
     claimed: float, spent: tuple[float, ...]
 ) -> None:
-    """The table of docs/experiments.md: noise of the formula for T rounds, then for fewer."""
+    """Noise of the formula for T rounds, then for fewer; docs/experiments.md has one of them."""
 
     def noise(rounds: int) -> float:
         return udp_sigma(claimed, 1e-5, participation_rate=1.0, rounds=rounds)
