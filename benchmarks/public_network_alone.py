@@ -3,7 +3,7 @@
 ImageNet's classes are grouped by hand into those of CIFAR-10. It needs `lite_encoder.py` and
 `lite0.safetensors`, as docs/features.md makes them.
 
-    $ PYTHONPATH=$PWD python benchmarks/public_network_alone.py
+    $ PYTHONPATH=examples/encoders python benchmarks/public_network_alone.py
 """
 
 from __future__ import annotations

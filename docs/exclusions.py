@@ -1,4 +1,4 @@
-"""The guide's table of settings that exclude each other, written from the rows themselves.
+"""The guide's list of settings that exclude each other, written from the rows themselves.
 
 `docs/tables.py` writes it into docs/configuration.md.
 """
@@ -16,10 +16,10 @@ ROWS: tuple[Exclusion[Any], ...] = (*EXCLUSIONS, *EVERY_RUN, *CHOOSING)
 """Every row that a configuration is checked by."""
 
 
-def table() -> str:
-    """Return the table in Markdown, a line per row."""
-    lines = ["| settings | why not | what to write |", "|---|---|---|"]
+def listed() -> str:
+    """Return the rows as a list in Markdown; errors also say what to write instead."""
+    lines = []
     for row in ROWS:
         options = ", ".join(f"`{option}`" for option in row.options)
-        lines.append(f"| {options} | {row.why} | {row.instead} |")
+        lines.append(f"- {options}: {row.why}.")
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""The tables of three pages, written from the code: settings, promises, and the owner's keys.
+"""Tables and lists of three pages, written from the code: settings, promises, an owner's keys.
 
     python docs/tables.py
 
-A table stands between two comments of the page, and everything between them is written anew. The
+Each stands between two comments of the page, and everything between them is written anew. The
 docstrings are the one source: `fl-dp config` shows the same sentences.
 """
 
@@ -16,6 +16,7 @@ import exclusions
 
 from fl_dp.app.keys import Key, all_keys, in_yaml
 from fl_dp.app.schema import groups
+from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.fitting import GROUPS
 from fl_dp.app.settings.promises import PROMISES
 from fl_dp.clients.node_config import POLICY_KEYS
@@ -31,8 +32,8 @@ _TABLE = re.compile(
 _THE_RUN = "run"  # the keys that stand in no group
 
 
-def table_of(group: str) -> str:
-    """Return the Markdown table of a group's keys.
+def list_of(group: str) -> str:
+    """Return the Markdown list of a group's keys.
 
     Args:
         group: For example `privacy`; `run` for the run's own keys.
@@ -44,24 +45,28 @@ def table_of(group: str) -> str:
     keys = [key for key in all_keys().values() if key.name.rpartition(".")[0] == inside]
     if not keys:
         raise ValueError(f"there is no group '{group}': the groups are {', '.join(groups())}")
-    if any(key.of_options for key in keys):
-        rows = [
-            f"| `{key.name}` | {_of(key)} | {_default(key)} | {_meaning(key)} |" for key in keys
-        ]
-        return "\n".join(["| key | of | default | meaning |", "|---|---|---|---|", *rows])
-    rows = [f"| `{key.name}` | {_default(key)} | {_meaning(key)} |" for key in keys]
-    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+    has_the_same_options = len({key.options for key in keys}) == 1
+    lines = []
+    for key in keys:
+        defaults = _default(key)
+        if key.of_options and not has_the_same_options:
+            defaults += f"; with {_of(key)}"
+        lines.append(f"- `{key.name}` ({defaults}): {_meaning(key)}")
+    return "\n".join(lines)
 
 
 def _of(key: Key) -> str:
-    """Return the options of its group that have a key."""
-    return ", ".join(f"`{name}`" for name in key.options) if key.of_options else "all"
+    """Return the options that have a key, or `all but` those that lack it, if these are fewer."""
+    missing = [name for name in OPTIONS[key.group] if name not in key.options]
+    if len(missing) < len(key.options):
+        return f"all but {_names(missing)}"
+    return _names(key.options)
 
 
 def _default(key: Key) -> str:
     """Return a key's default, and that of each option that brings another."""
     others = "".join(
-        f"; `{name}`: `{in_yaml(value)}`" for name, value in key.other_defaults.items()
+        f", under `{name}` `{in_yaml(value)}`" for name, value in key.other_defaults.items()
     )
     return f"`{key.default_text}`{others}"
 
@@ -106,18 +111,18 @@ def _names(names: Sequence[str]) -> str:
 
 
 def with_tables(page: str) -> str:
-    """Return a page in which each marked table is as the code is now."""
+    """Return a page in which each marked table or list is as the code is now."""
     return _TABLE.sub(_written, page)
 
 
 def _written(found: re.Match[str]) -> str:
     tables = {
-        "exclusions": exclusions.table,
+        "exclusions": exclusions.listed,
         "policy of a node": policy_table,
         "policy of a gate": gate_table,
         "what goes with a promise": promises_table,
     }
-    table = tables[found[1]]() if found[2] is None else table_of(found[2])
+    table = tables[found[1]]() if found[2] is None else list_of(found[2])
     return f"<!-- {found[1]} -->\n{table}\n<!-- end -->"
 
 

@@ -20,13 +20,12 @@ class CompressionOptions:
     """Fewer bytes on the wire. It costs no privacy; docs/privacy.md says why.
 
     Attributes:
-        up: Of a client's update: `none`, `float16`, `bfloat16`, `quantize` (rounded at random to
-            `bits` bits, without bias) or `top_k` (the largest magnitudes alone, quantised; the
-            others are lost).
-        bits: Bits of each number that is sent, for `quantize` and `top_k`, 1 to 16.
+        up: Encoding of updates: `none`, `float16`, `bfloat16`, `quantize` (unbiased rounding to
+            `bits` bits) or `top_k` (the largest magnitudes alone, quantised).
+        bits: Bits per number for `quantize` and `top_k`, 1 to 16.
         fraction: Share of the coordinates that `top_k` sends, in (0, 1].
-        down: Of the model: `none`, `float16` (values are cut at 65,504) or `bfloat16`. The server
-            keeps its exact model; an update is relative to the model that clients got.
+        down: Encoding of the model: `none`, `float16` (cut at 65,504) or `bfloat16`. The server
+            keeps its exact model.
     """
 
     up: str = "none"

@@ -23,22 +23,22 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("page", "of_a_table"),
-    [("configuration.md", "| `8.0` |"), ("node_policy.md", "Each run's own budget")],
+    ("page", "of_the_code"),
+    [("configuration.md", "(`8.0`"), ("node_policy.md", "Each run's own budget")],
 )
-def test_the_tables_of_a_guide_are_as_the_code_writes_them(page: str, of_a_table: str) -> None:
+def test_the_tables_of_a_guide_are_as_the_code_writes_them(page: str, of_the_code: str) -> None:
     """Otherwise: `python docs/tables.py`, which `make docs` runs."""
     guide = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert with_tables(guide) == guide
-    assert with_tables(guide.replace(of_a_table, "another")) == guide
+    assert with_tables(guide.replace(of_the_code, "another")) == guide
 
 
 def test_the_configuration_guide_has_every_key_with_its_default_and_its_sentence() -> None:
     """The sentences are those of the settings' docstrings, which `fl-dp config` shows."""
     guide = (ROOT / "docs/configuration.md").read_text()
-    row = r"^\| `([\w.]+\.?[\w.]*)` \|(?: (?:all|(?:`\w+`(?:, )?)+) \|)? `([^`]*)`[^|]* \| (.*) \|$"
-    tables = "".join(re.findall(r"<!-- keys of .*?<!-- end -->", guide, re.DOTALL))
-    rows = re.findall(row, tables, re.MULTILINE)
+    row = r"^- `([\w.]+)` \(`([^`]*)`[^:]*\): (.*)$"
+    lists = "".join(re.findall(r"<!-- keys of .*?<!-- end -->", guide, re.DOTALL))
+    rows = re.findall(row, lists, re.MULTILINE)
     keys = {key.name: (key.default_text, key.help) for key in all_keys().values()}
     assert {name: (default, meaning) for name, default, meaning in rows} == keys
 

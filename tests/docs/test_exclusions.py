@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from exclusions import ROWS, table
+from exclusions import ROWS, listed
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
@@ -250,8 +250,8 @@ def test_a_row_names_keys_or_their_last_words(rule: Exclusion[object]) -> None:
     assert [one for one in rule.options if not any(f".{one}." in key for key in keys)] == []
 
 
-def test_the_guide_has_the_table() -> None:
-    assert table() in (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+def test_the_guide_has_the_list() -> None:
+    assert listed() in (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
 def test_what_goes_together_is_not_refused() -> None:

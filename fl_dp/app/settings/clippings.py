@@ -18,8 +18,8 @@ class ClippingSettings:
 
     Attributes:
         name: Option of the group.
-        norm: L2 bound on one client's whole update (L1 under `privacy.scheme=laplace`); under
-            `adaptive`, in the first round.
+        norm: L2 bound on a client's whole update (L1 under `privacy.scheme=laplace`); under
+            `adaptive`, of the first round.
     """
 
     name: str = told("fixed")

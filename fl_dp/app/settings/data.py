@@ -40,37 +40,33 @@ class TaskSettings:
     Attributes:
         name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult` or
             `shakespeare`; `csv`, `parquet` or `folder` for your own data.
-        num_clients: Clients of the roster, each one privacy unit. A simulated node hosts
-            `simulation.units_per_node` of them, a real node hosts one.
-        partition: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by label), `natural` (the
-            clients that the data set names; with fewer `num_clients` those with the most records)
-            or `nodes` (no split: every SuperNode brings its own data).
-        alpha: Dirichlet concentration; small values are far from iid.
+        num_clients: Clients of the roster, each one privacy unit.
+        partition: How rows are dealt out: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by
+            label), `natural` (the data set's own clients, the largest first) or `nodes` (each
+            SuperNode has its own).
+        alpha: Dirichlet concentration: the smaller, the more label skew.
         shards_per_client: Label shards that each client gets.
-        clients: Names or patterns (`*`, `?`) of the natural clients whose records are used, to
-            train on and, where it names them, of the test part; a `!` before one leaves them out:
+        clients: Natural clients to use, by names or patterns (`*`, `?`); `!` leaves one out:
             `['!hamlet: *']`. Null: all.
-        records_per_client: Records of every client under `iid`, dealt out again where there are too
-            few, so that clients share some; under `natural` the most of each; null deals out all
-            records once.
-        validation: Measure on a fixed fifth of the training part, which is then not trained on,
-            instead of the test part: for choosing settings.
+        records_per_client: Records of each client under `iid`, shared where there are too few, and
+            at most under `natural`. Null deals out all once.
+        validation: Measure on a fixed fifth of the training part instead of the test part, to
+            choose settings; it is not trained on.
         data_dir: Folder of the data set; null is where packages and `fl-dp data` put it.
-        classes: Your own data: names of the classes in the order of their labels; null takes the
-            integers from 0, or the folders' names, that occur.
-        label_range: Your own tables: public `[low, high]` of a label that is a number, which is
-            predicted instead of a class; one outside counts as the nearer end.
+        classes: Your own data: names of the classes in the order of their labels. Null: integers
+            from 0, or the folders' names.
+        label_range: Your own tables: public `[low, high]` of a label that is a number to predict;
+            values outside are clipped.
         label_column: Your own tables: column of the label.
-        client_column: Your own tables: column that names each row's client, for
-            `task.partition=natural`.
+        client_column: Your own tables: column with each row's client, for `task.partition=natural`.
         columns: Your own tables: columns that are features; null takes all others.
-        image_shape: Your own images: `[channels, height, width]`, with 1 or 3 channels; null takes
-            that of the first image.
-        mean: Your own data: public numbers to subtract, one per column, or one per channel of
-            the pixels over 255; null changes nothing.
-        std: Your own data: public numbers to divide by then, as many as in `mean`.
-        test_fraction: Your own data: share of the training rows to hold out where there is no test
-            part, the same rows in every run.
+        image_shape: Your own images: `[channels, height, width]`, 1 or 3 channels; null takes the
+            first image's.
+        mean: Your own data: public numbers to subtract, one per column, or per channel of the
+            pixels over 255; null changes nothing.
+        std: Your own data: public numbers to divide by afterwards, as many as in `mean`.
+        test_fraction: Your own data: share of the training rows held out where there is no test
+            part, the same in every run.
     """
 
     name: str = told("digits")
@@ -166,22 +162,19 @@ class ModelSettings:
     """The model that is trained.
 
     Attributes:
-        name: `logistic`, `mlp`, `cnn` or `resnet18` (GroupNorm, no max-pooling: 11.2 million
-            parameters on CIFAR-10, 45 MB per message); for tokens `gru` or `lstm` (one layer; both
-            need Opacus, which comes with `fl-dp[torch]`) or `transformer` (three layers of
-            GPT-NeoX, with `fl-dp[transformers]`, which learns every next token of a record).
-        hidden: Width of the hidden layers; for `resnet18` the channels of its first stage, doubled
-            in each of the next three; of `gru` and `lstm` the hidden state; of `transformer`,
-            which needs a multiple of 8, the width.
-        shared: Names or patterns (`*`, `?`) of the parameters that clients share; each client
-            trains the others too and keeps them on its node; null shares all.
-        lora_rank: Train low-rank updates of the linear layers in place of the model (LoRA), of this
-            rank; null trains the model itself.
-        initial: First weights, an absolute safetensors file with the names and shapes of the
-            model's `state_dict`; null draws them from `seed`. Nothing is promised to what they were
-            trained on.
-        initial_digest: SHA-256 that this file must have; null takes what it holds.
-        lora_train: Factors of LoRA that are trained: `b` (A keeps its first values) or `both`.
+        name: `logistic`, `mlp`, `cnn` or `resnet18` (11.2 million parameters on CIFAR-10, 45 MB per
+            message). For tokens `gru`, `lstm` (both with `fl-dp[torch]`) or `transformer` (with
+            `fl-dp[transformers]`).
+        hidden: Width: of hidden layers, the first stage of `resnet18`, the state of `gru` and
+            `lstm`, or `transformer` (a multiple of 8).
+        shared: Names or patterns (`*`, `?`) of the parameters to share; each client trains and
+            keeps the others; null shares all.
+        lora_rank: Rank of low-rank updates of the linear layers (LoRA), trained in place of the
+            model; null trains the model.
+        initial: First weights, an absolute safetensors file with the model's `state_dict`; null
+            draws them from `seed`. What they were trained on gets no promise.
+        initial_digest: SHA-256 that this file must have; null accepts any.
+        lora_train: Factors of LoRA to train: `b` (A keeps its first values) or `both`.
     """
 
     name: str = told("logistic", tunable=True)

@@ -25,27 +25,26 @@ class DPSGDOnSettings(DPSGDSettings):
     """How clients train by DP-SGD.
 
     Attributes:
-        epsilon: The budget of each client's records over everything that its node ever releases;
-            null only with a noise multiplier.
-        delta: The delta that goes with it; below one over a client's records.
+        epsilon: Budget of each client's records over all that its node ever releases; null only
+            with a noise multiplier.
+        delta: Delta of that budget, below one over a client's records.
         noise_multiplier: Noise standard deviation on a step's sum of gradients over the clipping
-            norm; null means calibrated.
+            norm; null is calibrated.
         clipping_norm: L2 bound on the gradient of one record.
-        sampling_rate: Probability of each record in each step, in (0, 1]; the same for all clients.
-        steps: Steps of one round; null means `client.epochs / sampling_rate`.
-        participations: Rounds of one client that the noise is calibrated for, after which it
-            contributes nothing; null means a number that almost all clients stay below, given
-            `selection.sampling_rate`.
-        expected_batch_size: Public constant that divides the sum of a step; null means
-            `sampling_rate` times the client's number of records, which is then public.
-        grad_sample_mode: How each record's gradient is computed: `vmap` (from that record alone),
-            or by Opacus' `hooks` or `ghost` (never in memory: for large models), which are compared
-            with it first; null means the fastest that a test has shown equal for the model.
-        physical_batch_size: Most records in memory at once; null means what fits.
+        sampling_rate: Probability of each record in each step, in (0, 1], the same for all clients.
+        steps: Steps of one round; null is `client.epochs / sampling_rate`.
+        participations: Rounds of one client that the noise is calibrated for; afterwards it
+            contributes nothing. Null is a number that almost all clients stay below.
+        expected_batch_size: Public divisor of a step's sum; null is `sampling_rate` times the
+            client's number of records, which is then public.
+        grad_sample_mode: How gradients are computed: `vmap` (each record alone), or Opacus' `hooks`
+            or `ghost` (for large models), compared with it first. Null is the fastest that a test
+            has shown equal.
+        physical_batch_size: Most records in memory at once; null is what fits.
         secure_randomness: Draw noise and coins from the operating system; false takes torch's
-            generator, as plain Opacus does, for comparisons only.
-        ledger_dir: Absolute folder of the simulated nodes' ledgers, which several runs can charge;
-            null means inside the run's folder. Real nodes name their own.
+            generator, for comparisons only.
+        ledger_dir: Absolute folder of simulated nodes' ledgers, for several runs; null is the run's
+            folder. Real nodes name their own.
     """
 
     enabled: bool = told(True)

@@ -42,18 +42,17 @@ class ScatteringSettings(FeaturesSettings):
     """Scattering coefficients of images: fixed wavelets, no training, no data.
 
     Attributes:
-        group_norm: Groups of channels, of which each is standardised within each record by itself;
-            null leaves them as they are.
-        public: Training records that are public, without their labels, and that no client has:
-            their mean is subtracted from every vector. 0: none are.
-        project: Principal directions of the public records' vectors that are kept; null keeps the
-            vectors whole.
-        shrink: The first of these, scaled down to the variance of the last among them; null scales
-            none.
-        statistics: `features.safetensors` of another run, in place of a public part: its mean and
-            directions, of public records that lie elsewhere.
-        digest: SHA-256 that the encoder must have, as the statement names it; null takes whatever
-            the files hold.
+        group_norm: Number of groups of channels that are each standardised within a record; null
+            standardises none.
+        public: Public training records, used without labels, that no client has; their mean is
+            subtracted from every vector.
+        project: Number of principal directions of the public vectors to keep; null keeps whole
+            vectors.
+        shrink: Number of first directions to scale down to the variance of the last among them;
+            null scales none.
+        statistics: `features.safetensors` of another run, whose mean and directions replace a
+            public part.
+        digest: SHA-256 that the encoder must have, as a statement names it; null accepts any.
     """
 
     name: str = told("scattering")
@@ -92,9 +91,9 @@ class CheckpointSettings(ScatteringSettings):
     """Outputs of an encoder of your own, from local files.
 
     Attributes:
-        file: Weights of the encoder, an absolute safetensors file, needed.
-        module: Function without arguments that returns the encoder, `package.module:function`,
-            needed.
+        file: Absolute safetensors file with the encoder's weights; required.
+        module: Function without arguments that returns the encoder, `package.module:function`;
+            required.
     """
 
     name: str = told("checkpoint")
@@ -125,9 +124,9 @@ class PatchesSettings(ScatteringSettings):
     """Comparison of an image's windows with random windows of public ones.
 
     Attributes:
-        count: Public windows that are compared with.
-        side: Of a window, in pixels.
-        scattering: Put scattering coefficients beside the comparisons, with as much variance.
+        count: Number of public windows to compare with.
+        side: Side length of a window, in pixels.
+        scattering: Add scattering coefficients, with as much variance as the comparisons.
     """
 
     name: str = told("patches")

@@ -56,7 +56,7 @@ class FedAvgMSettings(ServerOptimizerSettings):
 
     Attributes:
         learning_rate: Step size on the mean update.
-        linear_decay: Lower the learning rate by as much in every round, to zero after the last.
+        linear_decay: Lower the learning rate linearly, to zero after the last round.
         momentum: Share of the last step to repeat.
     """
 
@@ -83,9 +83,8 @@ class FedAdagradSettings(ServerOptimizerSettings):
 
     Attributes:
         learning_rate: About how far a coordinate moves in a round.
-        linear_decay: Lower the learning rate by as much in every round, to zero after the last.
-        tau: Added to the root of the squares; updates far below it move a coordinate less than
-            `learning_rate`.
+        linear_decay: Lower the learning rate linearly, to zero after the last round.
+        tau: Added to the root of the squares; updates far below it move a coordinate less.
     """
 
     name: str = told("fedadagrad")

@@ -131,8 +131,8 @@ class NonePrivacySettings(PrivacySettings):
     """Nothing is promised to anybody.
 
     Attributes:
-        insecure_seed: For tests and simulations only: draw the server's noise and coins from this
-            number, which ledger and statement then report for good; null means secret randomness.
+        insecure_seed: For tests and simulations only: seed of the server's noise and coins, which
+            ledger and statement report for good.
     """
 
     fitting = Fitting(dp_sgd=("off",), keys=("weight_cap",))
@@ -158,16 +158,15 @@ class PromiseSettings(PrivacySettings):
     """A promise to each unit, by a plan.
 
     Attributes:
-        epsilon: The budget of each unit over the whole training; null only with a noise multiplier.
-        delta: The probability with which epsilon may fail; null means the number of units to the
-            power of -1.1.
+        epsilon: Budget of each unit over the whole training; null only with a noise multiplier.
+        delta: Probability with which epsilon may fail; null is the number of units to the power of
+            -1.1.
         noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
-            with the least noise; null means calibrated to spend the budget.
-        contribution_check: End a run to which no client contributes. Each round also releases a
-            noisy count of contributions, for at most 1 % more noise on updates (5 % with few
-            clients or rounds).
-        witness_dir: Absolute folder on another disk, in which a file for each run knows how far its
-            ledger has come; an older copy in its place is then refused. Null means none.
+            with the least noise. Null spends the budget.
+        contribution_check: End a run to which no client contributes, by a noisy count in each
+            round. It adds at most 1 % of noise (5 % with few clients or rounds).
+        witness_dir: Absolute folder on another disk that notes how far each ledger has come: an
+            older copy is refused. Null: none.
     """
 
     epsilon: float | None = told(8.0)
@@ -207,8 +206,8 @@ class ServerPromiseSettings(PromiseSettings):
     """The server clips, sums and adds the noise.
 
     Attributes:
-        insecure_seed: For tests and simulations only: draw the server's noise and coins from this
-            number, which ledger and statement then report for good; null means secret randomness.
+        insecure_seed: For tests and simulations only: seed of the server's noise and coins, which
+            ledger and statement report for good.
     """
 
     noised_by = "server"
@@ -225,7 +224,7 @@ class CentralPrivacySettings(ServerPromiseSettings):
     """The server clips, sums and adds new noise in each round.
 
     Attributes:
-        unit: `client`, or `record`: one record, which needs `replace-one`.
+        unit: `client`, or `record` (one record; needs `replace-one`).
     """
 
     fitting = Fitting(
@@ -251,13 +250,12 @@ class CorrelatedPrivacySettings(CentralPrivacySettings):
     """The server's noise of one round is partly taken away again in later ones.
 
     Attributes:
-        separation: With `selection=public`, least distance of two rounds of one client; null is as
-            far as the roster allows.
+        separation: With `selection=public`, least distance in rounds between two participations of
+            a client; null is the largest that the roster allows.
         groups: With `selection=poisson` or `truncated_poisson`, number of public groups that take
-            turns, each of which has every such round; needed.
-        bands: Rounds that one draw of noise reaches, at most the distance of two rounds of one
-            client: the server keeps one vector less in memory. Null is that distance, or as many
-            as fit into 1 GiB.
+            turns; required.
+        bands: Rounds that one draw of noise reaches; the server keeps one vector less. Null: the
+            distance of a client's rounds, or what fits into 1 GiB.
     """
 
     fitting = Fitting(
@@ -306,7 +304,7 @@ class LocalPrivacySettings(PromiseSettings):
     """Each client clips and adds noise itself, and sends nothing else.
 
     Attributes:
-        unit: `client`, or `record`: one record, which needs `replace-one`.
+        unit: `client`, or `record` (one record; needs `replace-one`).
         scheme: The clients' noise: `gaussian`, `laplace` or `exponential`.
     """
 
@@ -361,9 +359,9 @@ class DistributedRecordsPrivacySettings(DistributedPrivacySettings):
     coins itself: `selection.sampling_rate` is that of records.
 
     Attributes:
-        num_records: About as many records as all clients have; null counts the server's training
-            part, and has to be written where there is none.
-        max_records: Records that one client has at most; public; null is all of them.
+        num_records: About how many records all clients have; null counts the server's training
+            part, if it has one.
+        max_records: Most records of one client, public; null is all of them.
     """
 
     fitting = Fitting(selection=("poisson",), schedule=_EACH_SCHEDULE, dp_sgd=("off",))

@@ -15,20 +15,18 @@ class MetricsSettings:
     """Clients' metrics that each round releases with the model, and metrics on public rows.
 
     Attributes:
-        loss: Range `[low, high]` to which each client's loss is clipped; null releases none.
-        accuracy: The same for its accuracy, a share: `[0, 1]`, or a part of it.
-        scalar_noise_std: Noise on each sum of metrics, and of the bits of adaptive clipping, both
-            scaled to [-1/2, 1/2]; null is 0.05 times the expected cohort, or more, so that they
-            add at most 5 % to the noise on updates.
-        public: What is measured on public rows after each round, besides loss and accuracy or R2,
-            at no cost in privacy: of `balanced_accuracy`, `auc`, `f1`, `log_loss`, `perplexity`,
-            `calibration_error` and `confusion_matrix`, or of numbers `mae` and `rmse`; `[]`
-            measures none, null what people report for the task.
-        evaluate_every: Rounds from one evaluation on public rows to the next: every one, or fewer
-            where evaluating takes long. The last model is always evaluated.
-        private_epsilon: Epsilon, of the budget, at which the last model is measured once on a fifth
-            of each client's records, which it does not train on: accuracy, AUC of two classes, mean
-            absolute error of numbers; null holds none out.
+        loss: Range `[low, high]` to which each client's loss is clipped, to release its mean; null
+            releases none.
+        accuracy: The same for accuracy, within `[0, 1]`.
+        scalar_noise_std: Noise on each sum of metrics and of adaptive clipping's bits, scaled to
+            [-1/2, 1/2]. Null adds at most 5 % to the noise on updates.
+        public: More metrics on public rows after each round: `balanced_accuracy`, `auc`, `f1`,
+            `log_loss`, `perplexity`, `calibration_error`, `confusion_matrix`; of numbers `mae` and
+            `rmse`. Null: the usual ones; `[]`: none.
+        evaluate_every: Rounds from one evaluation on public rows to the next; the last model is
+            always evaluated.
+        private_epsilon: Part of the budget that measures the last model, on a fifth of each
+            client's records that is not trained on. Null: none.
     """
 
     loss: list[float] | None = told(None)

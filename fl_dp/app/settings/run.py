@@ -33,24 +33,24 @@ class Settings:
     """One run; `fl_dp.app.schema` adds the groups of keys that wings register.
 
     Attributes:
-        seed: Seeds the partition, the first weights and the clients' shuffling; never the noise or
-            the sampling coins, which come from the operating system.
+        seed: Seeds the partition, the first weights and the clients' shuffling, never noise or
+            coins.
         rounds: Planned rounds, each of which releases one model.
         round_timeout: Seconds until a silent client counts as a zero update.
-        roster_timeout: Seconds until missing nodes are an error, or, on real nodes, surplus ones: a
-            node that was restarted counts twice for a minute.
-        roster_may_grow: Let more clients take part than `task.num_clients`. Epsilon stays; the
-            denominator stays too, so that the mean grows. Otherwise more nodes are an error.
-        weight_cap: Records that earn the full weight: a client weighs
-            `min(records / weight_cap, 1)`. Null: every client weighs 1.
-        total_weight: Public sum of all clients' weights, from which the denominator is computed;
-            null takes the number of clients.
-        output_dir: Absolute folder in which the run makes its own; null is `runs/` where `fl-dp
-            run` is called, and `~/.fl-dp/runs` under a bare `flwr run`.
+        roster_timeout: Seconds until missing nodes are an error, and on real nodes surplus ones (a
+            restarted node counts twice for a minute).
+        roster_may_grow: Allow more clients than `task.num_clients`. Epsilon is unchanged; the sum
+            is still divided by the declared number, so the mean grows.
+        weight_cap: Records that earn the full weight: a client weighs `min(records / weight_cap,
+            1)`; null weighs all clients 1.
+        total_weight: Public sum of all clients' weights, for the denominator; null takes the number
+            of clients.
+        output_dir: Absolute folder for runs; null is `runs/` under `fl-dp run`, and `~/.fl-dp/runs`
+            under a bare `flwr run`.
         run_name: Name of the run's folder; null derives one.
-        resume: Folder of a run to continue, with its own settings and its own ledger; leave out
-            every other setting.
-        report: Page that `fl-dp run` writes when it ends: `html`, or `none` to leave it out.
+        resume: Folder of a run to continue with its own settings and ledger; leave out every other
+            setting.
+        report: Page that `fl-dp run` writes at its end: `html` or `none`.
     """
 
     seed: int = told(0)

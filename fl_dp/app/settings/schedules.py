@@ -43,11 +43,11 @@ class ShapeSettings(ScheduleSettings):
     """A shape of the literature.
 
     Attributes:
-        spend: Where the larger part goes, `early` or `late`; null is the shape's own (early for
-            `seed_rule`, late for the others).
+        spend: Where the larger part goes, `early` or `late`; null is early for `seed_rule`, late
+            for the others.
         floor: Smallest relative spend of a round.
-        levels: Most different noise multipliers; null gives each round its own, and accounting is
-            then slow beyond some hundred rounds.
+        levels: Most different noise multipliers; null gives each round its own, which is slow
+            beyond some hundred rounds.
     """
 
     spend: str | None = told(None)
@@ -65,9 +65,9 @@ class CustomSettings(ScheduleSettings):
     """Relative spends as written.
 
     Attributes:
-        weights: Relative spend of each round, needed.
-        levels: Most different noise multipliers; null gives each round its own, and accounting is
-            then slow beyond some hundred rounds.
+        weights: Relative spend of each round; required.
+        levels: Most different noise multipliers; null gives each round its own, which is slow
+            beyond some hundred rounds.
     """
 
     name: str = told("custom")

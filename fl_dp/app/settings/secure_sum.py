@@ -19,30 +19,26 @@ class SecureSumSettings:
     """Secure sums of `privacy=distributed`; null means what suits the number of nodes.
 
     Attributes:
-        least: Fewest repliers that a sum is opened with; null means 90 % of the nodes.
-        colluding: Nodes that may tell the server what they added; null means 1 up to 10 nodes, 2
-            up to 20, 5 up to 200 and 10 above: of a sum, and with a roster of all nodes.
-        committee: Members who hold shares of every client's seeds; null means all nodes up to 20,
+        least: Fewest nodes whose replies open a sum; null is 90 % of the nodes.
+        colluding: Nodes that may tell the server what they added: of a sum, or with a roster of all
+            nodes. Null: 1 up to 10 nodes, 2 up to 20, 5 up to 200, else 10.
+        committee: Members that hold shares of every client's seeds; null is all nodes up to 20,
             else 40, and 60 from 500 on.
-        threshold: Members who can open a sum together; null means 80 % of the committee, or more
-            where many may collude.
-        degree: Neighbours that a client shares masks with, even; null means everybody up to 64
-            nodes, else 20 up to 200 and 40 above, twice as many if over 10 % may drop out.
-        bits: Each coordinate is summed modulo 2^bits; null means 16, or 20 where needed. Fewer are
-            fewer bytes, and where they are too few for all that clients can reach, sums are
-            rotated, and then cut.
-        element_cap: Largest entry of one node's sum, in clipping norms; null means what its
-            clients can reach, or a quarter of it where that saves bits.
-        cross_check: Members agree on who replied before they open: one more exchange, and a lying
-            server opens no sum below `least`.
-        roster: Absolute file with the identities of all nodes, as their owners have it in
-            `dp-secagg-roster`; null means none, and the promise is against a server that follows
-            the protocol.
-        reply_after: Seconds after which every node answers, so that its time does not show its
-            coins, at least 4; needed where nodes flip coins (`selection.coins_at_nodes=true`, and
-            always of records), unless `selection.sampling_rate=1`; null means as soon as it is
-            ready.
-        max_parameters: Most parameters of the model, which the accounting's own error is for.
+        threshold: Members that open a sum together; null is 80 % of the committee, or more where
+            many may collude.
+        degree: Neighbours that a client shares masks with, even. Null: all up to 64 nodes, 20 up to
+            200, else 40; twice as many if over 10 % may drop out.
+        bits: Bits of each summed coordinate; null is 16, or 20 where needed. With too few, sums are
+            rotated and cut.
+        element_cap: Largest entry of one node's sum, in clipping norms. Null: what its clients can
+            reach, or a quarter to save bits.
+        cross_check: Members first agree on who replied, in one more exchange; then a lying server
+            opens no sum below `least`.
+        roster: Absolute file with all nodes' identities, as in `dp-secagg-roster`. Null: the
+            promise needs a server that follows the protocol.
+        reply_after: Seconds after which every node answers, at least 4, so that time shows no coin.
+            Required where nodes flip coins; null: as soon as ready.
+        max_parameters: Most parameters of a model: the accounting's own error is computed for them.
     """
 
     least: int | None = told(None)

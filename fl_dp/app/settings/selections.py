@@ -25,8 +25,8 @@ class SelectionSettings:
 
     Attributes:
         name: Option of the group.
-        sampling_rate: Expected share of the clients in each round, in (0, 1]; of `buffered`, the
-            share whose answers make a release.
+        sampling_rate: Expected share of the clients in each round, in (0, 1]; under `buffered`, the
+            share whose answers trigger a release.
     """
 
     name: str = told("")
@@ -83,8 +83,8 @@ class PoissonSettings(SelectionSettings):
     """A secret coin for each client and round.
 
     Attributes:
-        participation_cap: Most rounds of one client; null charges every round. Under `poisson`
-            only where everybody takes part in each round (`selection.sampling_rate=1`).
+        participation_cap: Most rounds of one client; null charges every round. Under `poisson` it
+            needs `selection.sampling_rate=1`.
         coins_at_nodes: Each node flips the coins of its own units.
     """
 
@@ -113,7 +113,7 @@ class TruncatedPoissonSettings(SelectionSettings):
     """A secret coin for each client and round, and a largest cohort.
 
     Attributes:
-        max_cohort: Largest cohort; null is the expected cohort plus 4.5 times its square root.
+        max_cohort: Largest cohort; null is the expected one plus 4.5 times its square root.
     """
 
     name: str = told("truncated_poisson")
@@ -206,7 +206,7 @@ class DPUtilitySettings(SelectionSettings):
     Attributes:
         utility: Utility to choose by: `loss`, `accuracy` or `records`.
         utility_high: Upper end of a utility, which is clipped to [0, `utility_high`].
-        largest_rate: Upper bound on a client's rate, which is what is charged; null is twice
+        largest_rate: Upper bound on a client's rate, which is charged; null is twice
             `sampling_rate`.
         smallest_rate: Lower bound on that rate.
         refresh_every: Rounds from one release of the noisy utilities to the next.
@@ -297,10 +297,10 @@ class BufferedSettings(SelectionSettings):
 
     Attributes:
         participation_cap: Most releases of one client; null charges every one.
-        concurrency: Clients that are asked at any time; null is twice the answers of a release.
+        concurrency: Clients asked at any time; null is twice the answers of a release.
         max_staleness: Releases after which an answer counts as zero.
-        staleness_power: How fast the weight of an answer falls: one that is `s` releases old
-            weighs (1 + s) to minus this power. 0: all weigh 1.
+        staleness_power: An answer that is `s` releases old weighs (1 + s) to minus this power; 0
+            weighs all 1.
     """
 
     name: str = told("buffered")
@@ -341,10 +341,10 @@ class OwnBudgetsSettings(SelectionSettings):
     """A rate or a noise of its own for each group, which has its own epsilon.
 
     Attributes:
-        budgets: Epsilon of each group, increasing; the last one is `privacy.epsilon`.
-        shares: Share of the clients in each group; public. They are dealt to the groups.
-        owners: File with a line `name: epsilon` for each node, by its `dp-unit-name`, in place of
-            `budgets` and `shares`; absolute and public.
+        budgets: Epsilon of each group, increasing; the last is `privacy.epsilon`.
+        shares: Public share of the clients in each group.
+        owners: Absolute, public file with a line `name: epsilon` per node (by `dp-unit-name`), in
+            place of `budgets` and `shares`.
     """
 
     name: str = told("own_budgets")

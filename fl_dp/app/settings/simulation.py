@@ -19,27 +19,19 @@ class SimulationSettings:
     """Simulated nodes; not used on real ones.
 
     Attributes:
-        engine: `flower` is Flower's simulation engine: workers in processes of their own, by Ray.
-            `in_process` lets the nodes answer one after the other in one process of Flower's app:
-            small trainings start five times as fast, large ones have one processor's speed. `auto`
-            is `in_process` for digits, breast_cancer and own tables of up to 1 MiB on the CPU,
-            unless `num_cpus` or `workers` is given, `cluster` with a `ray_address`, and otherwise
-            `flower`. `cluster` has workers on all machines of a Ray cluster. `flwr run` is always
-            Flower's.
-        ray_address: Host and port of a running Ray cluster that this machine belongs to, to train
-            on all of its machines, or `auto`: the one that you have started here.
-        num_cpus: CPUs that Ray may use, one worker each; null means what suits this machine.
-            Threads of PyTorch with `engine=in_process`; null is 1.
-        num_gpus: Share of a GPU for each worker, or a whole number of them; 0 trains on the CPU.
-            `simulation=gpu` is a quarter.
-        workers: Processes that train clients, instead of one for each of `num_cpus`; null means,
-            without `num_cpus`, two more than this machine has CPUs, as far as its memory goes.
+        engine: `flower` (Flower's engine, with Ray), `in_process` (all nodes in one process),
+            `cluster` (all machines of a Ray cluster) or `auto` (by the task).
+        ray_address: `HOST:PORT` of a running Ray cluster of which this machine is part, or `auto`
+            for the one started here.
+        num_cpus: CPUs that Ray may use, one worker each; null suits this machine. With
+            `engine=in_process`: threads of PyTorch, null is 1.
+        num_gpus: Share of a GPU for each worker, or a whole number of GPUs; 0 trains on the CPU.
+        workers: Processes that train clients. Null: one per CPU of `num_cpus`, or two more than
+            there are CPUs, as memory allows.
         units_per_node: Clients that one virtual node hosts; it answers with the sum of their
-            clipped updates. `auto` makes as few nodes as keep this machine's processors busy, and
-            one per client where each reply is needed; without `fl-dp run` it is 1.
-        delay_spread: How much the nodes differ in the time that they take to answer: the standard
-            deviation of its logarithm. Time is simulated, so no process waits; `engine=in_process`
-            only. 0: every answer comes at once.
+            clipped updates. `auto`: as few nodes as keep the processors busy.
+        delay_spread: Standard deviation of the logarithm of the nodes' answer times, in simulated
+            time; `engine=in_process` only. 0: answers come at once.
     """
 
     engine: str = told("auto")

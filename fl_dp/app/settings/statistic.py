@@ -18,18 +18,17 @@ class StatisticSettings:
 
     Attributes:
         query: `count`, `sum`, `mean`, `histogram`, `quantiles` or `top`; null trains.
-        values: Of what: `labels`, `records` (every feature of each), or `records.3` for the fourth
-            feature alone.
-        low: Smallest value that counts, public; for all but `count`, and not for labels in
-            `histogram` and `top`, whose classes are known.
+        values: `labels`, `records` (every feature) or `records.3` (the fourth feature alone).
+        low: Smallest value that counts, public; not for `count`, nor for labels in `histogram` and
+            `top`.
         high: Largest value that counts, public.
-        bins: Bins of a histogram and steps of the grid of quantiles, between `low` and `high`.
-        edges: Of the bins, in place of `low`, `high` and `bins`; public.
-        probabilities: Of the quantiles; null means 0.25, 0.5 and 0.75.
+        bins: Bins of a histogram, or steps of the grid of quantiles, between `low` and `high`.
+        edges: Public edges of the bins, in place of `low`, `high` and `bins`.
+        probabilities: Probabilities of the quantiles; null is 0.25, 0.5 and 0.75.
         top: Labels that `top` names, the most frequent first.
-        max_records: A client with more records counts as so many average ones of its own; with 1,
-            every client weighs the same. The noise grows with it.
-        law: `laplace` or `gaussian`; null takes the smaller noise. Secure sums have `gaussian`.
+        max_records: A client with more records counts as this many average ones of its own; the
+            noise grows with it.
+        law: `laplace` or `gaussian`; null takes the smaller noise, and `gaussian` in secure sums.
     """
 
     query: str | None = None

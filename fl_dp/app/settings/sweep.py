@@ -47,18 +47,18 @@ class SweepSettings:
     """Experiment: trainings along an axis, for each curve and each seed. `-m` runs them all.
 
     Attributes:
-        axis: Key along the horizontal axis, for example `privacy.epsilon`; null draws accuracy over
-            the rounds instead, one training per curve and seed.
-        values: Values of that key. `fl-dp run -m experiment=NAME KEY=1,2` replaces them.
+        axis: Key along the horizontal axis; null draws accuracy over the rounds, one training per
+            curve and seed.
+        values: Values of that key; `-m KEY=1,2` replaces them.
         label: Words under the axis; null is the key.
-        curves: Curves by name: the `overrides` of each, and if need be `values` and an `axis` of
-            its own, `at`, its one place, or `formula`, which sets the noise; none: no experiment.
+        curves: Curves by name, each with `overrides` and perhaps `values`, `axis`, `at` or
+            `formula`; none: no experiment.
         only: Names of the curves to run; null runs all.
-        seeds: Seeds of the trainings, which `-m seed=0,1` replaces; null is the run's `seed`.
-        panels: Results to draw against the axis, from left to right: `accuracy`, `loss`, `epsilon`,
-            `noise_multiplier`, `noise_of_mean` or a number of `metrics.public`; null is `accuracy`.
-        side_by_side: Trainings at a time; null means one for every four processors, or for each
-            processor with `simulation.engine=in_process`.
+        seeds: Seeds of the trainings; `-m seed=0,1` replaces them, null is the run's `seed`.
+        panels: Results to draw: `accuracy`, `loss`, `epsilon`, `noise_multiplier`, `noise_of_mean`
+            or a number of `metrics.public`; null is `accuracy`.
+        side_by_side: Trainings at a time; null is one per processor with
+            `simulation.engine=in_process`, else one per four.
     """
 
     axis: str | None = None

@@ -25,9 +25,8 @@ class TrackingSettings:
 
     Attributes:
         name: Option of the group.
-        metrics_port: Port of 127.0.0.1 on which a training shows released values and figures of
-            its process to Prometheus, at `/metrics`, and that it is alive, at `/health`; null shows
-            nothing.
+        metrics_port: Port of 127.0.0.1 that shows Prometheus released values and the process's
+            figures at `/metrics`, and `/health`; null shows nothing.
     """
 
     name: str = "none"
@@ -82,9 +81,9 @@ class ProjectSettings(TrackingSettings):
     """A tracker that can be on another machine.
 
     Attributes:
-        project: Name of the experiment in MLflow, of the project at W&B.
-        mode: `offline` sends nothing to any other machine. `online` sends each round at once: to
-            MLflow's `tracking.uri`, or to the W&B server that you are logged in to.
+        project: Name of the experiment in MLflow, or of the project at W&B.
+        mode: `offline` sends nothing to other machines. `online` sends each round to
+            `tracking.uri`, or to your W&B server.
     """
 
     project: str = "fl-dp"
@@ -107,8 +106,8 @@ class MLflowSettings(ProjectSettings):
     """MLflow.
 
     Attributes:
-        uri: Where MLflow keeps runs: an address, or an absolute path after `sqlite:///`; null is a
-            database in the run's folder, or in that of its sweep.
+        uri: MLflow's address, or an absolute path after `sqlite:///`; null is a database in the
+            folder of the run or sweep.
     """
 
     name: str = "mlflow"

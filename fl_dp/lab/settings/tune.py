@@ -20,18 +20,17 @@ class TuneSettings:
     """Choice of hyper-parameters, which `fl-dp tune` makes, and what pays for it.
 
     Attributes:
-        by: `vote` (clients score the candidates on their own data), `stopping` (the best of a
-            random number of whole trainings) or `public` (the server tries them on its public
-            test part, at no charge).
-        candidates: Settings to choose among, one text each such as `client.learning_rate=0.5
-            clipping.norm=1`; `fl-dp tune` writes it from `KEY=A,B`. Null chooses nothing.
+        by: `vote` (by clients, on their own data), `stopping` (the best of a random number of
+            trainings) or `public` (on public test rows, uncharged).
+        candidates: Settings to choose among, one text each; `fl-dp tune KEY=A,B` writes it. Null
+            chooses nothing.
         share: Part of `privacy.epsilon` that a vote costs, in (0, 1).
-        rounds: Most rounds of the short training by which a client, or the server, tries a
-            candidate. Where the run has more, each gets more noise: as much goes in as in the run.
+        rounds: Most rounds of a trial. If the run has more, each gets more noise: as much goes in
+            as in the run.
         mean_runs: Expected number of trainings, for `stopping`.
-        shape: Of the law of that number, a truncated negative binomial: 1 is geometric, 0
-            logarithmic, which costs less and varies more.
-        chosen: The candidate that was chosen; a run writes it for itself, so leave it out.
+        shape: Shape of that number's law, a truncated negative binomial: 1 is geometric, 0
+            logarithmic (cheaper, more varied).
+        chosen: The chosen candidate, which a run writes for itself: leave it out.
     """
 
     by: str = field(default="vote", metadata={"choices": _BY})

@@ -26,16 +26,16 @@ class RecoverySettings:
         threats: What the adversary sees, some of `raw`, `local_steps` (after `client.epochs`
             steps), `clipped`, `secure_sum`, `client_noise`, `released`, `released_others_known`,
             `secure_sum_noise` and `dp_sgd`; null means all.
-        noise_multipliers: Of each threat with noise; null means 0.0001, 0.001, 0.01, 0.03, 0.1
-            and 1.
+        noise_multipliers: Noise multipliers of each threat with noise; null is 0.0001, 0.001, 0.01,
+            0.03, 0.1 and 1.
         images: Clients that are attacked, for each seed.
         records: Images of a client.
         cohort: Clients of a released model and of a secure sum.
         seeds: Repetitions with other images, weights and first guesses, from `seed` on.
-        steps: Of an attack's search.
+        steps: Steps of an attack's search.
         resistance: Also measure, without noise, larger batches, more local epochs, dropout and
             batch statistics.
-        delta: At which the epsilon of each noise is told.
+        delta: Delta at which each noise's epsilon is given.
     """
 
     attacks: list[str] | None = None
