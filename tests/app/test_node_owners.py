@@ -7,29 +7,10 @@ from pathlib import Path
 
 import pytest
 from deployment import Deployment
+from written_apps import write_app
 
 # The first message is never answered; those after it are. `TOLD` is a folder.
-APP = {
-    "pyproject.toml": """\
-[project]
-name = "hanging"
-version = "1.0.0"
-description = "Hangs on its first message"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "fl-dp"
-
-[tool.flwr.app.components]
-serverapp = "hanging.server:app"
-clientapp = "hanging.client:app"
-
-[tool.flwr.app.config]
-hydra-overrides = ""
-""",
-    "hanging/__init__.py": "",
-    "hanging/client.py": """\
+CLIENT = """\
 import time
 from pathlib import Path
 
@@ -45,8 +26,8 @@ class Client(NumPyClient):
         return parameters, 1, {}
 
 app = numpy_client_app(lambda context: Client())
-""",
-    "hanging/server.py": """\
+"""
+SERVER = """\
 import json, time
 from pathlib import Path
 
@@ -71,8 +52,7 @@ def main(grid, context):
             reply.error.reason if reply.has_error() else "answered" for reply in replies
         )
     Path(TOLD, "replies.json").write_text(json.dumps([ask(60.0), ask(240.0)]))
-""",
-}
+"""
 
 
 @pytest.mark.nightly
@@ -82,10 +62,7 @@ def main(grid, context):
 def test_a_hung_client_ends_and_its_node_answers_again_and_a_guarded_node_runs_no_unverified_app(
     tmp_path: Path,
 ) -> None:
-    app = tmp_path / "hanging"
-    for name, text in APP.items():
-        (app / name).parent.mkdir(parents=True, exist_ok=True)
-        (app / name).write_text(text.replace("TOLD", repr(str(tmp_path))))
+    app = write_app(tmp_path / "hanging", client=CLIENT, server=SERVER, TOLD=str(tmp_path))
     with Deployment(tmp_path / "processes") as running:
         running.join("open", {})
         running.join("guarded", {"dp-ledger-path": str(tmp_path / "l.db"), "dp-max-epsilon": 4.0})

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import yaml
-from deployment import Deployment
+from gated_deployment import GatedDeployment
+from written_apps import write_app
 
 from fl_dp import PrivacyLedger
 from fl_dp.ledger import NodeLedger
@@ -18,27 +16,7 @@ from fl_dp.statement import privacy_statement
 
 # The third one's app sends its sum times a thousand.
 SITES = {"north": 0.1, "south": 0.2, "west": 1e6}
-APP = {
-    "pyproject.toml": """\
-[project]
-name = "plain"
-version = "1.0.0"
-description = "Knows nothing of its gate"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "stranger"
-
-[tool.flwr.app.components]
-serverapp = "plain.server:app"
-clientapp = "plain.client:app"
-
-[tool.flwr.app.config]
-hydra-overrides = ""
-""",
-    "plain/__init__.py": "",
-    "plain/client.py": """\
+CLIENT = """\
 import json
 from pathlib import Path
 
@@ -56,8 +34,8 @@ def train(message, context):
     trained = ArrayRecord({"w": Array((model + update).astype(model.dtype))})
     metrics = MetricRecord({"num-examples": 4711})
     return Message(RecordDict({"arrays": trained, "metrics": metrics}), reply_to=message)
-""",
-    "plain/server.py": """\
+"""
+SERVER = """\
 import json
 from pathlib import Path
 
@@ -86,26 +64,15 @@ def main(grid, context):
         result = strategy.start(grid, initial, num_rounds=1)
     told = {"model": result.arrays["w"].numpy().tolist(), "noise": PLAN.noise_multiplier}
     Path(TOLD, "released.json").write_text(json.dumps(told))
-""",
+"""
+
+
+POLICY = {
+    "max_epsilon": 2000.0,
+    "gate_promise": "distributed",
+    "gate_clipping_norm": 1.0,
+    "gate_answer_after": 60.0,
 }
-
-
-class SummingGates(Deployment):
-    """SuperNodes behind gates that take part in secure sums, each with a policy of its own."""
-
-    def _supernode(self, name: str) -> Sequence[str]:
-        file = self._folder / f"{name}.yaml"
-        keys = {
-            "dp-ledger-path": str(self._folder / name / "ledger.db"),
-            "dp-unit-name": name,
-            "dp-max-epsilon": 2000.0,
-            "dp-gate-promise": "distributed",
-            "dp-gate-clipping-norm": 1.0,
-            "dp-gate-answer-after": 60.0,
-        }
-        file.write_text(yaml.safe_dump(keys))
-        command = (sys.executable, "-m", "fl_dp", "supernode", "--policy", str(file))
-        return (*command, "--cooperative", "--insecure")
 
 
 @pytest.mark.nightly
@@ -113,11 +80,8 @@ class SummingGates(Deployment):
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)
 def test_a_sum_of_real_sites_is_right_whatever_one_app_sends(tmp_path: Path) -> None:
-    app = tmp_path / "plain"
-    for name, text in APP.items():
-        (app / name).parent.mkdir(parents=True, exist_ok=True)
-        (app / name).write_text(text.replace("TOLD", repr(str(tmp_path))))
-    with SummingGates(tmp_path / "processes") as running:
+    app = write_app(tmp_path / "plain", client=CLIENT, server=SERVER, TOLD=str(tmp_path))
+    with GatedDeployment(tmp_path / "processes", **POLICY) as running:
         for name, update in SITES.items():
             running.join(name, {"update": update})
         assert running.run(app, []) == "finished:completed"
@@ -127,7 +91,7 @@ def test_a_sum_of_real_sites_is_right_whatever_one_app_sends(tmp_path: Path) -> 
     assert released["model"] == pytest.approx([expected] * 4, abs=4 * released["noise"])
     for name, update in SITES.items():
         assert json.loads((tmp_path / f"{update}.json").read_text()) == ["arrays", "config"]
-        with NodeLedger.read(tmp_path / "processes" / name / "ledger.db") as ledger:
+        with NodeLedger.read(running.ledger_of(name)) as ledger:
             [spending] = ledger.spendings
         assert spending.charges == 1
     with PrivacyLedger.read(tmp_path / "server.db") as ledger:

@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import yaml
-from deployment import Deployment
+from gated_deployment import GatedDeployment
+from written_apps import write_app
 
 from fl_dp.ledger import NodeLedger
 
 SITES = {"north": "patient 4711", "south": "x" * 29}
-APP = {
-    "pyproject.toml": """\
-[project]
-name = "curious"
-version = "1.0.0"
-description = "Sends what it should not"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "stranger"
-
-[tool.flwr.app.components]
-serverapp = "curious.server:app"
-clientapp = "curious.client:app"
-
-[tool.flwr.app.config]
-hydra-overrides = ""
-""",
-    "curious/__init__.py": "",
-    "curious/client.py": """\
+CLIENT = """\
 from pathlib import Path
 
 import numpy as np
@@ -63,8 +41,8 @@ def train(message, context):
 @app.evaluate()
 def evaluate(message, context):
     raise ValueError(context.node_config["secret"])
-""",
-    "curious/server.py": """\
+"""
+SERVER = """\
 import json, time
 from pathlib import Path
 
@@ -95,32 +73,16 @@ def main(grid, context):
         messages = [Message(content, dst_node_id=node, message_type=kind) for node in nodes]
         arrived.append([told(reply) for reply in grid.send_and_receive(messages, timeout=300.0)])
     Path(TOLD, "arrived.json").write_text(json.dumps(arrived))
-""",
+"""
+
+
+POLICY = {
+    "max_epsilon": 50.0,
+    "gate_promise": "local",
+    "gate_clipping_norm": 1.0,
+    "gate_noise_multiplier": 2.0,
+    "gate_answer_after": 45.0,
 }
-
-
-class Gates(Deployment):
-    """SuperNodes that stand behind gates, each with a policy of its own."""
-
-    def policy(self, name: str) -> Path:
-        """Return the file of a site's policy."""
-        file = self._folder / f"{name}.yaml"
-        keys = {
-            "dp-ledger-path": str(self._folder / f"{name}.db"),
-            "dp-unit-name": name,
-            "dp-max-epsilon": 50.0,
-            "dp-gate-promise": "local",
-            "dp-gate-clipping-norm": 1.0,
-            "dp-gate-noise-multiplier": 2.0,
-            "dp-gate-answer-after": 45.0,
-        }
-        file.write_text(yaml.safe_dump(keys))
-        return file
-
-    def _supernode(self, name: str) -> Sequence[str]:
-        policy = str(self.policy(name))
-        command = (sys.executable, "-m", "fl_dp", "supernode", "--policy", policy)
-        return (*command, "--cooperative", "--insecure")
 
 
 @pytest.mark.nightly
@@ -128,11 +90,8 @@ class Gates(Deployment):
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)
 def test_what_arrives_of_two_sites_differs_in_numbers_of_the_model_alone(tmp_path: Path) -> None:
-    app = tmp_path / "curious"
-    for name, text in APP.items():
-        (app / name).parent.mkdir(parents=True, exist_ok=True)
-        (app / name).write_text(text.replace("TOLD", repr(str(tmp_path))))
-    with Gates(tmp_path / "processes") as running:
+    app = write_app(tmp_path / "curious", client=CLIENT, server=SERVER, TOLD=str(tmp_path))
+    with GatedDeployment(tmp_path / "processes", **POLICY) as running:
         for name, secret in SITES.items():
             running.join(name, {"secret": secret})
         assert running.run(app, []) == "finished:completed"
@@ -146,7 +105,7 @@ def test_what_arrives_of_two_sites_differs_in_numbers_of_the_model_alone(tmp_pat
         assert replies == [[kind, "", said]] * len(SITES)
     for name, secret in SITES.items():
         assert (tmp_path / secret).exists()  # the app was there, and knew it
-        with NodeLedger.read(tmp_path / "processes" / f"{name}.db") as ledger:
+        with NodeLedger.read(running.ledger_of(name)) as ledger:
             [use] = ledger.uses
         assert use.charges == 2
         assert use.use is not None and use.use.app is not None

@@ -9,33 +9,14 @@ from pathlib import Path
 
 from flat_plans import calibrated_plan
 from stages import Place
+from written_apps import write_app
 
 from fl_dp import Plan, PrivacyBudget
 
 SECRET = "Jane Doe, born 1970-01-01"
 """A record that a client's exception has in its text."""
 
-_FILES = {
-    "pyproject.toml": """\
-[project]
-name = "faulty"
-version = "1.0.0"
-description = "Does as it is told"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "fl-dp"
-
-[tool.flwr.app.components]
-serverapp = "faulty.server:app"
-clientapp = "faulty.client:app"
-
-[tool.flwr.app.config]
-hydra-overrides = ""
-""",
-    "faulty/__init__.py": "",
-    "faulty/client.py": """\
+_CLIENT = """\
 import os
 import time
 from pathlib import Path
@@ -61,8 +42,8 @@ class Client(NumPyClient):
         return [each + 0.1 for each in parameters], 1, {}
 
 app = numpy_client_app(lambda context: Client(context.node_config["dp-unit-name"]))
-""",
-    "faulty/server.py": """\
+"""
+_SERVER = """\
 from pathlib import Path
 
 from flwr.serverapp import ServerApp
@@ -75,8 +56,7 @@ def main(grid, context):
     place = Place(Path(PLACE))
     timeout = float((place.path / "timeout").read_text())
     train(grid, place, rounds=ROUNDS, timeout=timeout)
-""",
-}
+"""
 
 
 class FaultApp:
@@ -109,12 +89,8 @@ class FaultApp:
             )
         )
         self.wait_for(nobody=True)
-        values = {"PLACE": repr(str(self.place.path)), "ROUNDS": rounds}
-        for name, text in _FILES.items():
-            for key, value in values.items():
-                text = text.replace(key, str(value))
-            (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.path / name).write_text(text)
+        place = str(self.place.path)
+        write_app(self.path, client=_CLIENT, server=_SERVER, PLACE=place, ROUNDS=rounds)
         stages = Path(__file__).with_name("stages.py").read_text()
         (self.path / "faulty" / "stages.py").write_text(stages)
 

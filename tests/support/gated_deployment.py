@@ -1,0 +1,36 @@
+"""Real SuperNodes that stand behind gates, each with a policy and a ledger of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from deployment import Deployment
+
+
+class GatedDeployment(Deployment):
+    """A SuperLink and SuperNodes behind gates, which start apps as their own user."""
+
+    def __init__(self, folder: Path, **keys: Any) -> None:
+        """Keep the keys of the gates in mind.
+
+        Args:
+            folder: For logs, policies and ledgers.
+            keys: Of each site's policy, as Python names them.
+        """
+        super().__init__(folder)
+        self._keys = {f"dp-{name.replace('_', '-')}": value for name, value in keys.items()}
+
+    def ledger_of(self, name: str) -> Path:
+        """Return the file of a site's ledger."""
+        return self._folder / name / "ledger.db"
+
+    def _supernode(self, name: str) -> Sequence[str]:
+        file = self._folder / f"{name}.yaml"
+        own = {"dp-ledger-path": str(self.ledger_of(name)), "dp-unit-name": name}
+        file.write_text(yaml.safe_dump(own | self._keys))
+        command = (sys.executable, "-m", "fl_dp", "supernode", "--policy", str(file))
+        return (*command, "--cooperative", "--insecure")
