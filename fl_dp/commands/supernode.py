@@ -11,7 +11,8 @@ import typer
 from .console import fail, failures_told, note, out, tell
 
 if TYPE_CHECKING:  # with what it imports, which other commands can spare
-    from fl_dp.gate.isolation import AppUser, Guarded
+    from fl_dp.gate.app_user import AppUser
+    from fl_dp.gate.isolation import Guarded
 
 OTHER_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of the command: what it does not know is Flower's."""
@@ -81,7 +82,8 @@ def supernode(
     with failures_told():
         _require_one_way(options, app_user=app_user, app_socket=app_socket, cooperative=cooperative)
         _require_no_policy(options)
-        from fl_dp.gate.isolation import AppUser, found_isolated
+        from fl_dp.gate.app_user import AppUser
+        from fl_dp.gate.isolation import found_isolated
 
         policy = policy.expanduser().absolute()
         user = None if app_user is None else AppUser.named(app_user)

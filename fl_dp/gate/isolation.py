@@ -1,8 +1,8 @@
 """Isolation of apps from their gate: what an app could do around it, found by trying as its user.
 
 A gate bounds what leaves through Flower. An app that reads the ledger, changes the gate's code or
-opens a socket of its own needs no Flower. Each of that is tried in a forked child, which becomes
-the app's user inside the namespaces of each process that this user has on the machine.
+opens a socket of its own needs no Flower. Each of that is tried beside each process of the app's
+user.
 
     >>> attempts = tried(AppUser.named("fl-dp-app-north"), guarded)
     >>> is_isolated(attempts)
@@ -14,53 +14,24 @@ a gate finds it at its start (`write_result`, `found_isolated`).
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import pwd
 import socket
 import stat
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
 
-_PROCESSES = Path("/proc")
+from .app_user import PROCESSES, AppUser, done_beside, rights_of_processes, stand_in
+
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SOCKETS = "net/unix"  # of a process: sockets of its network namespace, one a line
 _LISTENS = 0x10000  # __SO_ACCEPTCON
-_NEW_MOUNTS, _NEW_NETWORK = 0x00020000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))  # documentation's
 _PATIENCE = 3.0  # seconds for a connection
 _LONGEST_RESULT = 10_000
-_PR_SET_DUMPABLE = 4
-
-
-class AppUser(NamedTuple):
-    """A user of this machine, as whom apps run."""
-
-    uid: int
-    gid: int
-    groups: tuple[int, ...]
-
-    @classmethod
-    def named(cls, name: str) -> Self:
-        """Return a user by name or number.
-
-        Raises:
-            ValueError: If there is none, or it is root, from whom nothing is kept.
-        """
-        try:
-            entry = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
-        except KeyError:
-            raise ValueError(f"this machine has no user {name!r}: make one for apps") from None
-        if entry.pw_uid == 0:
-            raise ValueError("apps that run as root can do anything: make a user for them")
-        groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
-        return cls(entry.pw_uid, entry.pw_gid, tuple(groups))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +83,15 @@ def tried(user: AppUser, guarded: Guarded) -> list[Attempt]:
 
     Raises:
         PermissionError: If this process can't become that user.
+        RuntimeError: If it could not be tried.
     """
-    if os.geteuid() not in (0, user.uid):
-        raise PermissionError("only root can try what another user can do: start this with sudo")
     found: dict[str, dict[str, None]] = {}
-    with _stand_in(guarded.owner) as gate:
+    with stand_in(guarded.owner) as gate:
         trials = _Trials(guarded, gate)
-        for neighbor in _neighbors(user.uid):
-            for goal, successes in _tried_beside(neighbor, user, trials):
+        for attempts in done_beside(user, trials.run):
+            for goal, successes in attempts:
                 found.setdefault(goal, {}).update(dict.fromkeys(successes))
+    found["do more than its user may"] = dict.fromkeys(rights_of_processes(user.uid))
     return [Attempt(goal, tuple(successes)) for goal, successes in found.items()]
 
 
@@ -185,109 +156,8 @@ class _Setting:
         )
 
 
-@contextmanager
-def _stand_in(owner: int) -> Iterator[int]:
-    """Run a process of the gate's user, and give its id: the gate itself does not run yet."""
-    ready, says_ready = os.pipe()
-    ends, says_end = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(says_end)
-        _become(AppUser(owner, owner, ()))
-        # As after an exec: who becomes another user is closed to all but root until then.
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)
-        os.write(says_ready, b"1")
-        os.read(ends, 1)
-        os._exit(0)
-    try:
-        os.close(says_ready)
-        os.read(ready, 1)
-        yield child
-    finally:
-        for descriptor in (ready, ends, says_end):
-            os.close(descriptor)
-        os.waitpid(child, 0)
-
-
-def _neighbors(uid: int) -> list[int]:
-    """Return one process of a user for each pair of network and mounts; 0 where there is none."""
-    if os.geteuid() != 0:
-        return [0]  # whose namespaces only root may enter
-    found: dict[tuple[str, str], int] = {}
-    for folder in _PROCESSES.iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            lines = (folder / "status").read_text().splitlines()
-            [owners] = [line.split()[1:] for line in lines if line.startswith("Uid:")]
-            if str(uid) in owners:
-                spaces = str((folder / "ns/net").readlink()), str((folder / "ns/mnt").readlink())
-                found.setdefault(spaces, int(folder.name))
-        except OSError:  # it has ended
-            continue
-    return list(found.values()) or [0]
-
-
-def _tried_beside(neighbor: int, user: AppUser, trials: _Trials) -> list[Attempt]:
-    """Run all trials in a child that is the app's user.
-
-    Args:
-        neighbor: Process whose namespaces it enters; 0: it stays in those of this process.
-        user: Whom it becomes.
-        trials: What it runs.
-
-    Raises:
-        RuntimeError: If the child failed.
-    """
-    arrives, leaves = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            if neighbor:
-                _enter(neighbor)
-            _become(user)
-            with os.fdopen(leaves, "w") as out:
-                json.dump(trials.run(), out)
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    os.close(leaves)
-    with os.fdopen(arrives) as told:
-        text = told.read()
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise RuntimeError(f"what an app could do was not tried beside process {neighbor}")
-    return [Attempt(goal, tuple(successes)) for goal, successes in json.loads(text)]
-
-
-def _enter(process: int) -> None:
-    """Enter the network and the mounts of a process.
-
-    Raises:
-        OSError: If this process may not.
-    """
-    library = ctypes.CDLL(None, use_errno=True)  # os.setns is of Python 3.12
-    descriptor = os.pidfd_open(process)
-    if library.setns(descriptor, _NEW_MOUNTS | _NEW_NETWORK) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-    os.close(descriptor)
-
-
-def _become(user: AppUser) -> None:
-    """Become a user for good."""
-    if os.geteuid() == 0:
-        os.setgroups(user.groups)
-        os.setgid(user.gid)
-        os.setuid(user.uid)
-
-
 class _Trials:
-    """All that an app is thought to try. Names and sockets are looked up before the user changes.
-
-    A child that entered another file system loads no module: all that runs there is imported here.
-    """
+    """All that an app is thought to try. Names are looked up before the user changes."""
 
     def __init__(self, guarded: Guarded, gate: int) -> None:
         self._guarded, self._gate = guarded, gate
@@ -324,7 +194,7 @@ class _Trials:
         else:
             yield "signals"
         for name in ("environ", "mem"):
-            if _is_readable(_PROCESSES / str(self._gate) / name):
+            if _is_readable(PROCESSES / str(self._gate) / name):
                 yield name
 
     def _ways_out(self) -> Iterator[str]:
@@ -417,7 +287,7 @@ def _addresses(host: str, port: int) -> list[tuple[socket.AddressFamily, tuple[o
 def _unix_sockets() -> Iterator[tuple[str, int]]:
     """Yield name and kind of each Unix socket in the present network that can be connected to."""
     try:
-        lines = (_PROCESSES / "self" / _SOCKETS).read_text(errors="replace").splitlines()[1:]
+        lines = (PROCESSES / "self" / _SOCKETS).read_text(errors="replace").splitlines()[1:]
     except OSError:
         return
     for line in lines:

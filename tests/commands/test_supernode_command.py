@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 from fl_dp.commands.app import app
 from fl_dp.gate import isolation
 from fl_dp.gate import supernode as gated
+from fl_dp.gate.app_user import AppUser
 from fl_dp.gate.gate import Gate
-from fl_dp.gate.isolation import AppUser, Attempt, Guarded
+from fl_dp.gate.isolation import Attempt, Guarded
 
 POLICY: dict[str, Any] = {
     "dp-ledger-path": "/srv/private/ledger.db",

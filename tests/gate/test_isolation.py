@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from fl_dp.gate.app_user import AppUser
 from fl_dp.gate.isolation import (
-    AppUser,
     Attempt,
     Guarded,
     code_of_gate,
@@ -34,13 +34,19 @@ needs_root = pytest.mark.skipif(not IS_ROOT, reason="only root can try what anot
 # Opens a network of its own, becomes the app's user, and says when it has.
 APP = """
 import ctypes, os, sys
-uid, apart = int(sys.argv[1]), int(sys.argv[2])
-assert ctypes.CDLL(None, use_errno=True).unshare(apart) == 0
+uid, apart, rights = (int(word) for word in sys.argv[1:])
+kernel = ctypes.CDLL(None, use_errno=True)
+assert kernel.unshare(apart) == 0
+if rights == 1:
+    kernel.prctl(8, 1)  # PR_SET_KEEPCAPS
+if rights != 2:
+    kernel.prctl(38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
 os.setgid(uid); os.setuid(uid)
 print(flush=True); sys.stdin.read()
 """
 NEW_NETWORK = 0x40000000
-READ, CHANGE, HOME, CODE, GATE, NETWORK, NEIGHBORS = range(7)
+NO_RIGHTS, CAPABILITIES, NEW_RIGHTS = range(3)
+READ, CHANGE, HOME, CODE, GATE, NETWORK, NEIGHBORS, RIGHTS = range(8)
 
 
 @pytest.fixture
@@ -80,10 +86,10 @@ def nobody() -> AppUser:
 
 
 @contextmanager
-def app_process(user: AppUser, spaces: int) -> Iterator[None]:
+def app_process(user: AppUser, spaces: int, rights: int = NO_RIGHTS) -> Iterator[None]:
     """Run a process of the app's user in namespaces of its own."""
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", APP, str(user.uid), str(spaces)],
+        [sys.executable, "-I", "-S", "-c", APP, str(user.uid), str(spaces), str(rights)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     ) as process:
@@ -144,6 +150,20 @@ def test_each_way_that_is_open_is_found(
         attempts = tried(nobody, guarded)
     assert got_at(attempts) - {NEIGHBORS} == ways
     assert not is_isolated(attempts)
+
+
+@needs_root
+@pytest.mark.parametrize(
+    ("rights", "way"), [(CAPABILITIES, "capabilities of "), (NEW_RIGHTS, "programs like sudo, in ")]
+)
+def test_rights_beyond_those_of_the_user_are_found(
+    guarded: Guarded, nobody: AppUser, rights: int, way: str
+) -> None:
+    with app_process(nobody, NEW_NETWORK), app_process(nobody, NEW_NETWORK, rights):
+        attempts = tried(nobody, guarded)
+    assert got_at(attempts) - {NEIGHBORS} == {RIGHTS}
+    [found] = attempts[RIGHTS].successes
+    assert found.startswith(way)
 
 
 @needs_root

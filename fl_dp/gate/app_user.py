@@ -1,0 +1,187 @@
+"""The user as whom apps run: work is done in its place, beside each of its processes.
+
+What a process may do follows from its user, from its namespaces and from rights that it was given.
+A forked child becomes the user in the network and the mounts of each of its processes; which rights
+these have is read from `/proc`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import pwd
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+PROCESSES = Path("/proc")
+_NEW_MOUNTS, _NEW_NETWORK = 0x00020000, 0x40000000  # CLONE_NEWNS, CLONE_NEWNET
+_PR_SET_DUMPABLE = 4
+
+
+class AppUser(NamedTuple):
+    """A user of this machine, as whom apps run."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """Return a user by name or number.
+
+        Raises:
+            ValueError: If there is none, or it is root, from whom nothing is kept.
+        """
+        try:
+            entry = pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
+        except KeyError:
+            raise ValueError(f"this machine has no user {name!r}: make one for apps") from None
+        if entry.pw_uid == 0:
+            raise ValueError("apps that run as root can do anything: make a user for them")
+        groups = os.getgrouplist(entry.pw_name, entry.pw_gid)
+        return cls(entry.pw_uid, entry.pw_gid, tuple(groups))
+
+
+def done_beside(user: AppUser, work: Callable[[], object]) -> Iterator[Any]:
+    """Do work as a user, beside each of its processes; without one, from here.
+
+    Args:
+        user: Whom a child becomes.
+        work: Returns what JSON can hold. A child that entered another file system loads no module,
+            so all that it needs is imported.
+
+    Yields:
+        What the work has returned there.
+
+    Raises:
+        PermissionError: If this process can't become that user.
+        RuntimeError: If a child failed.
+    """
+    if os.geteuid() not in (0, user.uid):
+        raise PermissionError("only root can try what another user can do: start this with sudo")
+    for neighbor in _neighbors(user.uid):
+        yield _done_beside(neighbor, user, work)
+
+
+def rights_of_processes(uid: int) -> Iterator[str]:
+    """Yield each way in which a process of a user may do more than its user."""
+    for status in _processes(uid).values():
+        name = status["Name"]
+        if int(status["CapPrm"], 16):
+            yield f"capabilities of {name}"
+        if status["NoNewPrivs"] == "0":
+            yield f"programs like sudo, in {name}"
+
+
+@contextmanager
+def stand_in(owner: int) -> Iterator[int]:
+    """Run a process of the gate's user, and give its id: the gate itself does not run yet."""
+    ready, says_ready = os.pipe()
+    ends, says_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(says_end)
+        _become(AppUser(owner, owner, ()))
+        # As after an exec: who becomes another user is closed to all but root until then.
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 1)
+        os.write(says_ready, b"1")
+        os.read(ends, 1)
+        os._exit(0)
+    try:
+        os.close(says_ready)
+        os.read(ready, 1)
+        yield child
+    finally:
+        for descriptor in (ready, ends, says_end):
+            os.close(descriptor)
+        os.waitpid(child, 0)
+
+
+def _processes(uid: int) -> dict[int, dict[str, str]]:
+    """Return the status of each process of a user."""
+    found = {}
+    for folder in PROCESSES.iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            lines = (folder / "status").read_text(errors="replace").splitlines()
+        except OSError:  # it has ended
+            continue
+        status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        if str(uid) in status["Uid"].split():
+            found[int(folder.name)] = status
+    return found
+
+
+def _neighbors(uid: int) -> list[int]:
+    """Return one process of a user for each pair of network and mounts; 0 where there is none."""
+    if os.geteuid() != 0:
+        return [0]  # whose namespaces only root may enter
+    found: dict[tuple[str, str], int] = {}
+    for process in _processes(uid):
+        spaces = PROCESSES / str(process) / "ns"
+        try:
+            pair = str((spaces / "net").readlink()), str((spaces / "mnt").readlink())
+        except OSError:  # it has ended
+            continue
+        found.setdefault(pair, process)
+    return list(found.values()) or [0]
+
+
+def _done_beside(neighbor: int, user: AppUser, work: Callable[[], object]) -> Any:
+    """Do work in a child that is another user.
+
+    Args:
+        neighbor: Process whose namespaces it enters; 0: it stays in those of this process.
+        user: Whom it becomes.
+        work: What it does.
+
+    Raises:
+        RuntimeError: If the child failed.
+    """
+    arrives, leaves = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if neighbor:
+                _enter(neighbor)
+            _become(user)
+            with os.fdopen(leaves, "w") as out:
+                json.dump(work(), out)
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(leaves)
+    with os.fdopen(arrives) as told:
+        text = told.read()
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise RuntimeError(f"what an app could do was not tried beside process {neighbor}")
+    return json.loads(text)
+
+
+def _enter(process: int) -> None:
+    """Enter the network and the mounts of a process.
+
+    Raises:
+        OSError: If this process may not.
+    """
+    library = ctypes.CDLL(None, use_errno=True)  # os.setns is of Python 3.12
+    descriptor = os.pidfd_open(process)
+    if library.setns(descriptor, _NEW_MOUNTS | _NEW_NETWORK) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    os.close(descriptor)
+
+
+def _become(user: AppUser) -> None:
+    """Become a user for good."""
+    if os.geteuid() == 0:
+        os.setgroups(user.groups)
+        os.setgid(user.gid)
+        os.setuid(user.uid)
