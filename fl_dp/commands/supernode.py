@@ -18,6 +18,7 @@ OTHER_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 """Settings of the command: what it does not know is Flower's."""
 
 _ISOLATION, _NODE_CONFIG = "--isolation", "--node-config"
+_NO_API = "API failed to start"  # Flower's words
 _KEY, _TRUSTED, _SUPERLINK = (
     "--auth-supernode-private-key",
     "--trusted-entities",
@@ -101,7 +102,16 @@ def supernode(
         apart = [] if cooperative else [_ISOLATION, "process"]
         run = gated_supernode(policy, [*options, *apart], isolated=isolated)
     note(_words_of_isolation(app_user, isolated=isolated))
-    run()
+    try:
+        run()
+    except RuntimeError as error:
+        if _NO_API not in str(error):
+            raise
+        fail(
+            "what apps talk to did not start. If its port is taken: add --port NUMBER, another one "
+            "for each node of this machine",
+            status=2,
+        )
 
 
 def _words_of_isolation(app_user: str | None, *, isolated: bool) -> str:
@@ -209,11 +219,13 @@ def _require_no_policy(options: list[str]) -> None:
         ValueError: If there is one, or the text can't be read.
     """
     from fl_dp.clients.node_config import PREFIX, means_ours
+    from fl_dp.gate.policy import KEYS_OF_DATA
 
     from .shown_uses import parsed_node_config
 
     for text in _values_of(_NODE_CONFIG, options):
-        wrong = sorted(key for key in parsed_node_config(text) if means_ours(key))
+        config = parsed_node_config(text)
+        wrong = sorted(key for key in config if means_ours(key) and key not in KEYS_OF_DATA)
         if wrong:
             raise ValueError(
                 f"{wrong[0]} stands in --node-config, which apps see: keys that begin with "

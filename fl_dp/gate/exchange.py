@@ -19,6 +19,9 @@ from fl_dp.user_code import Contained
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
+LATE = "the app gave no answer in its time"
+"""What is logged of an app for which the gate has answered."""
+
 _OF_THE_APP = 0.8  # of the time until the answer; the rest is for the noise
 _GRACE = 120.0  # seconds; Flower notices within a minute that an app's process has ended
 
@@ -113,7 +116,7 @@ class Exchange:
             self._is_over = True
             reply = self._reply
         if not in_time:
-            raise TimeoutError("the app gave no answer in its time")
+            raise TimeoutError(LATE)
         if reply is None:
             raise ValueError("the app gave no answer that can be read")
         return reply

@@ -122,6 +122,9 @@ KEYS_OF_APPS = (
 )
 """Keys that an app would have to keep to: a gate refuses them."""
 
+KEYS_OF_DATA = ("dp-data-path", "dp-data-schema")
+"""Those of them that say where an app of fl-dp finds its data, and promise nothing."""
+
 KEYS_OF_SUMS = ("dp-secagg-colluding", "dp-secagg-min-sum", "dp-secagg-roster")
 """Keys of `distributed` alone."""
 
@@ -172,6 +175,8 @@ class GatePolicy:
         own = {key: value for key, value in written.items() if key in GATE_KEYS}
         others = {key: value for key, value in written.items() if key not in GATE_KEYS}
         for key in KEYS_OF_APPS:
+            if key in others and key in KEYS_OF_DATA:
+                raise NodeConfigError(f"{file}: apps read {key}: write it into --node-config")
             if key in others:
                 raise NodeConfigError(
                     f"{file}: {key} would bind an app, and a gate trusts none: leave it out"

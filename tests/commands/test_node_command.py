@@ -291,10 +291,20 @@ def test_a_gate_is_checked_by_its_file(ledger: Path, tmp_path: Path) -> None:
     assert status == 0
     assert "to the L2 norm 0.5, and adds Gaussian noise of 4 times that norm at least" in said
     assert "answered 90 s after it came" in said
+    assert "the whole cap has room for " in said
     assert "at most epsilon 2.5" in said and "it holds 1 charges so far" in said
     assert "trusted-entities" not in said and "dp-data-schema" not in said
     status, said = call("ledger", "--node-config", policy)
     assert (status, "ward" in said, "2.5" in said) == (0, True, True)
+
+
+def test_a_gate_whose_cap_has_no_room_for_one_answer_is_told(ledger: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "gate.yaml"
+    local = "dp-gate-noise-multiplier: 0.5\ndp-max-epsilon: 1.0\n"
+    policy.write_text(GATE.format(ledger=ledger, promise="local") + local)
+    status, said = call("check", policy)
+    assert status == 1
+    assert "no room for one answer: raise dp-gate-noise-multiplier" in said
 
 
 def test_a_gate_that_adds_no_noise_says_so(ledger: Path, tmp_path: Path) -> None:

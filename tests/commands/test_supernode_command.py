@@ -76,7 +76,8 @@ def said_by(ended: Any) -> str:
 def test_flower_s_own_options_are_handed_on(
     policy: Path, started: list[list[str]], isolated: list[bool]
 ) -> None:
-    rest = ["--superlink", "192.0.2.1:8000", "--node-config", "partition-id=0"]
+    config = 'partition-id=0 dp-data-path="/srv/north" dp-data-schema="/srv/schema.yaml"'
+    rest = ["--superlink", "192.0.2.1:8000", "--node-config", config]
     ended = run("--policy", policy, *rest, *APART)
     assert ended.exit_code == 0
     assert "nobody has found out what an app of nobody could do" in said_by(ended)
@@ -92,6 +93,21 @@ def test_who_lets_apps_run_as_the_gate_s_user_is_told_what_that_means(
     assert "they can read the ledger" in said_by(ended)
     assert started == [["flower-supernode", "--insecure"]]
     assert isolated == [False]
+
+
+def test_a_port_that_is_taken_ends_in_one_line(
+    policy: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def behind(wrap: Callable[[Any], Any]) -> Callable[[], None]:
+        def run() -> None:
+            raise RuntimeError("SuperNode Runtime HTTP API failed to start.")
+
+        return run
+
+    monkeypatch.setattr(gated, "supernode_behind_gate", behind)
+    ended = run("--policy", policy, "--cooperative", "--insecure")
+    assert ended.exit_code == 2
+    assert "add --port NUMBER" in said_by(ended)
 
 
 def test_the_app_s_user_alone_reaches_the_runtime_api(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import configparser
+import os
 import re
 import shlex
 import shutil
@@ -30,6 +31,8 @@ from fl_dp.app.local.superlink import _open_to_all
 from fl_dp.clients.node_config import NodeConfig
 from fl_dp.commands.app import app
 from fl_dp.commands.shown_uses import parsed_node_config
+from fl_dp.gate.app_user import AppUser
+from fl_dp.gate.isolation import Guarded, tried
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -149,6 +152,7 @@ def test_flower_understands_what_is_started(name: str) -> None:
         assert found is not None
         assert found.root_certificates and found.auth_supernode_private_key
         assert not found.insecure and not found.runtime_dependency_install
+        assert found.node_config in ("${NODE_CONFIG}", 'dp-data-path="/srv/fl-dp/${NODE:-north}"')
     elif "app@" in name or name == "compose: app":
         assert found is not None
         assert found.runtime_api_address.startswith("127.0.0.1:")
@@ -225,6 +229,30 @@ def test_apps_behind_a_gate_have_another_user_and_no_network_but_its_socket() ->
     assert app["ExecStartPre"].split()[1:] == [
         *("-d", "-m", "0750", "-o", "fl-dp-%i", "-g", "fl-dp-app-%i", "/run/fl-dp-%i")
     ]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what another user can do")
+def test_each_promise_to_a_gate_is_one_that_its_check_tries(tmp_path: Path) -> None:
+    guarded = Guarded(
+        secrets=(),
+        unwritable=(),
+        home=tmp_path,
+        code=(),
+        superlink=None,
+        runtime_socket=None,
+        owner=0,
+    )
+    goals = {attempt.goal for attempt in tried(AppUser.named("nobody"), guarded)}
+    app, container = unit(DEPLOY / "systemd/fl-dp-app@.service"), services()["app"]
+    for goal, key, of_container in (
+        ("read the policy, the ledger, its witness or the keys", "User", "user"),
+        ("open a socket to another machine", "PrivateNetwork", "network_mode"),
+        ("talk to another process of this machine", "TemporaryFileSystem", "volumes"),
+        ("do more than its user may", "NoNewPrivileges", "security_opt"),
+        ("do more than its user may", "CapabilityBoundingSet", "cap_drop"),
+    ):
+        assert goal in goals
+        assert key in app and of_container in container
 
 
 def test_a_gate_is_checked_as_it_is_started() -> None:

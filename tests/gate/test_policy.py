@@ -11,7 +11,14 @@ import yaml
 
 from fl_dp.clients import NodeConfig, NodeConfigError
 from fl_dp.clients.node_config import POLICY_KEYS
-from fl_dp.gate.policy import GATE_KEYS, KEYS_OF_APPS, KEYS_OF_SUMS, GatePolicy, Promise
+from fl_dp.gate.policy import (
+    GATE_KEYS,
+    KEYS_OF_APPS,
+    KEYS_OF_DATA,
+    KEYS_OF_SUMS,
+    GatePolicy,
+    Promise,
+)
 
 LOCAL: dict[str, Any] = {
     "dp-ledger-path": "/srv/private/ledger.db",
@@ -74,7 +81,8 @@ def test_a_policy_says_what_the_gate_does_and_what_the_node_s_mods_require(tmp_p
         (LOCAL, {"dp-ledger-path": None}, "needs a line `dp-ledger-path: /srv/private/ledger.db`"),
         (LOCAL, {"dp-gate-norm": 1.0}, "did you mean dp-gate-"),
         (LOCAL, {"dp-require-privacy": "record"}, "dp-require-privacy would bind an app"),
-        (LOCAL, {"dp-data-path": "/srv/clinic"}, "dp-data-path would bind an app"),
+        (LOCAL, {"dp-data-path": "/srv/clinic"}, "dp-data-path: write it into --node-config"),
+        (LOCAL, {"dp-record-epsilon": 1.0}, "dp-record-epsilon would bind an app"),
         (LOCAL, {"dp-policy-path": "/srv/other.yaml"}, "'dp-policy-path' is no key of a policy"),
         (LOCAL, {"dp-allowed-apps": "heart"}, "an app is publisher/name"),
         (LOCAL, {"dp-gate-metrics": "loss"}, "dp-gate-metrics must be lines like"),
@@ -118,7 +126,7 @@ def test_the_page_has_a_row_for_each_key_and_names_each_other_that_is_taken() ->
     page = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")
     for key in GATE_KEYS:
         assert f"| `{key}` |" in page
-    taken = POLICY_KEYS.keys() - set(KEYS_OF_APPS) - {"dp-policy-path"}
+    taken = POLICY_KEYS.keys() - set(KEYS_OF_APPS) - {"dp-policy-path"} | set(KEYS_OF_DATA)
     assert {key for key in POLICY_KEYS if f"`{key}`" in page} == taken
 
 
