@@ -26,6 +26,8 @@ class Enforcement(StrEnum):
     """A gate, and its site keeps every app apart from it and from the network."""
     COOPERATIVE = "cooperative"
     """A gate, which an app could get around that tries."""
+    NAMED_APP = "by the app that the site names"
+    """An app's own DP-SGD: a gate admits that app alone, as its owner has configured it."""
     APP = "by the app"
     """Code of the app, and a node runs whichever app the server sends."""
 

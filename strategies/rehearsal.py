@@ -201,8 +201,12 @@ class Answers:
 
     def enforcement(self, nodes: Iterable[int]) -> Enforcement:
         """Return what a promise holds by at all of these nodes, as they said themselves."""
+        return weakest(self.enforcements(nodes))
+
+    def enforcements(self, nodes: Iterable[int]) -> set[Enforcement]:
+        """Return what promises hold by at these nodes, as they said themselves."""
         silent = NodeIdentity()
-        return weakest(self.identities.get(node, silent).enforcement for node in nodes)
+        return {self.identities.get(node, silent).enforcement for node in nodes}
 
     def called(self, node: int) -> str:
         """Return how to speak of a node."""

@@ -25,6 +25,7 @@ from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
+from fl_dp.promise import Enforcement
 from fl_dp.protocol.identity import Ability, forms_of, forms_to_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
@@ -125,6 +126,7 @@ class RoundLoop(ABC):
         self._open: OpenRound | None = None
         self._works = False  # whether any simulated client has contributed
         self._answers = Answers()  # of the rehearsal
+        self._enforcements: set[Enforcement] = set()  # at any node, over all rounds
         self._untried = False  # whether the next round is the first rehearsal of the nodes' app
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
@@ -280,6 +282,17 @@ class RoundLoop(ABC):
         """See `Progress.most_participations`."""
         return self._progress.most_participations
 
+    @property
+    def enforcement(self) -> Enforcement | None:
+        """`NAMED_APP` if each node that could be asked has a gate that admits one app alone.
+
+        Nodes say so themselves. None otherwise, and after a resumption: what they said before was
+        not kept.
+        """
+        if self._progress.resumed or self._enforcements != {Enforcement.NAMED_APP}:
+            return None
+        return Enforcement.NAMED_APP
+
     def checkpoint(self) -> Checkpoint:
         """Return what a new process can `resume` from: the state after the last released round.
 
@@ -347,6 +360,13 @@ class RoundLoop(ABC):
         require_fit(answers, VectorLayout.of(model), needs=self._needs())
         self._untried = answers.untried
         self._answers = answers
+        named = answers.enforcements(nodes) == {Enforcement.NAMED_APP}
+        if self.record_plan is not None and named:
+            logger.info(
+                "All %d nodes run the one app that their owners name, as they say: its DP-SGD "
+                "keeps the promise to records",
+                len(nodes),
+            )
         self._participations.recognise(answers, nodes)
 
     def _needs(self) -> set[Ability]:
@@ -397,6 +417,7 @@ class RoundLoop(ABC):
         sent = self._compression.narrow(arrays)
         flat_model = layout.flatten(released)
         # An update is relative to what clients got, and then added to the exact model.
+        self._enforcements |= self._answers.enforcements(nodes_of(roster))
         narrow = self._compression.down != "none"
         origin = layout.flatten(layout.only_released(widen(sent))) if narrow else flat_model
         ask = asking(grid, window=self._window)

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
 from fl_dp.plan import RecordPlan
+from fl_dp.promise import Enforcement
 
 from .checkpoint import Checkpoint
 from .round_loop import EvaluateFn, RoundLoop, ShouldStop
@@ -225,3 +226,8 @@ class RoundStrategy(Strategy):
     def most_participations(self) -> int | None:
         """See `Progress.most_participations`."""
         return self.loop.most_participations
+
+    @property
+    def enforcement(self) -> Enforcement | None:
+        """See `RoundLoop.enforcement`."""
+        return self.loop.enforcement

@@ -30,6 +30,7 @@ from fl_dp.files import (
 )
 from fl_dp.ledger import LedgerAnchor, SpentLedger, Witness, witness_at
 from fl_dp.plan import Plan, RecordPlan
+from fl_dp.promise import Enforcement
 from fl_dp.statement import (
     NoPromise,
     PrivacyStatement,
@@ -46,7 +47,10 @@ from .settings import Settings
 
 
 def statement_of_records(
-    plan: RecordPlan, settings: Settings, participations: int | None = None
+    plan: RecordPlan,
+    settings: Settings,
+    participations: int | None = None,
+    enforcement: Enforcement | None = None,
 ) -> RecordStatement:
     """Return what a run promises to clients' records; see `record_statement`."""
     chosen = settings.record_training
@@ -57,6 +61,7 @@ def statement_of_records(
         num_clients=settings.task.num_clients,
         secure_randomness=chosen.secure_randomness,
         declared_gradients=chosen.grad_sample_mode if declared else None,
+        enforcement=enforcement,
     )
 
 

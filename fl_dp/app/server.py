@@ -214,8 +214,9 @@ def _train_by_plan(
                 failure=failure,
             )
             if record_plan is not None:
-                asked = strategy.most_participations
-                records = statement_of_records(record_plan, settings, asked)
+                records = statement_of_records(
+                    record_plan, settings, strategy.most_participations, strategy.enforcement
+                )
                 statement = replace(statement, records=records)
             folder.write_statement(statement)
     logger.info(
@@ -257,8 +258,9 @@ def _train_without_plan(
         failure = _NOBODY
         raise
     finally:
-        asked = strategy.most_participations
-        statement = statement_of_records(record_plan, settings, asked)
+        statement = statement_of_records(
+            record_plan, settings, strategy.most_participations, strategy.enforcement
+        )
         folder.write_statement(
             replace(
                 statement,

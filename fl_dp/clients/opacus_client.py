@@ -14,11 +14,9 @@ SuperNode, another run.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,7 +27,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted
-from fl_dp.files import write_text
 from fl_dp.ledger import NodeLedger, Witness
 from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.mechanisms import SecureRandom
@@ -45,63 +42,15 @@ from .fit_for_dp_sgd import (
     trained_parameters,
 )
 from .node_privacy import NodePrivacy, in_simulation
+from .unfinished_participation import RunIsOver, UnfinishedParticipation
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 Loader = DataLoader[Any] | Callable[[], DataLoader[Any]]
 
 
-_MARK_TEXT = (
-    "A participation in this run began and did not end, or failed. The node contributes nothing "
-    "more to the run, as one record may be the cause. Remove this file if you know that none was.\n"
-)
-
-
 class _NothingToRelease(Exception):
     """Records were charged for and must not be released."""
-
-
-class _RunIsOver(Exception):
-    """An earlier participation in this run did not end: one record may be the cause."""
-
-
-@dataclass(eq=False)
-class UnfinishedParticipation:
-    """A mark that a participation of one account in one Flower run began and has not ended.
-
-    A record whose reading ends the process, or fails all of the training, decides about all others.
-    Nothing can undo that, but it happens once: the mark lies beside the node's ledger before a
-    record is read, and while it is there the node contributes nothing more to that run.
-
-    Attributes:
-        file: The mark.
-    """
-
-    file: Path
-
-    @classmethod
-    def beside(cls, ledger: str | Path, account: Account, use: Use) -> UnfinishedParticipation:
-        """Return the mark that lies beside a ledger's file."""
-        name = hashlib.sha256(account.source.encode()).hexdigest()[:16]
-        return cls(Path(f"{ledger}.unfinished-run-{use.run}-{name}"))
-
-    @property
-    def is_there(self) -> bool:
-        """Whether an earlier participation in the run did not end."""
-        return self.file.exists()
-
-    def put(self) -> None:
-        """Write the mark; it is on disk when this returns.
-
-        Raises:
-            OSError: If it can't be written.
-        """
-        write_text(self.file, _MARK_TEXT)
-
-    def remove(self) -> None:
-        """Take the mark away: the participation has ended."""
-        with suppress(FileNotFoundError):
-            self.file.unlink()
 
 
 class OpacusClient(NumPyClient):
@@ -261,7 +210,7 @@ class OpacusClient(NumPyClient):
                 return self._participate(parameters, config), 1, {}
             except PrivacyBudgetExhausted as exhausted:
                 logger.info("%s; this client contributes nothing", exhausted)
-            except _RunIsOver as over:
+            except RunIsOver as over:
                 logger.error("%s; this client contributes nothing", over)
         return parameters, 1, {}
 
@@ -282,14 +231,12 @@ class OpacusClient(NumPyClient):
         """Charge, and return what leaves; raise only before the charge.
 
         Raises:
-            _RunIsOver: If an earlier participation in the run did not end.
+            RunIsOver: If an earlier participation in the run did not end.
             PrivacyBudgetExhausted: If the charge does not fit.
         """
         plan, mark = self._plan, self._mark()
-        if mark is not None and mark.is_there:
-            raise _RunIsOver(
-                f"an earlier participation in this run failed or did not end ({mark.file})"
-            )
+        if mark is not None:
+            mark.require_absent()
         # Whatever can fail without looking at a record fails first, and costs nothing.
         load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
         participation = PrivateSteps(self._model, plan=plan, how=self._how, rng=self._rng)

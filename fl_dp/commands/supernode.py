@@ -19,6 +19,7 @@ OTHER_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 _ISOLATION, _NODE_CONFIG = "--isolation", "--node-config"
 _NO_API = "API failed to start"  # Flower's words
+_INSTALLS = "--allow-runtime-dependency-installation"
 _KEY, _TRUSTED, _SUPERLINK = (
     "--auth-supernode-private-key",
     "--trusted-entities",
@@ -87,6 +88,7 @@ def supernode(
         from fl_dp.gate.isolation import found_isolated
 
         policy = policy.expanduser().absolute()
+        _require_own_packages(options, policy)
         user = None if app_user is None else AppUser.named(app_user)
         guarded = _guarded(policy, options, app_socket)
     if check:
@@ -209,6 +211,22 @@ def _require_one_way(
         raise ValueError(
             "apps would run as this gate's own user, and could read its ledger: add --app-user "
             "USER and start flower-superexec as that user, or add --cooperative"
+        )
+
+
+def _require_own_packages(options: list[str], policy: Path) -> None:
+    """Refuse to install what an app asks for, where the owner trusts its packages.
+
+    Raises:
+        NodeConfigError: If the policy can't be read or can't be meant.
+        ValueError: If it would be installed.
+    """
+    from fl_dp.gate.policy import GatePolicy, Promise
+
+    if GatePolicy.read(policy).keys.promise is Promise.RECORD and _values_of(_INSTALLS, options):
+        raise ValueError(
+            "under dp-gate-promise: record the app has the packages of dp-gate-environment: leave "
+            f"{_INSTALLS} out"
         )
 
 

@@ -35,7 +35,8 @@ from .flower_hook import (
     pulled,
     push,
 )
-from .gate import Gate, JudgedRun
+from .gate import Gate
+from .judged_run import JudgedRun
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -208,6 +209,8 @@ class GatedConnection:
         judged = self._require_same(run_id, run.fab_hash)
         if run.override_config != judged.overrides:
             raise PermissionError(f"the server has changed the configuration of run {run_id}")
+        # From these the app's process finds the folder of its code: they are the bundle's own.
+        run.fab_id, run.fab_version = judged.app.name, judged.app.version
         return run
 
     def get_fab(self, fab_hash: str, run_id: int) -> Fab:

@@ -7,7 +7,7 @@ who it is, and the keys and shares of secure sums.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -25,10 +25,10 @@ from fl_dp.clients.running_app import RunningApp
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import ErrorCode
 from fl_dp.protocol.identity import NodeIdentity
-from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import IDENTITY_ACTION
 from fl_dp.secagg import Refused
 
+from .judged_run import JudgedRun
 from .policy import GatePolicy
 from .ways import Chain, Way, way_of
 
@@ -67,21 +67,6 @@ class GateHost(ModHost):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgedRun:
-    """A run as the gate saw it first.
-
-    Attributes:
-        app: Its app.
-        config: What the app is told besides its messages.
-        overrides: What of it the server said, and not the bundle.
-    """
-
-    app: RunningApp
-    config: Mapping[str, Any]
-    overrides: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
 class Ruling:
     """What becomes of one message, by the policy of the moment at which it came.
 
@@ -114,9 +99,10 @@ class Gate:
         self._file, self.isolated = policy, isolated
         GatePolicy.read(policy)
 
-    @property
-    def enforcement(self) -> Enforcement:
-        """What keeps an app to the policy."""
+    def _enforcement_of(self, way: Way) -> Enforcement:
+        """Return what keeps a promise."""
+        if way.enforcement is not None:
+            return way.enforcement
         return Enforcement.SITE if self.isolated else Enforcement.COOPERATIVE
 
     def judge(self, asked: Message, run: JudgedRun) -> Ruling:
@@ -145,9 +131,10 @@ class Gate:
 
         Privacy: under `local`, what `client_noise_mod` says of its reply, and under `distributed`
         what `secure_sum_mod` says, for all data of this site and whatever the app does. Under
-        `clip` one reply moves the model by no more than the norm. Nothing of the app's reply is
-        used but one model of the message's form, and the numbers that the policy names; all else is
-        constant, or depends on the message and the owner's policy alone.
+        `clip` one reply moves the model by no more than the norm, and under `record` what the named
+        app promises to each record. Nothing of the app's reply is used but one model of the
+        message's form, and the numbers that the policy names; all else is constant, or depends on
+        the message and the owner's policy alone.
         """
         context = Context(
             run_id=asked.metadata.run_id,
@@ -156,9 +143,9 @@ class Gate:
             state=RecordDict(),
             run_config=dict(run.config),  # which goes into the masks of a sum
         )
-        way = way_of(policy)
+        way = way_of(policy, run)
         chain = self._chain(asked, way, handler)
-        with hosted_by(GateHost(run.app, self.enforcement)):
+        with hosted_by(GateHost(run.app, self._enforcement_of(way))):
             return guarded(chain.handler, chain.mods)(asked, context)
 
     def _chain(self, asked: Message, way: Way, handler: ClientAppCallable) -> Chain:
@@ -181,14 +168,12 @@ class Gate:
         def introduce(message: Message, context: Context) -> Message:
             reply = handler(message, context)
             ((key, said),) = reply.content.config_records.items()
-            identity = replace(NodeIdentity.of(said), enforcement=self.enforcement)
-            instruction = RoundInstruction.of(config_of(message))
-            if instruction is not None:
-                try:
-                    way.require(instruction)
-                except PolicyRefusal as refused:
-                    logger.warning("this gate will refuse the training: %s", refused)
-                    identity = replace(identity, refuses=True)
+            identity = replace(NodeIdentity.of(said), enforcement=self._enforcement_of(way))
+            try:
+                way.require_rehearsed(config_of(message))
+            except PolicyRefusal as refused:
+                logger.warning("this gate will refuse the training: %s", refused)
+                identity = replace(identity, refuses=True)
             reply.content[key] = identity.to_config()
             return reply
 

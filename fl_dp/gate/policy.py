@@ -7,13 +7,21 @@ The file has the keys of a node's policy (`NodeConfig`) and those of the gate, w
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    StringConstraints,
+)
 
+from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients.node_config import (
     POLICY_KEYS,
     POLICY_PATH_KEY,
@@ -25,6 +33,7 @@ from fl_dp.clients.node_config import (
 )
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
 from fl_dp.mechanisms import FixedClipping, GaussianBundle, ScalarMetric
+from fl_dp.plan import RecordPlan
 from fl_dp.plan.release import Release
 from fl_dp.protocol.instruction import NoiseInstruction
 
@@ -47,7 +56,42 @@ def _metrics(value: object) -> tuple[ScalarMetric, ...]:
     return tuple(metrics)
 
 
+def _pinned(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError("must be lines like `local-epochs: 1`")
+    for key, pinned in value.items():
+        if not isinstance(pinned, str | int | float):
+            raise ValueError(f"must give {key!r:.50} a text, a number, true or false")
+    return value
+
+
+def _terms(value: object) -> RecordPlan:
+    match value:
+        case {
+            "noise-multiplier": int() | float() as noise_multiplier,
+            "sampling-rate": int() | float() as sampling_rate,
+            "steps": int() as steps,
+            "clipping-norm": int() | float() as clipping_norm,
+            **others,
+        } if not others:
+            return RecordPlan(
+                budget=PrivacyBudget(epsilon=1.0, delta=1e-5),  # the policy's cap takes its place
+                noise_multiplier=float(noise_multiplier),
+                sampling_rate=float(sampling_rate),
+                steps=steps,
+                participations=1,
+                clipping_norm=float(clipping_norm),
+            )
+    raise ValueError(
+        "must be four numbers: noise-multiplier, sampling-rate, steps and clipping-norm"
+    )
+
+
 _Metrics = Annotated[tuple[ScalarMetric, ...], BeforeValidator(_metrics)]
+_Pinned = Annotated[Mapping[str, Any], PlainValidator(_pinned)]
+_Terms = Annotated[RecordPlan, PlainValidator(_terms)]
+_Text = Annotated[str, StringConstraints(min_length=1, pattern="^[^\\n]*$")]
+_FULL_HASH = 64  # hexadecimal digits
 
 
 class Promise(StrEnum):
@@ -60,6 +104,8 @@ class Promise(StrEnum):
     """
     CLIP = "clip"
     """It clips alone: the server is trusted to add the noise."""
+    RECORD = "record"
+    """It runs one app alone, whose own DP-SGD the owner trusts, and charges that."""
 
 
 class GateKeys(BaseModel):
@@ -78,11 +124,14 @@ class GateKeys(BaseModel):
     promise: Promise = Field(
         description="What happens to each update before it leaves. `local` clips it and adds "
         "noise. `distributed` clips it, adds a share of noise and masks it for a "
-        "[secure sum](secure-aggregation.md). `clip` clips it, and relies upon the server's noise."
+        "[secure sum](secure-aggregation.md). `clip` clips it, and relies upon the server's noise. "
+        "`record` runs [one named app](#an-app-with-dp-sgd-of-its-own) alone, and lets its update "
+        "leave as it is."
     )
-    clipping_norm: _Positive = Field(
+    clipping_norm: _Positive | None = Field(
+        default=None,
         description="No update moves the model by more, in the L2 norm of all floating-point "
-        "arrays together."
+        "arrays together. Not for `record`.",
     )
     noise_multiplier: _Positive | None = Field(
         default=None,
@@ -101,6 +150,27 @@ class GateKeys(BaseModel):
     answer_after: _Positive = Field(
         description="Seconds from a training message to its answer, whatever the app takes. The "
         "app has four fifths of them."
+    )
+    dp_sgd: _Terms | None = Field(
+        default=None,
+        description="What one training of the named app is charged as: `{noise-multiplier: 1.1, "
+        "sampling-rate: 0.01, steps: 20, clipping-norm: 1.0}`. For `record` alone, as are the "
+        "next three.",
+    )
+    run_config: _Pinned = Field(
+        default_factory=dict,
+        description="Values of the run's configuration: these and no others may a run set, and "
+        "each has to be as it is here. Without it: the bundle's own values alone.",
+    )
+    message_config: _Pinned = Field(
+        default_factory=dict,
+        description="The same of the configuration in a training message, besides the round's "
+        "number. Without it: empty.",
+    )
+    environment: _Text | None = Field(
+        default=None,
+        description="Where the app's packages lie, in words. The owner trusts them, too, and "
+        "nothing checks them.",
     )
 
 
@@ -128,27 +198,50 @@ KEYS_OF_DATA = ("dp-data-path", "dp-data-schema")
 KEYS_OF_SUMS = ("dp-secagg-colluding", "dp-secagg-min-sum", "dp-secagg-roster")
 """Keys of `distributed` alone."""
 
+KEYS_OF_RECORDS = (
+    "dp-gate-dp-sgd",
+    "dp-gate-environment",
+    "dp-gate-message-config",
+    "dp-gate-run-config",
+)
+"""Keys of `record` alone."""
+
+_NORM = {"dp-gate-clipping-norm": "0.5"}
 _MULTIPLIER = "dp-gate-noise-multiplier"
+_NUMBERS = ("dp-gate-metrics", "dp-gate-evaluation")
 _LEDGER = {"dp-ledger-path": "/srv/private/ledger.db"}
 _CAP = {"dp-max-epsilon": "4.0"}
 _NEEDED = {
-    Promise.LOCAL: _LEDGER | _CAP | {_MULTIPLIER: "8.0"},
-    Promise.DISTRIBUTED: _LEDGER | _CAP,  # how much noise a sum has, its charge says
-    Promise.CLIP: _LEDGER,  # which says that the site relied upon the server
+    Promise.LOCAL: _LEDGER | _CAP | _NORM | {_MULTIPLIER: "8.0"},
+    Promise.DISTRIBUTED: _LEDGER | _CAP | _NORM,  # how much noise a sum has, its charge says
+    Promise.CLIP: _LEDGER | _NORM,  # which says that the site relied upon the server
+    Promise.RECORD: _LEDGER
+    | _CAP
+    | {
+        "dp-allowed-apps": "hospital/heart@ with all 64 digits of the bundle's SHA-256",
+        "dp-gate-dp-sgd": "{noise-multiplier: 1.1, sampling-rate: 0.01, steps: 20, "
+        "clipping-norm: 1.0}",
+        "dp-gate-environment": "/srv/app/venv",
+    },
 }
 _IDLE: dict[Promise, tuple[str, ...]] = {
-    Promise.LOCAL: KEYS_OF_SUMS,
-    Promise.DISTRIBUTED: (_MULTIPLIER,),
-    Promise.CLIP: (
-        *_CAP,
-        "dp-max-delta",
-        _MULTIPLIER,
-        "dp-gate-metrics",
-        "dp-gate-evaluation",
-        *KEYS_OF_SUMS,
-    ),
+    Promise.LOCAL: (*KEYS_OF_SUMS, *KEYS_OF_RECORDS),
+    Promise.DISTRIBUTED: (_MULTIPLIER, *KEYS_OF_RECORDS),
+    Promise.CLIP: (*_CAP, "dp-max-delta", _MULTIPLIER, *_NUMBERS, *KEYS_OF_SUMS, *KEYS_OF_RECORDS),
+    Promise.RECORD: (*_NORM, _MULTIPLIER, *_NUMBERS, *KEYS_OF_SUMS),
 }
-_REQUIRED = {Promise.LOCAL: "local", Promise.DISTRIBUTED: "distributed", Promise.CLIP: "none"}
+_REQUIRED = {
+    Promise.LOCAL: "local",
+    Promise.DISTRIBUTED: "distributed",
+    Promise.CLIP: "none",
+    Promise.RECORD: "record",
+}
+
+
+_BESIDE_THE_LEDGER = {
+    Promise.DISTRIBUTED: "its keys of secure sums",
+    Promise.RECORD: "the marks of trainings that did not end",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +279,9 @@ class GatePolicy:
         if keys.promise is Promise.LOCAL:
             _require_noise(file, keys)
         node_config = others | {"dp-require-privacy": _REQUIRED[keys.promise]}
-        NodeConfig.of(node_config)
+        owner = NodeConfig.of(node_config)
+        if keys.promise is Promise.RECORD:
+            _require_one_app(file, owner)
         return cls(keys=keys, node_config=node_config)
 
     @property
@@ -206,6 +301,18 @@ class GatePolicy:
         return [] if place is None or "://" in place else [Path(place)]
 
     @property
+    def clipping_norm(self) -> float:
+        """The longest update that leaves."""
+        return _clipping_norm(self.keys)
+
+    @property
+    def record_plan(self) -> RecordPlan:
+        """The plan that the named app is trusted to train by, and charged for, within the cap."""
+        terms, cap = self.keys.dp_sgd, NodeConfig.of(self.node_config).cap
+        assert terms is not None and cap is not None  # `_require_consistent` has asked
+        return replace(terms, budget=cap)
+
+    @property
     def least_noise(self) -> NoiseInstruction:
         """The noise of an answer to a server that asks for none."""
         return _least_noise(self.keys)
@@ -222,12 +329,17 @@ class GatePolicy:
         return release.bundle(noise.noise_multiplier, expected_cohort=1.0, rounds=1)
 
 
+def _clipping_norm(keys: GateKeys) -> float:
+    assert keys.clipping_norm is not None  # `_require_consistent` has asked
+    return keys.clipping_norm
+
+
 def _least_noise(keys: GateKeys) -> NoiseInstruction:
     assert keys.noise_multiplier is not None  # `_require_consistent` has asked
     return NoiseInstruction(
         scheme=_SCHEME,
         noise_multiplier=keys.noise_multiplier,
-        clipping_norm=keys.clipping_norm,
+        clipping_norm=_clipping_norm(keys),
     )
 
 
@@ -262,8 +374,25 @@ def _require_consistent(file: Path, keys: GateKeys, others: Mapping[str, Any]) -
                 f"{file}: under dp-gate-promise: {promise} the line {key} says nothing: leave it "
                 "out"
             )
-    if promise is Promise.DISTRIBUTED and "://" in str(others["dp-ledger-path"]):
+    beside = _BESIDE_THE_LEDGER.get(promise)
+    if beside is not None and "://" in str(others["dp-ledger-path"]):
         raise NodeConfigError(
-            f"{file}: a gate keeps its keys of secure sums beside its ledger, which must be a "
-            "file: write dp-ledger-path: /srv/private/ledger.db"
+            f"{file}: a gate keeps {beside} beside its ledger, which must be a file: write "
+            "dp-ledger-path: /srv/private/ledger.db"
+        )
+
+
+def _require_one_app(file: Path, owner: NodeConfig) -> None:
+    """Refuse apps whose bundle could be another one: an app's code keeps the promise.
+
+    Raises:
+        NodeConfigError: If there are several, or one is named by fewer digits.
+    """
+    rules = owner.allowed_apps
+    assert rules is not None  # `_require_consistent` has asked
+    if len(rules) != 1 or len(rules[0].fab_hash) != _FULL_HASH:
+        named = ", ".join(rule.text for rule in rules)
+        raise NodeConfigError(
+            f"{file}: under dp-gate-promise: record one app is trusted, and dp-allowed-apps names "
+            f"{named}: write one, with all {_FULL_HASH} digits of its bundle's SHA-256 behind @"
         )

@@ -3,6 +3,7 @@
 owner's noise -> policy -> compression -> clip and noise -> the app          (`local`)
 owner's sums -> policy -> share of noise and masks -> clip -> the app        (`distributed`)
 policy -> clip -> the app                                                    (`clip`)
+owner's pins -> policy -> charge -> the named app                            (`record`)
 """
 
 from __future__ import annotations
@@ -11,23 +12,27 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
+from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.clients.client_noise import charge_noise, client_noise_mod, released_content
 from fl_dp.clients.compression import compression_mod
 from fl_dp.clients.node_policy import PolicyRefusal, node_policy_mod
 from fl_dp.clients.node_privacy import NodePrivacy
-from fl_dp.clients.records import instruction_of, only_record
+from fl_dp.clients.records import Config, config_of, instruction_of, only_record
 from fl_dp.clients.secure_node import secure_node_handlers
 from fl_dp.clients.secure_sum import secure_sum_mod
+from fl_dp.clients.unfinished_participation import RunIsOver, UnfinishedParticipation
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import GaussianBundle, SecureRandom, clip_by_norm
+from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import Mod
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
@@ -41,6 +46,7 @@ from fl_dp.protocol.secure_sum import SUM_KEY
 from fl_dp.updates import BundleSum, VectorLayout, only_array_record
 from fl_dp.user_code import Contained
 
+from .judged_run import JudgedRun
 from .metrics import (
     noised,
     noised_evaluation,
@@ -49,6 +55,7 @@ from .metrics import (
     require_allowed_evaluation,
     summed_evaluation,
 )
+from .pinned import pinned_content, plan_by_terms, require_pinned_run
 from .policy import GatePolicy, Promise
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -76,10 +83,12 @@ class Way(ABC):
 
     abilities: frozenset[Ability] = frozenset()
     """What a server is told that the gate can do."""
+    enforcement: Enforcement | None = None
+    """What keeps the promise, where that is not the gate."""
 
-    def __init__(self, policy: GatePolicy) -> None:
-        """Keep the policy."""
-        self._policy = policy
+    def __init__(self, policy: GatePolicy, run: JudgedRun) -> None:
+        """Keep the policy, and the run that a message is of."""
+        self._policy, self._run = policy, run
 
     @abstractmethod
     def require(self, instruction: RoundInstruction) -> None:
@@ -91,6 +100,19 @@ class Way(ABC):
         Raises:
             PolicyRefusal: If it would, or the round asks for anything else.
         """
+
+    def require_rehearsed(self, config: Config) -> None:
+        """Refuse a training of which the rehearsal tells, as `require` does.
+
+        Args:
+            config: Of the rehearsal's query.
+
+        Raises:
+            PolicyRefusal: If it would be refused.
+        """
+        instruction = RoundInstruction.of(config)
+        if instruction is not None:
+            self.require(instruction)
 
     @abstractmethod
     def training(self, app: ClientAppCallable) -> Chain:
@@ -209,7 +231,7 @@ class DistributedWay(Way):
                 "the sum has secret coins, for which a gate can't keep an app's time secret yet: "
                 "plan sampling_rate=1"
             )
-        bundle, most = instruction.bundle, self._policy.keys.clipping_norm
+        bundle, most = instruction.bundle, self._policy.clipping_norm
         if bundle is None:
             return
         require_allowed(bundle.metrics, self._policy.keys.metrics)
@@ -271,7 +293,7 @@ class ClipWay(Way):
         noise covers that is the server's word: the site promises no epsilon, and its ledger says
         so.
         """
-        norm = self._policy.keys.clipping_norm
+        norm = self._policy.clipping_norm
         instruction = instruction_of(message)
         if instruction is not None:
             self.require(instruction)
@@ -292,16 +314,105 @@ class ClipWay(Way):
         return Message(content, reply_to=message)
 
 
-_WAYS: dict[Promise, Callable[[GatePolicy], Way]] = {
+class RecordWay(Way):
+    """One app, which the owner names, trains by DP-SGD of its own: the gate admits and charges it.
+
+    Nothing that its code sees but the model is the server's choice.
+    """
+
+    enforcement = Enforcement.NAMED_APP
+
+    def require(self, instruction: RoundInstruction) -> None:
+        """Refuse every instruction. See `Way.require`."""
+        raise PolicyRefusal("this gate passes on what one app trains, and follows no instruction")
+
+    def require_rehearsed(self, config: Config) -> None:
+        """Refuse another configuration than the owner's, or other terms. See `Way`."""
+        super().require_rehearsed(config)
+        require_pinned_run(self._run, self._policy)
+        _ = plan_by_terms(config, self._policy)
+
+    def training(self, app: ClientAppCallable) -> Chain:
+        """Have the app charged, and its model passed on. See `Way.training`."""
+        return Chain(app, [self._pinned, node_policy_mod, self._charged])
+
+    def _pinned(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Refuse what the owner has not written down, and let the app see that alone."""
+        require_pinned_run(self._run, self._policy)
+        message.content = pinned_content(message, self._policy)
+        return call_next(message, context)
+
+    def _charged(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Charge a training before the app has the message, and pass on its model.
+
+        Privacy: that of the app's DP-SGD by the owner's terms, for one record of this site,
+        zero-out neighbours, where the app's code, its packages and its configuration do as the
+        terms say: the owner trusts that, and nothing here checks it. The model passes by name,
+        finite and in the message's form; nothing else of a reply leaves. A budget that is spent is
+        answered by the model as it came. So is an app that failed, which shows, as in
+        `OpacusClient`, once a run: the site contributes nothing more to it.
+        """
+        key, received = only_record(message.content.array_records, "ArrayRecord")
+        # A copy: what is kept goes back as it came.
+        model = ArrayRecord({name: copy(array) for name, array in received.items()})
+        layout = VectorLayout.of(model)
+        sent = layout.flatten(model)
+        with Contained("the named app failed: this site contributes nothing more to the run"):
+            try:
+                mark = self._pay(message, context)
+                reply = call_next(message, context)
+                if reply.has_error():
+                    raise ValueError("the app replied with an error")
+                trained = layout.flatten(only_array_record(reply.content))
+                if not np.isfinite(trained).all():
+                    raise ValueError("the app's model is not finite")
+                sent = trained
+                mark.remove()
+            except (PrivacyBudgetExhausted, RunIsOver) as over:
+                logger.info("%s; this site contributes nothing", over)
+        arrays = layout.merge(layout.unflatten(sent), model)
+        metrics = MetricRecord({"num-examples": 1})
+        return Message(RecordDict({key: arrays, METRICS_KEY: metrics}), reply_to=message)
+
+    def _pay(self, message: Message, context: Context) -> UnfinishedParticipation:
+        """Write one training to the ledger, and that it has begun.
+
+        Raises:
+            RunIsOver: If an earlier one in the run did not end.
+            PrivacyBudgetExhausted: If it does not fit; nothing was written.
+        """
+        node = NodePrivacy.of(context, {})
+        use = node.use(message.metadata.message_type)
+        account = node.account(unit="record")
+        mark = UnfinishedParticipation.beside(node.required_ledger, account, use)
+        mark.require_absent()
+        plan = plan_by_terms(config_of(message), self._policy)
+        with node.open_ledger() as ledger:
+            ledger.charge(
+                account,
+                plan.event,
+                count=plan.steps,
+                budget=node.cap,
+                limit=node.limit(plan.budget, training=plan.training),
+                what=f"run {context.run_id}",
+                neighboring_relation=plan.neighboring_relation,
+                use=use,
+            )
+        mark.put()
+        return mark
+
+
+_WAYS: dict[Promise, Callable[[GatePolicy, JudgedRun], Way]] = {
     Promise.LOCAL: LocalWay,
     Promise.DISTRIBUTED: DistributedWay,
     Promise.CLIP: ClipWay,
+    Promise.RECORD: RecordWay,
 }
 
 
-def way_of(policy: GatePolicy) -> Way:
-    """Return what a policy's promise makes of trainings."""
-    return _WAYS[policy.keys.promise](policy)
+def way_of(policy: GatePolicy, run: JudgedRun) -> Way:
+    """Return what a policy's promise makes of a run's trainings."""
+    return _WAYS[policy.keys.promise](policy, run)
 
 
 def _say_signal(message: Message, noise_std: float, norm: float, *, in_a_sum: bool) -> None:

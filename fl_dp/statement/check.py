@@ -14,6 +14,7 @@ from fl_dp.documents import document
 from fl_dp.files import read_json_object
 from fl_dp.ledger import LedgerAnchor, SpentLedger
 from fl_dp.plan import RecordPlan
+from fl_dp.promise import Enforcement
 
 from .markdown import statement_markdown
 from .of_clients import privacy_statement
@@ -123,8 +124,13 @@ def _record_statement_anew(stated: Mapping[str, Any]) -> dict[str, Any]:
         num_clients=stated["num_clients"],
         secure_randomness=not stated["insecure"],
         declared_gradients=stated.get("declared_gradients"),
+        enforcement=_enforcement(stated.get("enforcement")),
     )
     return replace(anew, rounds=stated.get("rounds")).to_dict()
+
+
+def _enforcement(said: str | None) -> Enforcement | None:
+    return None if said is None else Enforcement(said)
 
 
 def _differences(stated: Any, anew: Any, where: str = "") -> Iterator[str]:

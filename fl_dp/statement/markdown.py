@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import singledispatch
 
-from fl_dp.promise import is_promise
+from fl_dp.promise import Enforcement, is_promise
 
 from .promise import NoPromise, PrivacyStatement, Promise, RecordStatement
 from .sentences import ACCOUNTANTS
@@ -79,10 +79,12 @@ def _of_clients(statement: PrivacyStatement) -> str:
     return page if statement.records is None else f"{page}\n{_of_records(statement.records)}"
 
 
-def _enforcement(statement: PrivacyStatement) -> list[Row]:
+def _enforcement(statement: PrivacyStatement | RecordStatement) -> list[Row]:
     """Return the row of what the promise holds by, where nodes were behind gates."""
     if statement.enforcement is None:
         return []
+    if statement.enforcement is Enforcement.NAMED_APP:
+        return [("holds", f"{statement.enforcement}, which runs no other, as sites say")]
     return [("holds", f"{statement.enforcement}, whatever app the server sends, as sites say")]
 
 
@@ -128,6 +130,7 @@ def _of_records(statement: RecordStatement) -> str:
         ("neighbours", f"{statement.neighboring_relation}: {statement.neighbours}"),
         ("adversary", statement.adversary),
         ("trusted", statement.trusted),
+        *_enforcement(statement),
         ("mechanism", statement.mechanism),
         ("over clients", statement.composition),
         ("rule", statement.rule),

@@ -83,9 +83,8 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
 
 def _enforcement(ledger: SpentLedger) -> Enforcement | None:
     """Return by what a promise against the server holds; None: by the app, or there is none."""
-    if ledger.plan.trusts_server or ledger.enforcement is Enforcement.APP:
-        return None
-    return ledger.enforcement
+    by_gates = ledger.enforcement in (Enforcement.SITE, Enforcement.COOPERATIVE)
+    return ledger.enforcement if by_gates and not ledger.plan.trusts_server else None
 
 
 def _not_covered_of_plan(plan: Plan, enforcement: Enforcement | None) -> list[str]:

@@ -8,9 +8,15 @@ from fl_dp.accounting import EpsilonBounds
 from fl_dp.accounting.second_figure import second_figure
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import RecordPlan
+from fl_dp.promise import Enforcement
 
 from .promise import RecordStatement
-from .sentences import NEIGHBOURS, NOT_COVERED_OF_RECORDS, PROMISE_TO_RECORDS
+from .sentences import (
+    NEIGHBOURS,
+    NOT_COVERED_OF_RECORDS,
+    PROMISE_TO_RECORDS,
+    TRUSTED_NAMED_APP,
+)
 from .several_records import epsilon_of_several
 from .words import figure_of, not_covered_of
 
@@ -22,6 +28,7 @@ def record_statement(
     num_clients: int,
     secure_randomness: bool = True,
     declared_gradients: str | None = None,
+    enforcement: Enforcement | None = None,
 ) -> RecordStatement:
     """Return the statement of a plan.
 
@@ -35,6 +42,8 @@ def record_statement(
         num_clients: Clients of the roster.
         secure_randomness: Whether noise and coins came from the operating system's randomness.
         declared_gradients: `hooks` or `ghost` where a run asks for them; see `RecordStatement`.
+        enforcement: What keeps it at all nodes that may have been asked, as they said; None: that
+            is not known.
     """
     at_budget = EpsilonBounds(filter=plan.budget.epsilon)
     promised = spent = at_budget
@@ -53,7 +62,9 @@ def record_statement(
         ours=promised,
         neighboring_relation=plan.neighboring_relation,
     )
+    named = enforcement is Enforcement.NAMED_APP
     holds = {
+        "app": not named,
         "generator": not secure_randomness,
         "rows": declared_gradients is not None,
         "figure": second.above_ours,
@@ -63,6 +74,8 @@ def record_statement(
     promise: dict[str, Any] = {
         name: said.format(steps=plan.steps) for name, said in PROMISE_TO_RECORDS.items()
     }
+    if named:
+        promise["trusted"] = TRUSTED_NAMED_APP
     return RecordStatement(
         delta=plan.budget.delta,
         epsilon=promised.by_name,
@@ -85,6 +98,7 @@ def record_statement(
             plan.neighboring_relation,
         ),
         second_figure=second,
+        enforcement=enforcement if named else None,
         insecure=not secure_randomness,
         not_covered=tuple(not_covered),
         versions=library_versions(),

@@ -106,6 +106,8 @@ class RecordStatement(Promise):
         num_clients: Clients of the roster.
         declared_gradients: Which of Opacus' ways computes gradients, by declaration: right where
             rows of layers are records. None: each is computed from its record alone.
+        enforcement: `NAMED_APP` where each node that may have been asked was behind a gate that
+            admits one app alone, as it said; None: the promise is the apps' own word.
         rounds: Rounds that were released; None where the statement of clients says so.
     """
 
@@ -119,6 +121,7 @@ class RecordStatement(Promise):
     participations_planned: int
     num_clients: int
     declared_gradients: str | None = None
+    enforcement: Enforcement | None = None
     rounds: int | None = None
 
 

@@ -167,3 +167,9 @@ PROMISE_TO_RECORDS = {
         "delta"
     ),
 }
+
+TRUSTED_NAMED_APP = (
+    "one app that each site's owner names by its bundle's SHA-256, with its configuration and its "
+    "packages; and each site's own gate, which admits no other and keeps the ledger"
+)
+"""Who is trusted with the promise to records where nodes are behind gates that admit one app."""

@@ -19,6 +19,8 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.ledger.witness import FileWitness
 from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.plan import RecordPlan
+from fl_dp.statement.words import rounded_up
 
 
 def call(*arguments: object, answer: str = "") -> tuple[int, str]:
@@ -314,6 +316,35 @@ def test_a_gate_that_adds_no_noise_says_so(ledger: Path, tmp_path: Path) -> None
     assert status == 0
     assert "relies upon the server's, and promises no epsilon" in said
     assert "cap" not in said
+
+
+def test_a_gate_that_admits_one_app_says_what_it_trusts_and_what_that_costs(
+    ledger: Path, tmp_path: Path
+) -> None:
+    policy = tmp_path / "gate.yaml"
+    policy.write_text(
+        GATE.format(ledger=ledger, promise="record").replace("dp-gate-clipping-norm: 0.5\n", "")
+        + f"dp-max-epsilon: 2.5\ndp-allowed-apps: hospital/heart@{'0f' * 32}\n"
+        "dp-gate-dp-sgd: {noise-multiplier: 1.1, sampling-rate: 0.01, steps: 20, "
+        "clipping-norm: 1.0}\ndp-gate-run-config: {local-epochs: 1}\n"
+        "dp-gate-environment: /srv/app/venv\n"
+    )
+    status, said = call("check", policy)
+    plan = RecordPlan(
+        budget=PrivacyBudget(epsilon=2.5, delta=1e-5),
+        noise_multiplier=1.1,
+        sampling_rate=0.01,
+        steps=20,
+        participations=1,
+        clipping_norm=1.0,
+    )
+    assert status == 0
+    assert "nothing to the site as a whole, by the DP-SGD of one app, whose code the owner" in said
+    assert f"hospital/heart@{'0f' * 32} alone" in said
+    assert "lets a run set local-epochs=1, and a training message nothing" in said
+    assert "trusts the app's packages as they are: /srv/app/venv" in said
+    assert "20 steps of noise multiplier 1.1 on samples of rate 0.01" in said
+    assert f"costs epsilon {rounded_up(plan.epsilon().best)} at delta 1e-05" in said
 
 
 def test_a_gate_s_policy_that_can_t_be_meant_is_an_error(tmp_path: Path) -> None:

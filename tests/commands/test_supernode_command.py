@@ -218,7 +218,7 @@ def test_what_would_leave_the_gate_open_is_refused(
     [
         ("", "must hold lines like"),
         ("dp-max-epsilon: 4.0\n", "dp-gate-promise is missing"),
-        ("dp-gate-promise: locall\n", "should be 'local', 'distributed' or 'clip'"),
+        ("dp-gate-promise: locall\n", "should be 'local', 'distributed', 'clip' or 'record'"),
     ],
 )
 def test_a_policy_that_can_t_be_meant_is_an_error_at_the_start(
@@ -229,6 +229,29 @@ def test_a_policy_that_can_t_be_meant_is_an_error_at_the_start(
     assert ended.exit_code == 2
     assert said in said_by(ended)
     assert started == []
+
+
+def test_packages_of_a_named_app_are_not_installed_at_the_server_s_wish(
+    policy: Path, started: list[list[str]]
+) -> None:
+    terms = {"noise-multiplier": 1.1, "sampling-rate": 0.01, "steps": 20, "clipping-norm": 1.0}
+    named = {
+        "dp-ledger-path": "/srv/private/ledger.db",
+        "dp-max-epsilon": 4.0,
+        "dp-allowed-apps": "hospital/heart@" + "0f" * 32,
+        "dp-gate-promise": "record",
+        "dp-gate-dp-sgd": terms,
+        "dp-gate-environment": "/srv/app/venv",
+        "dp-gate-answer-after": 60,
+    }
+    words = ("--policy", policy, "--cooperative", "--allow-runtime-dependency-installation")
+    run(*words)
+    policy.write_text(yaml.safe_dump(named))
+    ended = run(*words)
+    assert ended.exit_code == 2
+    assert "leave --allow-runtime-dependency-installation out" in said_by(ended)
+    run("--policy", policy, "--cooperative")
+    assert len(started) == 2
 
 
 def test_a_policy_that_is_not_there_is_an_error_at_the_start(started: list[list[str]]) -> None:

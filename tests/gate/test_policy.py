@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 import yaml
 
+from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients import NodeConfig, NodeConfigError
 from fl_dp.clients.node_config import POLICY_KEYS
 from fl_dp.gate.policy import (
     GATE_KEYS,
     KEYS_OF_APPS,
     KEYS_OF_DATA,
+    KEYS_OF_RECORDS,
     KEYS_OF_SUMS,
     GatePolicy,
     Promise,
 )
+from fl_dp.plan import RecordPlan
 
 LOCAL: dict[str, Any] = {
     "dp-ledger-path": "/srv/private/ledger.db",
@@ -35,6 +38,21 @@ DISTRIBUTED: dict[str, Any] = {
     "dp-gate-clipping-norm": 0.5,
     "dp-gate-answer-after": 60,
 }
+RECORD: dict[str, Any] = {
+    "dp-ledger-path": "/srv/private/ledger.db",
+    "dp-max-epsilon": 8.0,
+    "dp-allowed-apps": "hospital/heart@" + "0f" * 32,
+    "dp-gate-promise": "record",
+    "dp-gate-dp-sgd": {
+        "noise-multiplier": 1,
+        "sampling-rate": 0.01,
+        "steps": 20,
+        "clipping-norm": 1.5,
+    },
+    "dp-gate-environment": "/srv/app/venv",
+    "dp-gate-answer-after": 60,
+}
+TERMS = RECORD["dp-gate-dp-sgd"]
 CLIP: dict[str, Any] = {
     "dp-ledger-path": "/srv/private/ledger.db",
     "dp-gate-promise": "clip",
@@ -63,11 +81,27 @@ def test_a_policy_says_what_the_gate_does_and_what_the_node_s_mods_require(tmp_p
     assert summed.secagg_min_sum == 5
 
 
+def test_terms_of_a_named_app_are_a_plan_within_the_cap(tmp_path: Path) -> None:
+    policy = read(tmp_path, RECORD, **{"dp-max-delta": 1e-6})
+    assert NodeConfig.of(policy.node_config).required == (frozenset({"record"}),)
+    assert policy.record_plan == RecordPlan(
+        budget=PrivacyBudget(epsilon=8.0, delta=1e-6),
+        noise_multiplier=1.0,
+        sampling_rate=0.01,
+        steps=20,
+        participations=1,
+        clipping_norm=1.5,
+    )
+
+
 @pytest.mark.parametrize(
     ("keys", "changed", "said"),
     [
         (LOCAL, {"dp-gate-promise": None}, "dp-gate-promise is missing"),
-        (LOCAL, {"dp-gate-clipping-norm": None}, "dp-gate-clipping-norm is missing"),
+        *(
+            (policy, {"dp-gate-clipping-norm": None}, "needs a line `dp-gate-clipping-norm: 0.5`")
+            for policy in (LOCAL, DISTRIBUTED, CLIP)
+        ),
         (LOCAL, {"dp-gate-answer-after": None}, "dp-gate-answer-after is missing"),
         (LOCAL, {"dp-gate-promise": "none"}, "dp-gate-promise should be 'local', "),
         (LOCAL, {"dp-gate-clipping-norm": 0.0}, "dp-gate-clipping-norm should be greater than 0"),
@@ -97,9 +131,37 @@ def test_a_policy_says_what_the_gate_does_and_what_the_node_s_mods_require(tmp_p
         (CLIP, {"dp-ledger-path": None}, "clip needs a line `dp-ledger-path"),
         *(
             (policy, {key: 2}, f"the line {key} says nothing")
-            for policy in (LOCAL, CLIP)
+            for policy in (LOCAL, CLIP, RECORD)
             for key in KEYS_OF_SUMS
         ),
+        *(
+            (policy, {key: RECORD.get(key, {"lr": 0.1})}, f"the line {key} says nothing")
+            for policy in (LOCAL, DISTRIBUTED, CLIP)
+            for key in KEYS_OF_RECORDS
+        ),
+        *(
+            (RECORD, {key: None}, f"needs a line `{key}: ")
+            for key in ("dp-max-epsilon", "dp-allowed-apps", "dp-gate-dp-sgd")
+        ),
+        (RECORD, {"dp-gate-environment": None}, "needs a line `dp-gate-environment: /srv/"),
+        (RECORD, {"dp-gate-environment": ""}, "should have at least 1 character"),
+        (RECORD, {"dp-gate-clipping-norm": 1.0}, "the line dp-gate-clipping-norm says nothing"),
+        (RECORD, {"dp-gate-metrics": {"a": [0, 1]}}, "the line dp-gate-metrics says nothing"),
+        (RECORD, {"dp-ledger-path": "sqlite:////srv/l.db"}, "must be a file"),
+        (RECORD, {"dp-allowed-apps": "a/b"}, "write one, with all 64 digits"),
+        (RECORD, {"dp-allowed-apps": "a/b@" + "0" * 63}, "write one, with all 64 digits"),
+        (RECORD, {"dp-allowed-apps": ["a/b@" + "0" * 64] * 2}, "write one, with all 64 digits"),
+        (RECORD, {"dp-gate-dp-sgd": 1.1}, "dp-gate-dp-sgd must be four numbers"),
+        (RECORD, {"dp-gate-dp-sgd": TERMS | {"delta": 1e-5}}, "must be four numbers"),
+        (RECORD, {"dp-gate-dp-sgd": TERMS | {"steps": 1.5}}, "must be four numbers"),
+        (RECORD, {"dp-gate-dp-sgd": TERMS | {"steps": True}}, "steps must be an integer"),
+        (RECORD, {"dp-gate-dp-sgd": TERMS | {"steps": 0}}, "steps must be an integer"),
+        (RECORD, {"dp-gate-dp-sgd": TERMS | {"sampling-rate": 2}}, "sampling_rate must"),
+        (RECORD, {"dp-gate-dp-sgd": TERMS | {"noise-multiplier": 0}}, "noise_multiplier must"),
+        (RECORD, {"dp-gate-run-config": "lr=0.1"}, "dp-gate-run-config must be lines like"),
+        (RECORD, {"dp-gate-run-config": {1: 2}}, "dp-gate-run-config must be lines like"),
+        (RECORD, {"dp-gate-message-config": {"lr": [1]}}, "must give 'lr' a text, a number"),
+        (RECORD, {"dp-gate-message-config": {"lr": None}}, "must give 'lr' a text, a number"),
         (DISTRIBUTED, {"dp-max-epsilon": None}, "needs a line `dp-max-epsilon: 4.0`"),
         (DISTRIBUTED, {"dp-gate-noise-multiplier": 4.0}, "dp-gate-noise-multiplier says nothing"),
         (DISTRIBUTED, {"dp-ledger-path": "sqlite:////srv/l.db"}, "must be a file"),
@@ -130,9 +192,10 @@ def test_the_page_has_a_row_for_each_key_and_names_each_other_that_is_taken() ->
     assert {key for key in POLICY_KEYS if f"`{key}`" in page} == taken
 
 
-def test_the_policy_of_the_page_can_be_meant(tmp_path: Path) -> None:
+def test_the_policies_of_the_page_can_be_meant(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "gate.md").read_text(encoding="utf-8")
-    [text] = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    file = tmp_path / "policy.yaml"
-    file.write_text(text)
-    assert GatePolicy.read(file).keys.promise is Promise.LOCAL
+    texts = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    for text, promise in zip(texts, (Promise.LOCAL, Promise.RECORD), strict=True):
+        file = tmp_path / "policy.yaml"
+        file.write_text(text)
+        assert GatePolicy.read(file).keys.promise is promise

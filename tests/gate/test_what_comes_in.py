@@ -218,6 +218,17 @@ def test_the_app_is_what_its_bundle_says_and_not_what_the_server_says(site: Any)
     assert refusal(here) == "PolicyRefusal"
 
 
+def test_the_supernode_looks_for_the_app_by_the_names_of_its_bundle(site: Any) -> None:
+    """From a run's names Flower makes the path of the code that it loads."""
+    here = site(adding(0.0))
+    here.server.train(MODEL)
+    assert here.connection.receive() is not None
+    here.server.fab_id, here.server.fab_version = "stranger/../heart", "1.3.0"
+    run = here.connection.get_run(5)
+    assert (run.fab_id, run.fab_version) == ("hospital/heart", "1.4.0")
+    here.gated.receive()  # which ends what was begun
+
+
 def test_a_bundle_that_changes_after_it_was_judged_does_not_reach_the_supernode(site: Any) -> None:
     here = site(adding(0.0), **{"dp-allowed-apps": "hospital/heart"})
     judged = here.server.connection().get_run(5).fab_hash

@@ -82,6 +82,8 @@ class Server:
         confirmed: Ids of messages that the node has confirmed.
         lies: Bytes that are served in place of an object.
         overrides: Configuration of the run, besides its bundle's.
+        fab_id: Name of the app, as the server says it.
+        fab_version: Its version, as the server says it.
     """
 
     fab: bytes = field(default_factory=bundle)
@@ -90,6 +92,8 @@ class Server:
     confirmed: list[str] = field(default_factory=list)
     lies: dict[str, bytes] = field(default_factory=dict)
     overrides: dict[str, Any] = field(default_factory=dict)
+    fab_id: str = "hospital/heart"
+    fab_version: str = "1.4.0"
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -131,6 +135,7 @@ class Server:
     def _get_run(self, run_id: int) -> Run:
         run = Run.create_empty(run_id)
         run.fab_hash = hashlib.sha256(self.fab).hexdigest()
+        run.fab_id, run.fab_version = self.fab_id, self.fab_version
         run.override_config = dict(self.overrides)
         return run
 

@@ -1,0 +1,65 @@
+"""The mark of a participation that did not end: one record may be the cause, and it shows once."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_dp.files import write_text
+from fl_dp.ledger.node import Account, Use
+
+_MARK_TEXT = (
+    "A participation in this run began and did not end, or failed. The node contributes nothing "
+    "more to the run, as one record may be the cause. Remove this file if you know that none was.\n"
+)
+
+
+class RunIsOver(Exception):
+    """An earlier participation in this run did not end: one record may be the cause."""
+
+
+@dataclass(eq=False)
+class UnfinishedParticipation:
+    """A mark that a participation of one account in one Flower run began and has not ended.
+
+    A record whose reading ends the process, or fails all of the training, decides about all others.
+    Nothing can undo that, but it happens once: the mark lies beside the node's ledger before a
+    record is read, and while it is there the node contributes nothing more to that run.
+
+    Attributes:
+        file: The mark.
+    """
+
+    file: Path
+
+    @classmethod
+    def beside(cls, ledger: str | Path, account: Account, use: Use) -> UnfinishedParticipation:
+        """Return the mark that lies beside a ledger's file."""
+        name = hashlib.sha256(account.source.encode()).hexdigest()[:16]
+        return cls(Path(f"{ledger}.unfinished-run-{use.run}-{name}"))
+
+    def require_absent(self) -> None:
+        """Refuse to go on where an earlier participation in the run did not end.
+
+        Raises:
+            RunIsOver: If it did not.
+        """
+        if self.file.exists():
+            raise RunIsOver(
+                f"an earlier participation in this run failed or did not end ({self.file})"
+            )
+
+    def put(self) -> None:
+        """Write the mark; it is on disk when this returns.
+
+        Raises:
+            OSError: If it can't be written.
+        """
+        write_text(self.file, _MARK_TEXT)
+
+    def remove(self) -> None:
+        """Take the mark away: the participation has ended."""
+        with suppress(FileNotFoundError):
+            self.file.unlink()

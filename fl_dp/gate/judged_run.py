@@ -1,0 +1,24 @@
+"""A run as the gate judges it: its app by the bundle's bytes, and its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fl_dp.clients.running_app import RunningApp
+
+
+@dataclass(frozen=True, kw_only=True)
+class JudgedRun:
+    """A run as the gate saw it first.
+
+    Attributes:
+        app: Its app.
+        config: What the app is told besides its messages.
+        overrides: What of it the server said, and not the bundle.
+    """
+
+    app: RunningApp
+    config: Mapping[str, Any]
+    overrides: Mapping[str, Any]

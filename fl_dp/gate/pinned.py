@@ -1,0 +1,108 @@
+"""What a named app is told: as its owner has written it down, and nothing of the server's choice.
+
+Epsilon, seeds and epochs stand in a run's configuration or in a message, both of which come from
+the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fl_dp.clients.node_policy import PolicyRefusal
+from fl_dp.clients.records import Config, config_of, only_record
+from fl_dp.codec import decode_text, encode_text
+from fl_dp.plan import RecordPlan
+from fl_dp.protocol.keys import RECORD_PLAN_KEY
+
+from .judged_run import JudgedRun
+from .policy import GatePolicy
+
+_ROUND_KEY = "server-round"
+_TERMS = ("noise_multiplier", "sampling_rate", "steps", "clipping_norm", "neighboring_relation")
+
+
+def require_pinned_run(run: JudgedRun, policy: GatePolicy) -> None:
+    """Refuse a run with another configuration than the bundle's own and the owner's.
+
+    Raises:
+        PolicyRefusal: With the first key that is set otherwise.
+    """
+    pinned = policy.keys.run_config
+    told = {key: run.config.get(key) for key in {*run.overrides, *pinned}}
+    _require_pinned(told, pinned, "dp-gate-run-config")
+
+
+def pinned_content(message: Message, policy: GatePolicy) -> RecordDict:
+    """Return what the app gets of a message: the model, and the owner's configuration.
+
+    It is told the plan that it is charged for, by the key that fl-dp's own clients train by.
+
+    Raises:
+        PolicyRefusal: If the message has anything else, or other values.
+        ValueError: If it has not exactly one model, or more than one configuration.
+    """
+    if message.metadata.message_type != MessageType.TRAIN:
+        raise PolicyRefusal("the named app is asked to train alone, by no other name")
+    if message.content.metric_records:
+        raise PolicyRefusal("the message has metrics, which the owner has not pinned")
+    key, model = only_record(message.content.array_records, "ArrayRecord")
+    told = config_of(message)
+    plan = plan_by_terms(told, policy)
+    fixed: Config = {RECORD_PLAN_KEY: encode_text(plan)}
+    if _ROUND_KEY in told:
+        fixed[_ROUND_KEY] = _number_of_round(told[_ROUND_KEY])
+    pinned = policy.keys.message_config
+    others = {name: value for name, value in told.items() if name not in fixed}
+    _require_pinned(dict.fromkeys(pinned) | others, pinned, "dp-gate-message-config")
+    name = next(iter(message.content.config_records), "config")
+    return RecordDict({key: model, name: ConfigRecord({**pinned, **fixed})})
+
+
+def plan_by_terms(config: Config, policy: GatePolicy) -> RecordPlan:
+    """Return the plan of a message, which has the owner's terms; without one the owner's.
+
+    Its budget and its number of rounds are the server's: they limit its own training besides.
+
+    Raises:
+        PolicyRefusal: If it has other terms: the server would state what the app does not do.
+    """
+    own = policy.record_plan
+    if RECORD_PLAN_KEY not in config:
+        return own
+    asked = decode_text(RecordPlan, str(config[RECORD_PLAN_KEY]))
+    for name in _TERMS:
+        if getattr(asked, name) != getattr(own, name):
+            raise PolicyRefusal(
+                f"the server plans {name} {getattr(asked, name)}, and dp-gate-dp-sgd says "
+                f"{getattr(own, name)}"
+            )
+    return asked
+
+
+def _number_of_round(value: object) -> int:
+    if type(value) is not int:
+        raise PolicyRefusal(f"{_ROUND_KEY} is {value!r:.50}, and no whole number")
+    return value
+
+
+def _require_pinned(told: Mapping[str, Any], pinned: Mapping[str, Any], key: str) -> None:
+    """Refuse values that are not the owner's.
+
+    Args:
+        told: What the server says.
+        pinned: What the owner says.
+        key: Of the policy.
+
+    Raises:
+        PolicyRefusal: With the first of them.
+    """
+    for name, value in sorted(told.items()):
+        if name not in pinned:
+            raise PolicyRefusal(f"the server sets {name!r:.50}, and {key} does not name it")
+        if type(value) is not type(pinned[name]) or value != pinned[name]:
+            raise PolicyRefusal(
+                f"{name!r:.50} is {value!r:.50}, and {key} says {pinned[name]!r:.50}"
+            )
