@@ -156,7 +156,7 @@ def _show(document: dict[str, Any], path: Path) -> None:
     rows = document["rows"]
     first = next(iter(document["answer"]["estimates"].values()))
     shown = [(name, f"{value:.6g}", f"{error:.3g}") for name, value, error in rows[:_SHOWN]]
-    title = f"{document['query']['query']} of {document['values']}"
+    title = f"{document['query']['kind']} of {document['values']}"
     headings = ("", "private value", "error")
     out.print(sheet(title, headings, shown, numbers=headings[1:]))
     left = len(rows) - _SHOWN

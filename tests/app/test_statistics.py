@@ -18,9 +18,11 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.statistics import answer_statistic, statistic_plan
 from fl_dp.app.task_client import app as client_app
 from fl_dp.app.workload import dataset_of, parts_of
+from fl_dp.codec import encode
 from fl_dp.commands.app import app
+from fl_dp.commands.stats import _show
 from fl_dp.ledger import NodeLedger
-from fl_dp.statistics import Answer
+from fl_dp.statistics import Answer, Count
 
 CLIENTS = 6
 SURE = ["privacy.epsilon=500", f"task.num_clients={CLIENTS}"]
@@ -235,3 +237,16 @@ def test_a_statistic_by_a_secure_sum_through_flowers_simulation(
     folder = tmp_path / "runs" / "s"
     assert Path(document["path"]) == folder
     assert len(list((folder / "nodes").glob("node-*.db"))) == 6
+
+
+def test_an_answer_is_shown_as_a_table_with_its_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    query = encode(Count())
+    answer = {"estimates": {"count": {"error_is": "a standard deviation"}}, "explanation": "one"}
+    document = {"query": query, "values": "labels", "rows": [["", 41.5, 2.0]], "answer": answer}
+    document |= {"mode": "central", "epsilon": 1.0, "delta": 1e-5, "unit": "one client"}
+    _show(document, tmp_path)
+    shown = capsys.readouterr().out
+    assert "count of labels" in shown
+    assert "41.5" in shown
