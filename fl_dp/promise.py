@@ -9,6 +9,10 @@ NO_PRIVACY_FROM = 1000.0
 """Epsilon from which on nothing is promised: odds may change by a factor of e^1000."""
 
 
+LARGE_DELTA = 1e-3
+"""Delta above which each screen warns: the promise may fail once in a thousand times."""
+
+
 def is_promise(epsilon: float | None, *, insecure: bool = False) -> bool:
     """Tell whether an epsilon promises anything.
 
@@ -17,6 +21,11 @@ def is_promise(epsilon: float | None, *, insecure: bool = False) -> bool:
         insecure: Whether noise or coins came from a source that can be predicted.
     """
     return epsilon is not None and epsilon < NO_PRIVACY_FROM and not insecure
+
+
+def is_large_delta(delta: float | None) -> bool:
+    """Tell whether a delta is fine for trying out alone; None: no delta is known."""
+    return delta is not None and delta > LARGE_DELTA
 
 
 class Enforcement(StrEnum):

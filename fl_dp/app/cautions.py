@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fl_dp.app.settings import Settings
+from fl_dp.promise import is_large_delta
 
 _FEW_CLIENTS = 100
-_LARGE_DELTA = 1e-3
 _MANY_EMPTY = 0.2  # of the rounds
 _LARGE_FEATURE = 10.0  # root mean square; of standardised columns it is 1
 _MOST_COLUMNS = 12  # whose means fit into a line
@@ -31,7 +31,7 @@ def cautions(settings: Settings) -> list[str]:
             f"{clients} clients are few: with few clients, noise drowns the signal; from "
             f"{_FEW_CLIENTS} clients on, a small epsilon costs less accuracy"
         )
-    if delta > _LARGE_DELTA:
+    if is_large_delta(delta):
         chosen = " (the default)" if settings.sums_records else f" (the default for {clients})"
         chosen = chosen if settings.privacy.delta is None else ""
         said.append(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import singledispatch
 
-from fl_dp.promise import Enforcement, is_promise
+from fl_dp.promise import Enforcement, is_large_delta, is_promise
 
 from .promise import NoPromise, PrivacyStatement, Promise, RecordStatement
-from .sentences import ACCOUNTANTS
+from .sentences import ACCOUNTANTS, LARGE_DELTA
 from .words import (
     ceiling,
     describe_event,
@@ -153,6 +153,8 @@ def _opening(title: str, statement: Promise, warning: str, rows: Iterable[Row]) 
         lines += [f"> **{warning}** {statement.not_covered[0]}.", ""]
     elif statement.epsilon and not is_promise(statement.best_epsilon):
         lines += [f"> **{warning}** So large an epsilon promises nothing: 8 is weak.", ""]
+    elif statement.epsilon and is_large_delta(statement.delta):
+        lines += [f"> **{LARGE_DELTA.format(delta=ceiling(statement.delta, 3))}**", ""]
     return [*lines, "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
 
 

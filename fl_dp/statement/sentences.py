@@ -70,6 +70,12 @@ ACCOUNTANTS = {
     "naive": "basic composition, for comparison",
 }
 
+LARGE_DELTA = (
+    "Delta {delta} is large: with that probability epsilon may not hold. It is fine for trying "
+    "out; for real data choose 1e-5 or less."
+)
+"""Above the table of a statement whose delta `is_large_delta`."""
+
 _COMPUTED = (
     "dp-accounting computes epsilon {theirs} for the same releases ({how}), beside our {ours}: "
 )

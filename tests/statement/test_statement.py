@@ -305,6 +305,15 @@ def test_a_second_figure_that_is_above_ours_is_the_first_thing_not_covered(
     assert not cautious.above_ours
 
 
+@pytest.mark.parametrize(("delta", "warned"), [(1e-3, False), (0.00101, True)])
+def test_a_page_warns_of_a_large_delta(tmp_path: Path, delta: float, warned: bool) -> None:
+    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+        made = replace(privacy_statement(ledger), delta=delta)
+    opening = statement_markdown(made).partition("| | |")[0]
+    assert ("> **Delta 0.00101 is large" in opening) is warned
+
+
 def test_where_dp_accounting_has_no_event_the_page_says_so() -> None:
     none = SecondFigure(how="dp-accounting has no event for a dance")
     page = statement_page(STATEMENT | {"second_figure": asdict(none)})
