@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fl_dp.app.pictures import COLOURS, new_picture, save_picture
+from fl_dp.app.pictures import COLOURS, new_picture, save_picture, score_axis
 
 TABLES = Path(__file__).with_suffix(".yaml")
 METRIC = "test_accuracy"
-LATE = 5.0  # an epsilon beyond which a name stands to the left of its point
+EARLY, LATE = 1.5, 5.0  # epsilons near the panel's edges, where a name stands inwards of its point
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,13 +166,17 @@ def draw(rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]], target: Path) -> 
             for name, (epsilon, accuracy) in row.published.items():
                 # As the line that it is fair to compare with.
                 axes.plot(epsilon, accuracy, "x", color=colours[row.line])
-                side = "left" if epsilon < LATE else "right"
+                side, aside = "center", 0
+                if epsilon < EARLY:
+                    side, aside = "left", 5
+                elif epsilon > LATE:
+                    side, aside = "right", -5
                 ours = np.array(lines[row.line])
                 above = accuracy > np.interp(epsilon, ours[:, 0], ours[:, 1])
                 axes.annotate(
                     name,
                     (epsilon, accuracy),
-                    (5 if side == "left" else -5, 4 if above else -10),
+                    (aside, 6 if above else -12),
                     textcoords="offset points",
                     ha=side,
                     fontsize=7,
@@ -182,6 +186,9 @@ def draw(rows: Sequence[tuple[Row, Sequence[dict[str, Any]]]], target: Path) -> 
         axes.set_xticks([1, 3, 8], ["1", "3", "8"])
         axes.minorticks_off()
         axes.margins(x=0.1, y=0.15)
+        low, high = axes.get_ylim()
+        shortest = score_axis(low, high)
+        axes.set_ylim(min(low, shortest[0]), max(high, shortest[1]))
     panels[0].set_ylabel("accuracy: fl-dp (line), published (x)")
     save_picture(figure, target)
 

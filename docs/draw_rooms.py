@@ -32,6 +32,7 @@ CHARGE = ("plan", "ledger", "accounting", "statement", "viewer")
 BUILDINGS = {"the wings": "lab", "the app": "server_app", "the library": "gate"}
 
 _WIDTH, _HEIGHT, _GAP, _BETWEEN = 13.0, 0.86, 0.14, 0.34
+_HEAD, _LINE = 0.5, 0.18  # height of a room's name with its margins, and of a line of words
 _LEFT = 0.55  # of the rooms; a building's name stands beside them
 _CORE, _OTHER, _GROUND = "#e8f1ea", "#ffffff", "#eef1f4"
 
@@ -69,7 +70,8 @@ def _room(module: str, *, is_core: bool) -> Room:
     # The room's own name is drawn above: "Mechanisms: clipping, ..." loses its first word.
     _, _, rest = first.partition(": ")
     sentence = rest if rest and len(rest) > len(first) / 2 else first
-    return Room(name=name, sentence=sentence[:1].upper() + sentence[1:], is_core=is_core)
+    plain = sentence[:1].upper() + sentence[1:].replace("`", "")
+    return Room(name=name, sentence=plain, is_core=is_core)
 
 
 def draw() -> Figure:
@@ -114,7 +116,21 @@ def _buildings() -> dict[str, list[list[Room]]]:
 
 
 def _height_of(rows: list[list[Room]]) -> float:
-    return len(rows) * (_HEIGHT + _GAP) + _GAP
+    return sum(_height_of_floor(row) + _GAP for row in rows) + _GAP
+
+
+def _height_of_floor(row: list[Room]) -> float:
+    """Return the height of a floor in which every sentence is whole."""
+    lines = max(len(_wrapped(room, _width_on(row))) for room in row)
+    return max(_HEIGHT, _HEAD + _LINE * lines)
+
+
+def _width_on(row: list[Room]) -> float:
+    return (_WIDTH - _LEFT - _GAP * (len(row) + 1)) / len(row)
+
+
+def _wrapped(room: Room, width: float) -> list[str]:
+    return textwrap.wrap(room.sentence, int(width * 11.5))
 
 
 def _draw_building(
@@ -143,28 +159,30 @@ def _draw_building(
         ha="center",
         va="center",
     )
-    for level, row in enumerate(rows, start=1):
-        width = (_WIDTH - _LEFT - _GAP * (len(row) + 1)) / len(row)
+    bottom = top
+    for row in rows:
+        width, tall = _width_on(row), _height_of_floor(row)
+        bottom -= tall + _GAP
         for place, room in enumerate(row):
             left = _LEFT + place * (width + _GAP)
-            _draw_room(figure, axes, room, left, top - level * (_HEIGHT + _GAP), width)
+            _draw_room(figure, axes, room, left, bottom, width, tall)
 
 
 def _draw_room(
-    figure: Figure, axes: Axes, room: Room, left: float, bottom: float, width: float
+    figure: Figure, axes: Axes, room: Room, left: float, bottom: float, width: float, tall: float
 ) -> None:
     box = FancyBboxPatch(
         (left, bottom),
         width,
-        _HEIGHT,
+        tall,
         boxstyle="round,pad=0,rounding_size=0.08",
         facecolor=_CORE if room.is_core else _OTHER,
         edgecolor=COLOURS[5],
     )
     axes.add_patch(box)
-    top = bottom + _HEIGHT - 0.23
+    top = bottom + tall - 0.23
     title = axes.text(left + 0.13, top, room.name, fontsize=13, weight="bold", va="center")
-    words = textwrap.fill(room.sentence, int(width * 11.5), max_lines=2, placeholder=" ...")
+    words = "\n".join(_wrapped(room, width))
     axes.text(left + 0.13, top - 0.19, words, fontsize=10, va="top")
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]  # matplotlib
     drawn = title.get_window_extent(renderer)

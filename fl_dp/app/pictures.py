@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.container import ErrorbarContainer
     from matplotlib.figure import Figure
 
 COLOURS = ("#1b6ca8", "#d1495b", "#3c8d5a", "#8d6cab", "#c98b2b", "#5b6770")
 PALE = "#5b6770"
 """Of what is there for comparison only."""
 
-_LEAST_ROOM = 0.02  # of an axis of accuracies: closer ends are the same but for the seed
+_LEAST_ROOM = 0.02  # between ends of curves: closer ones are the same but for the seed
+_LEAST_AXIS = 0.1  # of an axis of accuracies: two of 500 test rows must not look decisive
+_LEGEND_COLUMNS = 5
+_NUDGE, _FURTHEST = 3.0, 5.0  # points between marks at one place, and from that place
 
 
 def new_picture(
@@ -51,8 +55,38 @@ def ends_apart(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
     high, low = max(values), min(values)
     if len(finals) > 1:
         low = max(low, min(finals) - 2.0 * max(high - min(finals), _LEAST_ROOM))
-    margin = 0.05 * max(high - low, _LEAST_ROOM)
+    return score_axis(low, high)
+
+
+def score_axis(low: float, high: float) -> tuple[float, float]:
+    """Return the ends of an axis of accuracies that holds two numbers.
+
+    It is long enough that a few rows of a test part make no visible difference.
+    """
+    missing = max(_LEAST_AXIS - (high - low), 0.0)
+    low, high = low - missing / 2.0, high + missing / 2.0
+    margin = 0.05 * (high - low)
     return low - margin, high + margin
+
+
+def nudge(drawn: ErrorbarContainer, nth: int, count: int) -> None:
+    """Set the marks of one of several curves apart from the others'.
+
+    Marks at one place would cover each other. The numbers that are drawn, and the axes that fit
+    them, stay as they are.
+
+    Args:
+        drawn: The curve, as `Axes.errorbar` returned it.
+        nth: Its place among them, from 0.
+        count: How many there are.
+    """
+    from matplotlib.transforms import offset_copy
+
+    step = min(_NUDGE, 2.0 * _FURTHEST / max(count - 1, 1))
+    aside = step * (nth - (count - 1) / 2.0)
+    for artist in drawn.get_children():
+        figure = artist.get_figure(root=True)
+        artist.set_transform(offset_copy(artist.get_transform(), figure, x=aside, units="points"))
 
 
 def where_drawn(*pictures: object, drawn: bool) -> str:
@@ -64,10 +98,26 @@ def where_drawn(*pictures: object, drawn: bool) -> str:
 
 
 def save_picture(figure: Figure, target: Path) -> None:
-    """Give every panel the shared look and write a PNG."""
-    for axes in figure.axes:
+    """Give every panel the shared look and write a PNG.
+
+    Panels whose curves have the same names share one legend, below them.
+    """
+    names = [axes.get_legend_handles_labels()[1] for axes in figure.axes]
+    longest = max(names, key=len)
+    shared = len(names) > 1 and all(each and {*each} <= {*longest} for each in names)
+    for axes, known in zip(figure.axes, names, strict=True):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-        if axes.get_legend_handles_labels()[0]:
+        if known and not shared:
             axes.legend(frameon=False, fontsize=8)
+    if shared:
+        handles, labels = figure.axes[names.index(longest)].get_legend_handles_labels()
+        figure.legend(
+            handles,
+            labels,
+            loc="outside lower center",
+            ncols=min(len(labels), _LEGEND_COLUMNS),
+            frameon=False,
+            fontsize=8,
+        )
     figure.savefig(target, dpi=150)

@@ -8,9 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_dp.app.pictures import COLOURS, PALE, ends_apart, new_picture, save_picture
-from fl_dp.commands.terminal.numbers import span
+from fl_dp.app.pictures import (
+    COLOURS,
+    PALE,
+    ends_apart,
+    new_picture,
+    nudge,
+    save_picture,
+    score_axis,
+)
 from fl_dp.commands.terminal.results import Point, Result, points
+from fl_dp.statement.words import ceiling
 from fl_dp.tasks.metrics import METRICS, NUMBERS, Score
 
 if TYPE_CHECKING:
@@ -40,18 +48,18 @@ def plot_curves(
     Returns:
         Whether it was drawn: False when matplotlib is not installed.
     """
-    made = new_picture((1.0, 1.0))
+    promised = any(_has_epsilon(members[0]) for members in runs.values())
+    made = new_picture((1.0, 1.0) if promised else (1.0,))
     if made is None:
         return False
-    figure, (score, epsilon) = made
-    last = []
+    figure, panels = made
+    score = panels[0]
     name = _name_of(line for each in runs.values() for run in each for line in run[:1])
     for index, (variant, members) in enumerate(runs.items()):
         colour = COLOURS[index % len(COLOURS)]
         for nth, lines in enumerate(members):
-            rounds = [line["round"] for line in lines]
             evaluated = [line for line in lines if Score.in_line(line).value is not None]
-            label = variant if nth == 0 else None
+            label = variant if nth == 0 and len(runs) > 1 else None
             score.plot(
                 [line["round"] for line in evaluated],
                 scores_of(evaluated),
@@ -60,32 +68,51 @@ def plot_curves(
                 linewidth=1.4,
                 alpha=0.8,
             )
-            spent = [line.get("epsilon", math.nan) for line in lines]
-            if nth == 0 and any(each > 0.0 for each in spent):  # NaN without privacy
-                epsilon.plot(rounds, spent, color=colour, label=label, linewidth=1.8)
-                last.append(spent[-1])
     score.set(
         xlabel="round",
         ylabel=f"public {measured_on} {name}",
         title=f"{name[0].upper()}{name[1:]}, one line a run",
     )
-    epsilon.set(
-        xlabel="round",
-        ylabel="epsilon",
-        title=f"Privacy spent of {unit}, delta {span(deltas, '.2g')}",
-    )
-    for axes in (score, epsilon):
-        axes.set_xlim(left=0)
     score.set_ylim(ends_apart([scores_of(run) for each in runs.values() for run in each]))
-    if last and max(last) > _FAR_APART * min(last):
-        # Nothing is spent before round 1, which it leaves out.
-        epsilon.set_yscale("log", nonpositive="mask")
+    if promised:
+        least, most = (ceiling(delta, 3) for delta in (min(deltas), max(deltas)))
+        delta = least if least == most else f"{least} to {most}"
+        title = f"Privacy spent of {unit}, delta {delta}"
+        _draw_spent(panels[1], runs, title=title)
     else:
-        epsilon.set_ylim(bottom=0)
-    if not last:
-        epsilon.set_title("No privacy: nothing is promised")
+        score.set_title(f"{score.get_title()}; no privacy: nothing is promised")
+    for axes in panels:
+        axes.set_xlim(left=0)
+        axes.locator_params(axis="x", integer=True)
     save_picture(figure, target)
     return True
+
+
+def _has_epsilon(lines: Iterable[Mapping[str, Any]]) -> bool:
+    """Tell whether any line tells of privacy that was spent; without privacy it is NaN."""
+    return any(line.get("epsilon", math.nan) > 0.0 for line in lines)
+
+
+def _draw_spent(
+    panel: Axes, runs: Mapping[str, Sequence[Sequence[dict[str, Any]]]], *, title: str
+) -> None:
+    """Draw epsilon so far over the rounds of the first run of each variant."""
+    last = []
+    for index, (variant, members) in enumerate(runs.items()):
+        if not _has_epsilon(members[0]):
+            continue
+        rounds = [line["round"] for line in members[0]]
+        spent = [line.get("epsilon", math.nan) for line in members[0]]
+        colour = COLOURS[index % len(COLOURS)]
+        label = variant if len(runs) > 1 else None
+        panel.plot(rounds, spent, color=colour, label=label, linewidth=1.8)
+        last.append(spent[-1])
+    panel.set(xlabel="round", ylabel="epsilon", title=title)
+    if max(last) > _FAR_APART * min(last):
+        # Nothing is spent before round 1, which it leaves out.
+        panel.set_yscale("log", nonpositive="mask")
+    else:
+        panel.set_ylim(bottom=0)
 
 
 _WORDS = {
@@ -101,6 +128,8 @@ _FAR_APART = 8.0  # places further apart than that go on a logarithmic axis
 _MARKERS = "osD^vPX*"
 # Grey is for comparison alone; eight ways of choosing clients need as many colours.
 _COLOURS = (*COLOURS[:-1], "#7f5539", "#5fa8d3", "#8c2f39")
+_BESIDE = 0.15  # of the distance of two rows
+_SCORES = ("accuracy", "balanced_accuracy", "auc", "f1", "r2")
 _PANEL, _LONE_PANEL, _HEIGHT, _NAME = 5.2, 7.5, 3.8, 0.22  # inches
 
 
@@ -151,31 +180,36 @@ def plot_over_rounds(
     if made is None:
         return False
     figure, (over_rounds, last) = made
-    # A legend of more curves than colours hides them; the other panel names each curve as well.
-    named = len(curves) <= len(_COLOURS)
     means: list[list[float]] = []
+    ends: list[float] = []
     for place, (curve, runs) in enumerate(curves.items()):
         colour = _COLOURS[place % len(_COLOURS)]
         shortest = min(map(len, runs))
         mean = [statistics.fmean(run[t] for run in runs) for t in range(shortest)]
         means.append(mean)
-        label = curve if named else None
         evaluated = [at for at, value in enumerate(mean) if not math.isnan(value)]
-        over_rounds.plot(
-            evaluated, [mean[at] for at in evaluated], color=colour, label=label, linewidth=1.5
-        )
+        over_rounds.plot(evaluated, [mean[at] for at in evaluated], color=colour, linewidth=1.5)
         of_curve = [each.score.value for each in results if each.curve == curve]
         finals = [value for value in of_curve if value is not None]
-        last.plot(finals, [place] * len(finals), "o", color=colour, alpha=0.6, markersize=4)
+        ends += finals
+        # The seeds above, their mean below: none covers another.
+        above, below = place - _BESIDE, place + _BESIDE
+        last.plot(finals, [above] * len(finals), "o", color=colour, alpha=0.6, markersize=4)
         for point in points(results, curve, results[0].score.name):
-            last.errorbar(point.mean, place, xerr=point.deviation, fmt="|", color=colour, capsize=3)
+            last.errorbar(point.mean, below, xerr=point.deviation, fmt="|", color=colour, capsize=3)
     score = _words(results[0].score.name, results)
     over_rounds.set(xlabel="round", ylabel=score)
     over_rounds.set_title("mean of the seeds", fontsize=9)
     over_rounds.set_ylim(ends_apart(means))
+    over_rounds.locator_params(axis="x", integer=True)
     last.set(xlabel=score, yticks=range(len(curves)))
-    last.set_yticklabels(list(curves))
-    last.set_title("last model of each seed, mean and deviation", fontsize=9)
+    # The names stand for a legend: each has the colour of its curve.
+    for place, text in enumerate(last.set_yticklabels(list(curves))):
+        text.set_color(_COLOURS[place % len(_COLOURS)])
+    if ends:
+        last.set_xlim(score_axis(min(ends), max(ends)))
+    # To the left, over the names: a longer line than the panel would be cut at its right.
+    last.set_title("last model of each seed; mean and deviation", fontsize=9, loc="right")
     last.locator_params(axis="x", nbins=5)
     last.invert_yaxis()
     save_picture(figure, target)
@@ -248,7 +282,8 @@ def _places(results: Sequence[Result]) -> _Places:
 
 def _draw(panel: Axes, results: Sequence[Result], column: str, places: _Places) -> None:
     finite: list[float] = []
-    for index, curve in enumerate(dict.fromkeys(result.curve for result in results)):
+    curves = list(dict.fromkeys(result.curve for result in results))
+    for index, curve in enumerate(curves):
         found = [
             point
             for point in points(results, curve, column)
@@ -261,7 +296,7 @@ def _draw(panel: Axes, results: Sequence[Result], column: str, places: _Places) 
         if _is_reference(found, places):
             panel.axhline(found[0].mean, color=PALE, linewidth=1, linestyle=":")
             colour = PALE
-        panel.errorbar(
+        drawn = panel.errorbar(
             [places.of[point.x or ""] for point in found],
             [point.mean for point in found],
             yerr=[point.deviation for point in found],
@@ -272,9 +307,18 @@ def _draw(panel: Axes, results: Sequence[Result], column: str, places: _Places) 
             capsize=2.5,
             label=curve,
         )
+        if column != "epsilon":  # which a line says that curves lie on, above or below
+            nudge(drawn, index, len(curves))
     if column == "epsilon":
         same = [x for x in places.of.values() if places.split is None or x < places.split]
-        panel.plot(same, same, color=PALE, linewidth=1, linestyle="--", label="as claimed")
+        # Above the curve that keeps its claim, which would hide it.
+        panel.plot(
+            same, same, color="black", linewidth=1, linestyle="--", label="as claimed", zorder=5
+        )
+    if column in _SCORES and finite:
+        low, high = score_axis(min(finite), max(finite))
+        bars_low, bars_high = panel.get_ylim()
+        panel.set_ylim(min(low, bars_low), max(high, bars_high))
     if places.logarithmic:
         panel.set_xscale("log")
     if column in _LOGARITHMIC and finite and min(finite) > 0:

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -17,9 +17,13 @@ from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 from fl_dp.codec import encode
 from fl_dp.plan import Plan
 from fl_dp.statement.of_clients import promise_in_words
+from fl_dp.statement.words import ceiling
 
 from .numbers import bound_rows, numbers_table, span
 from .sheets import sheet
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _POINTS = 24  # of the curve: each is a composition of its own
 _INK = COLOURS[0]
@@ -166,36 +170,46 @@ class PlanView:
         Returns:
             Whether it was drawn: False when matplotlib is not installed.
         """
-        made = new_picture((1.0, 1.0))
+        plan = self.plan
+        constant = len(set(plan.noise_multipliers)) == 1
+        made = new_picture((1.0,) if constant else (1.0, 1.0))
         if made is None:
             return False
-        figure, (noise, epsilon) = made
-        plan = self.plan
-        rounds = range(1, plan.rounds + 1)
-        noise.step(rounds, plan.noise_multipliers, where="mid", color=_INK, label="this plan")
-        if self.naive_multipliers:
-            # As words: as a curve, ten times as high, it would press the plan's own flat.
-            noise.plot(
-                [], [], " ", label=f"epsilon split over rounds: {self.noise_saved:.1f} x as much"
-            )
-        noise.set(
-            xlabel="round",
-            ylabel="noise std / clipping norm",
-            title="Noise multiplier of each round",
-        )
+        figure, panels = made
+        epsilon = panels[-1]
+        title = f"Privacy spent of one {plan.unit}, delta {ceiling(plan.budget.delta, 3)}"
+        if constant:
+            title += f"\nnoise multiplier {plan.noise_multipliers[0]:.4g} in each round"
+        else:
+            self._draw_noise(panels[0])
         if self.curve:
             epsilon.plot(*zip(*self.curve, strict=True), color=_INK, label="spent, by PLD")
         epsilon.axhline(plan.budget.epsilon, color=PALE, linewidth=1, label="budget")
         epsilon.set(
             xlabel="round",
             ylabel="epsilon",
-            title=f"Privacy spent of one {plan.unit}, delta {plan.budget.delta:.2g}",
+            title=title,
         )
-        for axes in (noise, epsilon):
+        for axes in panels:
             axes.set_xlim(left=0)
             axes.set_ylim(bottom=0)
         save_picture(figure, target)
         return True
+
+    def _draw_noise(self, panel: Axes) -> None:
+        plan = self.plan
+        rounds = range(1, plan.rounds + 1)
+        panel.step(rounds, plan.noise_multipliers, where="mid", color=_INK, label="this plan")
+        if self.naive_multipliers:
+            # As words: as a curve, ten times as high, it would press the plan's own flat.
+            panel.plot(
+                [], [], " ", label=f"epsilon split over rounds: {self.noise_saved:.1f} x as much"
+            )
+        panel.set(
+            xlabel="round",
+            ylabel="noise std / clipping norm",
+            title="Noise multiplier of each round",
+        )
 
 
 def _shown_rounds(rounds: int) -> list[int]:

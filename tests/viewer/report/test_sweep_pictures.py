@@ -111,16 +111,68 @@ def test_accuracy_over_the_rounds_is_a_mean_with_every_last_model_beside_it(
     assert [t.get_text() for t in last.get_yticklabels()] == [RESULT.curve]
 
 
-@pytest.mark.parametrize(("count", "legend"), [(8, True), (9, False)])
-def test_more_curves_than_colours_are_named_beside_their_last_models_alone(
-    saved: list[Figure], count: int, legend: bool
-) -> None:
-    curves = {f"curve {nth}": [[0.1, 0.5]] for nth in range(count)}
+def test_curves_over_rounds_are_named_once_in_their_colours(saved: list[Figure]) -> None:
+    curves = {f"curve {nth}": [[0.1, 0.5]] for nth in range(9)}
     results = [replace(RESULT, curve=name, x=None, accuracy=0.5) for name in curves]
     plot_over_rounds(results, curves, Path("x.png"))
     over_rounds, last = saved[0].axes
-    assert (over_rounds.get_legend() is not None) is legend
-    assert [t.get_text() for t in last.get_yticklabels()] == list(curves)
+    assert over_rounds.get_legend() is None
+    named = {text.get_text(): text.get_color() for text in last.get_yticklabels()}
+    drawn = [line.get_color() for line in over_rounds.get_lines()]
+    assert named == dict(zip(curves, drawn, strict=True))
+
+
+def test_a_mean_covers_none_of_its_seeds(saved: list[Figure]) -> None:
+    results = [replace(RESULT, x=None, seed=s, accuracy=0.5) for s in range(3)]
+    plot_over_rounds(results, {RESULT.curve: [[0.1, 0.5]] * 3}, Path("x.png"))
+    seeds, mean = saved[0].axes[1].get_lines()[:2]
+    assert set(ys(seeds)).isdisjoint(ys(mean))
+
+
+def test_marks_of_two_curves_at_one_place_do_not_cover_each_other(saved: list[Figure]) -> None:
+    results = along("a", {"1": (0.5,), "8": (0.6,)}) + along("b", {"1": (0.5,), "8": (0.6,)})
+    plot_against_axis(results, Path("x.png"), label="epsilon", panels=["accuracy"])
+    [panel] = saved[0].axes
+    first, second = (lines for lines, _, _ in panel.containers)
+    assert xs(first) == xs(second)
+    at = [line.get_transform().transform((1.0, 0.5)) for line in (first, second)]
+    assert abs(at[0][0] - at[1][0]) > 4.0  # pixels
+
+
+def test_panels_of_the_same_curves_have_one_legend_beside_all_of_them(saved: list[Figure]) -> None:
+    results = along("a", {"1": (0.5,), "8": (0.6,)})
+    plot_against_axis(results, Path("x.png"), label="epsilon", panels=["accuracy", "loss"])
+    assert [panel.get_legend() for panel in saved[0].axes] == [None, None]
+    [legend] = saved[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["a"]
+
+
+@pytest.mark.parametrize("seeds", [(0.94, 0.944), (0.5, 0.944)])
+def test_two_of_500_rows_make_no_difference_to_see(
+    saved: list[Figure], seeds: tuple[float, float]
+) -> None:
+    results = [replace(RESULT, x=None, seed=s, accuracy=a) for s, a in enumerate(seeds)]
+    curves = {RESULT.curve: [[0.1, value] for value in seeds]}
+    plot_over_rounds(results, curves, Path("x.png"))
+    low, high = saved[0].axes[1].get_xlim()
+    assert low < min(seeds) and max(seeds) < high
+    assert 0.05 * (high - low) > 0.004
+    lone = along("a", {"1": (seeds[0],), "8": (seeds[1],)})
+    plot_against_axis(lone, Path("x.png"), label="epsilon", panels=["accuracy"])
+    low, high = saved[1].axes[0].get_ylim()
+    assert 0.05 * (high - low) > 0.004
+
+
+def test_a_run_without_privacy_has_no_empty_panel(saved: list[Figure]) -> None:
+    plot_curves({"": lines(0.9)}, NOWHERE, unit="nobody", deltas=[0.0])
+    [panel] = saved[0].axes
+    assert "nothing is promised" in panel.get_title()
+
+
+def test_rounds_are_counted_in_whole_numbers(saved: list[Figure]) -> None:
+    plot_curves({"": [lines(0.9)[0][:3]]}, NOWHERE, unit="one client", deltas=[1e-5])
+    ticks = saved[0].axes[0].get_xticks()
+    assert all(float(tick).is_integer() for tick in ticks)
 
 
 def test_one_seed_is_said_to_be_one() -> None:

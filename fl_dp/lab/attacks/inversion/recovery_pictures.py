@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
+from fl_dp.app.pictures import COLOURS, PALE, new_picture, nudge, save_picture
 
 from .recovery_results import Found, Summary, strongest
 from .registry import THREATS, WITH_NOISE, WORDS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.container import ErrorbarContainer
 
 _EXACT = 50.0  # decibels: no eye tells better ones apart
 _BASELINES = (
@@ -46,21 +47,21 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
     if made is None:
         return False
     figure, (by_noise, by_epsilon) = made
-    for threat in dict.fromkeys(each.threat for each in noisy):
+    threats = list(dict.fromkeys(each.threat for each in noisy))
+    for nth, threat in enumerate(threats):
         best = strongest([each for each in noisy if each.threat == threat])
         colour = COLOURS[WITH_NOISE.index(threat) % len(COLOURS)]
         for axes, key in ((by_noise, "noise_multiplier"), (by_epsilon, "epsilon")):
-            _line(axes, best, key, colour, WORDS[threat] if axes is by_noise else "")
+            nudge(_line(axes, best, key, colour, WORDS[threat]), nth, len(threats))
     for axes in (by_noise, by_epsilon):
-        _baselines(axes, noisy, named=axes is by_noise)
+        _baselines(axes, noisy)
         raw = [each for each in summaries if (each.part, each.threat) == ("noise", "raw")]
         if raw:
             reached = max(_shown(each) for each in raw)
             said = "no protection" + (f" ({_EXACT:g} dB or more)" if reached >= _EXACT else "")
-            label = said if axes is by_noise else ""
-            axes.axhline(reached, color=PALE, linewidth=1.0, label=label)
+            axes.axhline(reached, color=PALE, linewidth=1.0, label=said)
         axes.set(xscale="log", ylabel="PSNR in dB")
-        axes.set_ylim(0.0, _EXACT + 15.0)  # room for the legend
+        axes.set_ylim(0.0, _EXACT + 15.0)  # room for words
     by_noise.set(xlabel="noise multiplier", title=title)
     least, most = (end(each.epsilon for each in noisy) for end in (min, max))
     by_epsilon.set(
@@ -105,8 +106,10 @@ def draw_resistance(summaries: Sequence[Summary], target: Path, *, title: str) -
     network.set_xticks(range(len(best)), names, fontsize=8)
     _baselines(network, parts["network"])
     batch.set_title(title)
+    drawn = [each for of_part in parts.values() for each in of_part]
+    highest = max(_shown(each) + each.deviations["psnr"] for each in drawn)
     for axes in (batch, epochs, network):
-        axes.set_ylim(0.0, _EXACT + 3.0)
+        axes.set_ylim(0.0, highest + 3.0)
     save_picture(figure, target)
     return True
 
@@ -157,10 +160,12 @@ def draw_images(found: Mapping[tuple[str, float], Found], target: Path, *, title
     return True
 
 
-def _line(axes: Axes, summaries: Sequence[Summary], key: str, colour: str, label: str) -> None:
+def _line(
+    axes: Axes, summaries: Sequence[Summary], key: str, colour: str, label: str
+) -> ErrorbarContainer:
     value = attrgetter(key)
     each = sorted((one for one in summaries if math.isfinite(value(one))), key=value)
-    axes.errorbar(
+    return axes.errorbar(
         [value(one) for one in each],
         [_shown(one) for one in each],
         yerr=[one.deviations["psnr"] for one in each],
@@ -173,9 +178,8 @@ def _line(axes: Axes, summaries: Sequence[Summary], key: str, colour: str, label
     )
 
 
-def _baselines(axes: Axes, summaries: Sequence[Summary], *, named: bool = True) -> None:
-    for name, words, style in _BASELINES:
-        label = words if named else ""
+def _baselines(axes: Axes, summaries: Sequence[Summary]) -> None:
+    for name, label, style in _BASELINES:
         height = float(np.mean([each.means[f"{name}_psnr"] for each in summaries]))
         axes.axhline(height, color="black", linewidth=1.0, linestyle=style, label=label)
 

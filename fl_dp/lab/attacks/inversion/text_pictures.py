@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
+from fl_dp.app.pictures import COLOURS, PALE, new_picture, nudge, save_picture
 
 from .recovery_results import Found, Summary, strongest
 from .registry import THREATS, WITH_NOISE, WORDS
@@ -35,9 +35,10 @@ def draw_text_recovery(summaries: Sequence[Summary], target: Path, *, title: str
         return False
     figure, panels = made
     for axes, (score, words) in zip(panels, _PANELS, strict=True):
-        for threat in dict.fromkeys(each.threat for each in noisy):
+        threats = list(dict.fromkeys(each.threat for each in noisy))
+        for nth, threat in enumerate(threats):
             best = strongest([each for each in noisy if each.threat == threat])
-            axes.errorbar(
+            drawn = axes.errorbar(
                 [each.noise_multiplier for each in best],
                 [100 * each.means[score] for each in best],
                 yerr=[100 * each.deviations[score] for each in best],
@@ -47,6 +48,7 @@ def draw_text_recovery(summaries: Sequence[Summary], target: Path, *, title: str
                 markersize=4,
                 capsize=3,
             )
+            nudge(drawn, nth, len(threats))
         for raw in (each for each in summaries if each.threat == "raw"):
             axes.axhline(100 * raw.means[score], color=PALE, linewidth=1.0, label="no protection")
         guess = 100 * float(np.mean([each.means[f"guess_{score}"] for each in noisy]))
@@ -80,7 +82,7 @@ def draw_texts(found: Mapping[tuple[str, float], Found], target: Path, *, title:
         height = 1.0 - (number + 0.5) / len(lines)
         axes.text(0.46, height, words, ha="right", va="center", fontsize=8)
         # A dollar sign would begin a formula.
-        shown = text[:_SHOWN].replace("$", r"\$")
+        shown = text[:_SHOWN].replace("$", r"\$") if text.strip() else "(blanks alone)"
         axes.text(0.48, height, shown, va="center", fontsize=9, family="monospace")
     figure.suptitle(f"{title}; the first {_SHOWN} characters, a slash for a new line", fontsize=10)
     figure.savefig(target, dpi=110)

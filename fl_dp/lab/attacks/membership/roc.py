@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from fl_dp.accounting.trade_off import TradeOff
-from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
+from fl_dp.app.pictures import COLOURS, PALE, new_picture, nudge, save_picture
 from fl_dp.lab.audit.lower_bounds import Confusion, clopper_pearson
 
 
@@ -174,7 +174,8 @@ def plot_roc(
             low, high = point.tpr_interval(alpha)
             ends = [[max(point.tpr - low, 0.0)], [max(high - point.tpr, 0.0)]]
             at = [point.asked], [point.tpr]
-            axes.errorbar(*at, yerr=ends, color=colour, capsize=2.5, marker="o", ms=3)
+            drawn = axes.errorbar(*at, yerr=ends, color=colour, capsize=2.5, marker="o", ms=3)
+            nudge(drawn, index, len(rocs))
     axes.plot(grid, grid, ":", color=PALE, linewidth=1.2)
     key.plot([], [], ":", color=PALE, linewidth=1.2, label="guessing")
     axes.set(
