@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_dp.viewer.found_runs import FoundAttack, FoundRun
+from fl_dp.viewer.found_runs.groups import shown_value
 from fl_dp.viewer.found_runs.untrusted import texts
 
-from .page_words import WORDS, Table, shown_value
+from .page_words import WORDS, Table
 
 _MOST_ROWS = 60
 

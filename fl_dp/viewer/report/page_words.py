@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -66,17 +65,3 @@ class Table:
     caption: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-
-
-def shown_value(value: Any) -> str:
-    """Return a setting's value as it is written, at most 80 characters of it."""
-    match value:
-        case None:
-            text = "null"
-        case bool():
-            text = str(value).lower()
-        case list():
-            text = f"[{','.join(map(shown_value, value))}]"
-        case _:
-            text = str(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -9,15 +9,21 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from fl_dp import __version__
-from fl_dp.statement.words import rounded_up
+from fl_dp.statement.words import ceiling, rounded_up
 from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image, RunState
+from fl_dp.viewer.found_runs.groups import (
+    Group,
+    compared,
+    differences,
+    groups_of,
+    shown_value,
+)
 from fl_dp.viewer.jinja import environment
 
 from .charts import MOST_CURVES, charts_of, last_names
 from .findings import findings_of, membership_table
-from .groups import Group, compared, differences, groups_of
-from .page_words import ASSETS, WORDS, Table, page_language, shown_value
+from .page_words import ASSETS, WORDS, Table, page_language
 from .reported_run import ReportedRun
 
 MOST = 8 << 20
@@ -77,6 +83,7 @@ def _made(runs: Sequence[FoundRun], attacks: Sequence[FoundAttack], images: Sequ
         facts=[ReportedRun(run) for run in runs],
         several=several,
         charts=charts_of(groups),
+        legend=[group.name for group in groups[:MOST_CURVES]],
         bands=any(len(group.runs) > 1 for group in groups),
         too_many=WORDS["too_many"].format(count=len(groups), most=MOST_CURVES)
         if len(groups) > MOST_CURVES
@@ -138,9 +145,9 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
                 _number(_judged(run, score), ".4f"),
                 _number(card.test_loss, ".4f"),
                 "∞" if not card.promises else _bound(card.epsilon),
-                "–" if not card.promises else _number(card.delta, ".3g"),
+                "–" if card.delta is None or not card.promises else ceiling(card.delta, 3),
                 *(_number(run.metrics.get(name), ".4f") for name in metrics),
-                *(shown_value(of_run.get(key)) for key in differing),
+                *(shown_value(of_run[key]) if key in of_run else "–" for key in differing),
             )
         )
     return Table(

@@ -10,13 +10,15 @@ from typing import Any
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.commands.terminal.results import noise_of_mean
+from fl_dp.promise import is_large_delta
 from fl_dp.statement.sentences import ACCOUNTANTS
-from fl_dp.statement.words import rounded_up
+from fl_dp.statement.words import ceiling, rounded_up
 from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun
+from fl_dp.viewer.found_runs.groups import shown_value
 from fl_dp.viewer.found_runs.untrusted import number, texts
 
-from .page_words import WORDS, Table, shown_value
+from .page_words import WORDS, Table
 
 Row = tuple[str, str]
 _USELESS = 0.9
@@ -76,6 +78,14 @@ class ReportedRun:
     def warning(self) -> bool:
         """Whether that sentence says that nothing is promised."""
         return _promise(self.run)[1]
+
+    @property
+    def large_delta(self) -> str:
+        """A warning of a delta that is fine for trying out alone; empty where it is small."""
+        delta = self.run.card.delta
+        if self.warning or delta is None or not is_large_delta(delta):
+            return ""
+        return WORDS["budget.large_delta"].format(delta=ceiling(delta, 3))
 
     @property
     def gauge(self) -> Gauge | None:
@@ -174,7 +184,7 @@ def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
         bound = number(bounds.get(quoted)) if isinstance(bounds, Mapping) else None
         if bound is not None and delta is not None:
             said = WORDS["stated.records.bound"]
-            text = said.format(epsilon=rounded_up(bound), delta=f"{delta:.3g}")
+            text = said.format(epsilon=rounded_up(bound), delta=ceiling(delta, 3))
             rows.append((WORDS["stated.records"], text))
     groups = statement.get("own_budgets")
     for group in groups if isinstance(groups, list) else ():
@@ -203,7 +213,7 @@ def _promise(run: FoundRun) -> tuple[str, bool]:
     if card.epsilon is None or card.delta is None:
         return WORDS["budget.unknown"], True
     promised = WORDS["budget.promised"].format(
-        epsilon=rounded_up(card.epsilon), delta=f"{card.delta:.3g}", unit=card.unit or "?"
+        epsilon=rounded_up(card.epsilon), delta=ceiling(card.delta, 3), unit=card.unit or "?"
     )
     return promised, False
 
@@ -273,6 +283,11 @@ def _costs(run: FoundRun) -> list[Row]:
     rows: list[Row] = []
     if run.parameters is not None:
         rows.append((WORDS["cost.parameters"], f"{run.parameters:,}"))
+    multipliers = [each for each in run.noise_multipliers if each is not None]
+    if multipliers:
+        low, high = (f"{each:.5g}" for each in (min(multipliers), max(multipliers)))
+        span = WORDS["cost.multiplier.rounds"].format(low=low, high=high)
+        rows.append((WORDS["cost.multiplier"], low if low == high else span))
     if cohort is not None:
         units = WORDS[f"cost.cohort.{'records' if of_records else 'clients'}"]
         rows.append((WORDS["cost.cohort"], units.format(cohort=f"{cohort:g}")))

@@ -18,10 +18,10 @@ from written_runs import write_run
 from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.commands.report import write_report
 from fl_dp.viewer.found_runs import RunState, read_run
+from fl_dp.viewer.found_runs.groups import differences, groups_of
 from fl_dp.viewer.found_runs.images import IMAGES
 from fl_dp.viewer.report import report_page
 from fl_dp.viewer.report.charts import charts_of
-from fl_dp.viewer.report.groups import differences, groups_of
 from fl_dp.viewer.report.page_words import LANGUAGES, WORDS, page_language
 from fl_dp.viewer.report.reported_run import ReportedRun
 
@@ -174,7 +174,7 @@ def test_where_nothing_is_promised_the_page_says_so_first(tmp_path: Path) -> Non
 def test_every_chart_says_in_words_and_numbers_what_it_shows(tmp_path: Path) -> None:
     runs = [read_run(write_run(tmp_path / str(seed), f"seed={seed}")) for seed in (0, 1)]
     charts = charts_of(groups_of(runs))
-    wanted = "accuracy accuracy_epsilon loss loss_epsilon epsilon noise norm"
+    wanted = "accuracy accuracy_epsilon loss loss_epsilon epsilon"
     assert {chart.key for chart in charts} >= set(wanted.split())
     page = Page(report_page(runs))
     places = [attributes for _, attributes in page.elements if "data-chart" in attributes]
@@ -183,6 +183,49 @@ def test_every_chart_says_in_words_and_numbers_what_it_shows(tmp_path: Path) -> 
         assert place["role"] == "img"
         assert chart.title in str(place["aria-label"])
         assert all(row[2] in page.text for row in chart.rows())
+
+
+def test_a_constant_has_no_chart_and_stands_among_the_numbers(tmp_path: Path) -> None:
+    constant = read_run(write_run(tmp_path / "a"))
+    varying = read_run(write_run(tmp_path / "b", noise_multipliers=[1.0, 1.5, 2.0, 2.5]))
+    asked = {"noise", "norm"}
+    assert asked & {chart.key for chart in charts_of(groups_of([constant]))} == set()
+    assert asked & {chart.key for chart in charts_of(groups_of([varying]))} == {"noise"}
+    assert dict(ReportedRun(constant).costs)[WORDS["cost.multiplier"]] == "1.3"
+    assert dict(ReportedRun(varying).costs)[WORDS["cost.multiplier"]] == "1 to 2.5, by round"
+
+
+def test_an_axis_of_shares_is_long_enough_for_its_test_rows(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path / "a", "metrics.public=[balanced_accuracy]"))
+    least = {chart.key: chart.data()["least"] for chart in charts_of(groups_of([run]))}
+    assert least["accuracy"] == least["accuracy_epsilon"] == least["public"] == 0.1
+    assert least["loss"] is least["epsilon"] is None
+
+
+def test_a_curve_has_one_look_in_every_chart_and_one_line_in_the_legend(tmp_path: Path) -> None:
+    none = write_run(tmp_path / "a", "privacy.mode=none", quoted="none", epsilon=0.0)
+    runs = [read_run(none), read_run(write_run(tmp_path / "b", "clipping.norm=0.25"))]
+    groups = groups_of(runs)
+    looks = {(curve.name, curve.look) for chart in charts_of(groups) for curve in chart.curves}
+    assert looks == {(group.name, look) for look, group in enumerate(groups)}
+    page = Page(report_page(runs))
+    swatches = [at["class"] for tag, at in page.elements if tag == "svg" and "class" in at]
+    assert swatches == ["swatch c0 dash0", "swatch c1 dash0"]
+
+
+def test_a_large_delta_is_warned_of_below_the_promise(tmp_path: Path) -> None:
+    small, large = (
+        ReportedRun(read_run(write_run(tmp_path / name, delta=delta)))
+        for name, delta in (("small", 1e-3), ("large", 0.00101))
+    )
+    assert small.large_delta == ""
+    assert "0.00101" in large.large_delta
+    assert large.large_delta in Page(report_page([large.run])).text
+
+
+def test_the_statement_stands_before_the_curves(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "a"))
+    assert page.index("Gaussian on an integer grid") < page.index("data-chart=")
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_a_band(tmp_path: Path) -> None:

@@ -17,9 +17,22 @@
     return tables.length > 1 ? uPlot.join(tables) : tables[0];
   }
 
+  // The ends of an axis of shares, wide enough that small differences look small.
+  function shareRange(least) {
+    return (_, low, high) => {
+      if (low === null) return [0, 1];
+      const missing = Math.max(least - (high - low), 0) / 2;
+      const bottom = Math.max(low - missing, 0);
+      const top = Math.min(Math.max(high + missing, bottom + least), 1);
+      const margin = 0.05 * (top - bottom);
+      return [bottom - margin, top + margin];
+    };
+  }
+
   function options(chart, width) {
     const series = [{ label: chart.x }], bands = [];
-    chart.curves.forEach((each, at) => {
+    chart.curves.forEach((each) => {
+      const at = each.look;
       const points = { show: each.x.length < 40, size: 5 };
       const dash = dashes[Math.floor(at / 6) % dashes.length];
       series.push({ label: each.name, stroke: () => line(at), width: 2, dash, points, spanGaps: true });
@@ -30,13 +43,13 @@
       }
     });
     if (chart.line !== null) {
-      series.push({ label: chart.lineName, stroke: () => colour("--quiet"), dash: [4, 4], width: 1.5,
+      series.push({ label: "", stroke: () => colour("--quiet"), dash: [4, 4], width: 1.5,
         points: { show: false }, spanGaps: true });
     }
     const axis = (label) => ({ label, stroke: () => colour("--ink"), labelSize: 26,
       grid: { stroke: () => colour("--rule"), width: 1 }, ticks: { stroke: () => colour("--rule"), width: 1 } });
-    return { width, height: 280, series, bands, scales: { x: { time: false } },
-      axes: [axis(chart.x), { ...axis(chart.y), size: 62 }], legend: { live: false, show: series.length > 2 },
+    return { width, height: 280, series, bands, scales: { x: { time: false }, y: chart.least === null ? {} : { range: shareRange(chart.least) } },
+      axes: [axis(chart.x), { ...axis(chart.y), size: 62 }], legend: { show: false }, // the page has one for all its charts
       cursor: { drag: { x: true, y: false } } };
   }
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.app.settings import OPTIONS
-from fl_dp.viewer.found_runs import FoundRun, Round
 
-from .page_words import shown_value
+from .details import FoundRun
+from .rounds import Round
 
 # Where a run is written and computed changes nothing of what it comes to.
 _NOT_COMPARED = (
@@ -80,7 +80,9 @@ def groups_of(runs: Sequence[FoundRun]) -> list[Group]:
     differing = differences(of_groups)
     names: list[str] = []
     for run, group in zip(of_groups, members.values(), strict=True):
-        told = [f"{key}={shown_value(compared(run).get(key))}" for key in differing[:4]]
+        settings = compared(run)
+        # A key of another choice is not there.
+        told = [f"{key}={shown_value(settings[key])}" for key in differing[:4] if key in settings]
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         names.append(", ".join(told) or f"{run.card.name}{more}")
     return [
@@ -118,3 +120,17 @@ def differences(runs: Sequence[FoundRun]) -> list[str]:
         )
         > 1
     ]
+
+
+def shown_value(value: Any) -> str:
+    """Return a setting's value as it is written, at most 80 characters of it."""
+    match value:
+        case None:
+            text = "null"
+        case bool():
+            text = str(value).lower()
+        case list():
+            text = f"[{','.join(map(shown_value, value))}]"
+        case _:
+            text = str(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
