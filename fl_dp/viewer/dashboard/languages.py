@@ -54,6 +54,10 @@ class Words:
         """Return a value of a setting in words where YAML has a sign for it."""
         return self.texts.get(f"value.{written}", written)
 
+    def option(self, group: str, name: str) -> str:
+        """Return an option of a group with a sentence on it; its value in words if none has one."""
+        return self.texts.get(f"option.{group}.{name}", self.value(name))
+
     def number(self, value: float | None, digits: int = 4) -> str:
         """Return a number with `digits` significant digits; a dash where there is none."""
         if value is None or math.isnan(value):

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fl_dp.accounting import default_delta
+from fl_dp.promise import is_large_delta
+from fl_dp.statement.sentences import UNITS
 from fl_dp.viewer.found_runs import FoundRun, Round, RunCard, RunState, thinned
+from fl_dp.viewer.found_runs.groups import Group, groups_of
 from fl_dp.viewer.found_runs.untrusted import number
 
 MOST_POINTS = 1000
@@ -92,6 +97,52 @@ def sweeps_of(cards: Sequence[RunCard]) -> list[Sweep]:
     ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class OfUnit:
+    """Whom an epsilon is about, and at which delta.
+
+    Attributes:
+        unit: `client` or `record`, or another's own words; None: not known.
+        delta: None where it is not known.
+    """
+
+    unit: str | None
+    delta: float | None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the delta is fine for trying out alone."""
+        return is_large_delta(self.delta)
+
+
+def of_unit(card: RunCard) -> OfUnit:
+    """Return whom a run's epsilon is about: by its statement, before that by its settings."""
+    if not card.promises:
+        return OfUnit(unit=None, delta=None)
+    if card.unit is not None:
+        names = {sentence: name for name, sentence in UNITS.items()}
+        return OfUnit(unit=names.get(card.unit, card.unit), delta=card.delta)
+    mode = card.settings.get("privacy.mode")
+    if mode in (None, "none"):
+        return OfUnit(unit=None, delta=card.delta)
+    of_records = mode in ("dp_sgd", "distributed_records")
+    if of_records or card.settings.get("privacy.unit") == "record":
+        return OfUnit(unit="record", delta=card.delta)
+    return OfUnit(unit="client", delta=_planned_delta(card.settings))
+
+
+def _planned_delta(settings: Mapping[str, str]) -> float | None:
+    """Return the delta that a training of clients is planned with; None if it can't be read."""
+    clients = settings.get("task.num_clients", "")[:15]
+    try:
+        written = settings.get("privacy.delta", "null")
+        if written != "null":
+            return number(float(written))
+        return default_delta(int(clients)) if int(clients) > 0 else None
+    except ValueError:
+        return None
+
+
 def seconds_left(card: RunCard) -> float | None:
     """Return an estimate of the time that a running run still takes, from its rounds so far."""
     if card.state is not RunState.RUNNING or not card.round or card.rounds is None:
@@ -156,17 +207,78 @@ def advice_for(run: FoundRun, age: float | None) -> str | None:
         run: As it was found.
         age: Seconds since anything of it was written.
     """
+    alone = "_alone" if in_one_process(run.card.settings) else ""
     if run.failed and run.card.state is not RunState.FINISHED:
         return "failed"
     match run.card.state:
         case RunState.FAILED:
             return "failed"
-        case RunState.BROKEN | RunState.STOPPED | RunState.SILENT as state:
+        case RunState.BROKEN | RunState.STOPPED as state:
             return str(state)
+        case RunState.SILENT:
+            return f"silent{alone}"
         case RunState.RUNNING if run.card.round is None and age is not None and age > 120.0:
-            return "pending"
+            return f"pending{alone}"
         case _:
             return None
+
+
+def in_one_process(settings: Mapping[str, str]) -> bool:
+    """Tell whether a run's nodes answer in one process, of which Flower's commands know nothing."""
+    return settings.get("simulation.engine") == "in_process"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedRow:
+    """Runs that differ in their seed alone, as one row of a comparison.
+
+    Attributes:
+        name: Settings in which it differs from other rows.
+        runs: Places of its runs in the comparison, from 1.
+        unfinished: How many of them have not ended well.
+        metric: What the models are judged by.
+        score: Mean and deviation of that over the runs.
+        loss: The same of the loss.
+        epsilon: The largest of the runs; None where nothing is promised.
+    """
+
+    name: str
+    runs: tuple[int, ...]
+    unfinished: int
+    metric: str
+    score: tuple[float | None, float | None]
+    loss: tuple[float | None, float | None]
+    epsilon: float | None
+
+
+def seed_rows(runs: Sequence[FoundRun]) -> list[SeedRow]:
+    """Return runs that differ in their seed alone as one row each, in the order of the runs."""
+    places = {id(run): place for place, run in enumerate(runs, 1)}
+    return [_seed_row(group, [places[id(run)] for run in group.runs]) for group in groups_of(runs)]
+
+
+def _seed_row(group: Group, places: Sequence[int]) -> SeedRow:
+    cards = [run.card for run in group.runs]
+    spent = [card.epsilon for card in cards if card.epsilon is not None]
+    promised = all(card.promises for card in cards)
+    return SeedRow(
+        name=group.name,
+        runs=tuple(places),
+        unfinished=sum(card.state is not RunState.FINISHED for card in cards),
+        metric=cards[0].score.name,
+        score=_spread([card.score.value for card in cards]),
+        loss=_spread([card.test_loss for card in cards]),
+        epsilon=max(spent, default=None) if promised else None,
+    )
+
+
+def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
+    """Return mean and sample deviation of the numbers among values; None where there is none."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return None, None
+    deviation = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return statistics.fmean(numbers), deviation
 
 
 def differences(runs: Sequence[FoundRun]) -> list[tuple[str, list[str]]]:
@@ -203,4 +315,4 @@ def _or(value: float | None, instead: float) -> float:
 
 
 def _shown(value: object) -> str:
-    return "null" if value is None else str(value)[:200]
+    return "not set" if value is None else str(value)[:200]

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp
 
 from fl_dp import __version__
 from fl_dp.app.keys import all_keys
-from fl_dp.app.recipes import brought_keys
+from fl_dp.app.local.hosting import with_engine
 from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun, RunCard, RunsFolder, RunState, thinned
 from fl_dp.viewer.found_runs.images import images_of, read_image
@@ -45,10 +45,12 @@ from .shown_runs import (
     RunFilter,
     advice_for,
     differences,
+    of_unit,
     planned_and_done,
     points,
     promise,
     seconds_left,
+    seed_rows,
     sweeps_of,
 )
 from .start_form import (
@@ -61,16 +63,18 @@ from .start_form import (
     TRAINING,
     Kind,
     WrongField,
+    WrongForm,
     experiments,
     field_of,
     folded,
-    group_defaults,
     kinds,
     offered,
     options,
     read_form,
+    shown_defaults,
+    without_null,
 )
-from .started_runs import NotPriced, NotStarted, StartedRuns
+from .started_runs import NotPriced, NotStarted, PricedRequest, StartedRuns
 
 _HERE = Path(__file__).parent
 _UPLOT = _HERE.parent / "report" / "assets" / "uplot"
@@ -86,6 +90,7 @@ _YEAR = 365 * 24 * 3600
 _MOST_ROWS = 20  # of a chart's table
 _MOST_FIELDS = 500
 _MOST_CELLS = 500
+_FIRST_OF_PROMISE = ("unit", "adversary", "trusted")  # the rest of a statement is folded away
 _ENDED = (RunState.FINISHED, RunState.FAILED, RunState.STOPPED, RunState.BROKEN)
 
 
@@ -144,6 +149,7 @@ class Dashboard:
         )
         self._gauges = Gauges(locations=self.ledgers, root=self.runs.root)
         self._templates = environment(_HERE / "templates")
+        self._templates.filters["without_null"] = without_null
         self._templates.filters["address"] = lambda name: quote(str(name), safe="/")
 
     def site(self) -> ASGIApp:
@@ -183,6 +189,7 @@ class Dashboard:
         app.get("/budgets")(self._budgets)
         if self.started is not None:
             app.get("/start")(self._start_form)
+            app.get("/defaults")(self._defaults)
             app.post("/price")(self._price)
             app.post("/start")(self._start)
             app.get("/started/{name}")(self._started_run)
@@ -283,7 +290,9 @@ class Dashboard:
             resume=shlex.join(["fl-dp", "run", f"resume={root / name}"]),
             live=mine or card.state in (RunState.RUNNING, RunState.SILENT),
             planned=planned_and_done(run),
+            of_unit=of_unit(card),
             promise=promise(run.statement or {}),
+            first_of_promise=_FIRST_OF_PROMISE,
             not_covered=texts((run.statement or {}).get("not_covered")),
             images=[(name, image) for image in images_of(root, name)]
             + [
@@ -347,8 +356,15 @@ class Dashboard:
                 runs.append(self.runs.read(name))
             except (OSError, ValueError):
                 missing.append(name)
+        rows = seed_rows(runs)
         return self._page(
-            request, "compare.html", runs=runs, missing=missing, differences=differences(runs)
+            request,
+            "compare.html",
+            runs=runs,
+            missing=missing,
+            differences=differences(runs),
+            rows=rows,
+            row_of={place: index for index, row in enumerate(rows) for place in row.runs},
         )
 
     def _budgets(self, request: Request) -> Response:
@@ -362,18 +378,22 @@ class Dashboard:
     def _start_form(self, request: Request) -> Response:
         return self._form_page(request, {})
 
+    def _defaults(self, request: Request) -> Response:
+        """Tell what empty fields stand for, beside the parts that are chosen."""
+        return JSONResponse(self._empty_fields(request, request.query_params))
+
     def _price(self, request: Request, form: Form) -> Response:
         kind = _kind(request)
         try:
             wanted = read_form(form, self.data, kind)
-        except WrongField as error:
-            return self._form_page(request, form, wrong=error)
+        except WrongForm as error:
+            return self._form_page(request, form, wrong=error.fields)
         try:
             price = self._starter.price(wanted)
         except NotPriced as error:
             place = field_of(str(error), form, kind, own_data=bool(self.data))
             said = WrongField(field=place, text=str(error))
-            return self._form_page(request, form, wrong=said)
+            return self._form_page(request, form, wrong=[said])
         return self._form_page(request, form, price=price)
 
     def _start(self, request: Request, form: Form) -> Response:
@@ -397,7 +417,8 @@ class Dashboard:
         if not waits:
             return RedirectResponse(f"/{shows}/{quote(name)}", status_code=303)
         age = time.time() - started.begun
-        return self._page(request, "started.html", started=started, age=age)
+        alone = with_engine(started.request.settings)[0].simulation.engine == "in_process"
+        return self._page(request, "started.html", started=started, age=age, alone=alone)
 
     def _stop(self, request: Request, name: str) -> Response:
         if not self._starter.stop(name):
@@ -409,11 +430,12 @@ class Dashboard:
         request: Request,
         form: Mapping[str, str],
         *,
-        wrong: WrongField | None = None,
-        price: Any = None,
+        wrong: Sequence[WrongField] = (),
+        price: PricedRequest | None = None,
     ) -> Response:
         own, kind = bool(self.data), _kind(request)
         fields = offered(kind, own_data=own)
+        command = [] if price is None else self._starter.command_of(price.request)
         return self._page(
             request,
             "start.html",
@@ -421,21 +443,36 @@ class Dashboard:
             kinds=list(kinds()),
             experiment=EXPERIMENT,
             experiments=experiments(kind),
-            group_defaults=group_defaults(),
-            status=200 if wrong is None else 422,
+            empty=self._empty_fields(request, form),
+            status=422 if wrong else 200,
             place="start",
             form=form,
-            wrong=wrong,
+            wrong={each.field: each.text for each in reversed(wrong)},
+            wrong_fields=list(dict.fromkeys(each.field for each in wrong)),
             price=price,
-            command="" if price is None else shlex.join(["fl-dp", *price.request.command]),
+            command=shlex.join(["fl-dp", *command]),
             options=options(kind, own_data=own),
-            by_recipe=brought_keys(),
             first=[fields[name] for name in kind.first],
             folded=folded(kind, own_data=own),
             run_name=RUN_NAME,
             data=sorted(self.data) if "task" in kind.groups else [],
             data_field=all_keys()[DATA],
         )
+
+    def _empty_fields(self, request: Request, form: Mapping[str, str]) -> dict[str, str]:
+        """Return what each field of a form says while it is empty."""
+        words, kind, own = _words(request), _kind(request), bool(self.data)
+        fields = offered(kind, own_data=own)
+        shown: dict[str, str] = {}
+        for name, value in shown_defaults(form, kind, own_data=own).items():
+            key = fields.get(name)
+            if key is None:
+                shown[name] = words("start.default_is", value=words.option(name, value))
+            elif key.choices or key.kind == "true or false":
+                shown[name] = words("start.default_is", value=words.value(value))
+            else:
+                shown[name] = words.value(value)
+        return shown
 
     def _started_unseen(self, cards: Sequence[RunCard]) -> list[Any]:
         """Return the simulations that were started here and have no folder (yet)."""

@@ -11,14 +11,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fl_dp.app.compose import ConfigError, compose_settings, expand_sweep
-from fl_dp.app.keys import FOLDERS, Key, all_keys
+from fl_dp.app.keys import FOLDERS, Key, all_keys, in_yaml
 from fl_dp.app.overrides import group_options, quoted
 from fl_dp.app.recipes import entries
-from fl_dp.app.settings import Settings
+from fl_dp.app.settings import OPTIONS, Settings
 from fl_dp.app.settings.data import OWN_DATA_KEYS
+from fl_dp.app.settings.options import option_name
 from fl_dp.tasks.datasets import OWN_DATA
+
+from .languages import languages
 
 GROUPS = (
     "task",
@@ -162,17 +166,17 @@ def experiments(kind: Kind) -> tuple[str, ...]:
     return tuple(found)
 
 
-@cache
-def group_defaults() -> dict[str, str]:
-    """Return the option of each group that holds where nobody chooses one."""
-    return {group: str(option) for group, option in entries("config") if group in GROUPS}
-
-
 RUN_NAME = "run_name"
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _SEVERAL = re.compile(r"[\w.]+=[^\[\]\"',]+(,[^\[\]\"',]+)+")  # values of a number or a choice
 _OPTION = re.compile(r"(?<![\w.])(?P<name>[a-z]\w*(\.\w+)*)(?P<value>=?)")
+_NULL = re.compile(r"\b[Nn]ull\b")
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,3})?|[+-]?inf")
+
+
+def without_null(text: str) -> str:
+    """Return a text of the settings as a form says it: YAML's null is a field that is not set."""
+    return _NULL.sub('"not set"', text)
 
 
 class WrongField(Exception):
@@ -186,7 +190,20 @@ class WrongField(Exception):
     def __init__(self, *, field: str, text: str) -> None:
         """Say which field is wrong and why."""
         super().__init__(text)
-        self.field, self.text = field, text
+        self.field, self.text = field, without_null(text)
+
+
+class WrongForm(Exception):
+    """A form can't be used.
+
+    Attributes:
+        fields: Everything that is wrong, the first of each field.
+    """
+
+    def __init__(self, fields: Sequence[WrongField]) -> None:
+        """Say which fields are wrong and why."""
+        super().__init__("; ".join(each.text for each in fields))
+        self.fields = tuple(fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,53 +303,124 @@ def read_form(
         kind: The form.
 
     Raises:
-        WrongField: With the field that is wrong.
+        WrongForm: With every field that is wrong.
     """
-    overrides = []
     data = data or {}
-    choices = {EXPERIMENT: experiments(kind), **options(kind, own_data=bool(data))}
-    for field, known in choices.items():
-        option = form.get(field, "").strip()
-        if (option or (field == EXPERIMENT and kind.needs_experiment)) and option not in known:
-            raise WrongField(field=field, text=f"{field} is one of {', '.join(known)}")
-        if option:
-            overrides.append(f"{field}={option}")
-    chosen = form.get(DATA, "").strip()
-    if data and chosen:
-        if chosen not in data:
-            raise WrongField(field=DATA, text=f"{DATA} is one of {', '.join(sorted(data))}")
-        overrides.append(f"{DATA}={quoted(str(data[chosen]))}")
-    for name, key in offered(kind, own_data=bool(data)).items():
-        written = form.get(name, "").strip()
-        if written:
-            several = kind is TUNING and key.tunable
-            overrides.append(override_of(key, written, several=several))
-    if kind is STATISTIC and not form.get(QUERY, "").strip():
-        raise WrongField(field=QUERY, text=f"{QUERY} must be {all_keys()[QUERY].allowed}")
+    overrides, wrong = _written(form, data, kind)
     run_name = form.get(RUN_NAME, "").strip()
     if run_name and _RUN_NAME.fullmatch(run_name) is None:
-        raise WrongField(
-            field=RUN_NAME,
-            text="run_name takes up to 64 letters, digits, dots, dashes and underscores",
-        )
-    trainings: tuple[Settings, ...] = ()
-    try:
-        settings = compose_settings(_with_candidates(overrides))
-        if kind is SWEEP:
-            from fl_dp.app.cells import expand  # with the accounting, which takes a second to load
-
-            trainings = tuple(cell.settings for cell in expand(overrides)[1])
-    except ConfigError as error:
-        place = field_of(str(error), form, kind, own_data=bool(data))
-        raise WrongField(field=place, text=str(error)) from error
+        text = "run_name takes up to 64 letters, digits, dots, dashes and underscores"
+        wrong.append(WrongField(field=RUN_NAME, text=text))
+    if EXPERIMENT in [each.field for each in wrong]:
+        raise WrongForm(wrong)  # without it, other fields mean something else
+    while True:
+        try:
+            settings, trainings = _composed(kind, list(overrides.values()))
+            break
+        except ConfigError as error:
+            place = field_of(str(error), form, kind, own_data=bool(data))
+            if place in overrides or not wrong:
+                wrong.append(WrongField(field=place, text=str(error)))
+            if place not in overrides:
+                break
+            del overrides[place]  # what else is wrong is told without it
+    if wrong:
+        raise WrongForm(wrong)
     return Request(
         kind=kind,
-        overrides=tuple(overrides),
+        overrides=tuple(overrides.values()),
         run_name=run_name,
         settings=settings,
         title=form.get(EXPERIMENT, "").strip() or settings.task.name,
         trainings=trainings,
     )
+
+
+def _written(
+    form: Mapping[str, str], data: Mapping[str, Path], kind: Kind
+) -> tuple[dict[str, str], list[WrongField]]:
+    """Return the override of each field that was filled, and the fields that can't be read."""
+    found: dict[str, str] = {}
+    wrong: list[WrongField] = []
+    choices = {EXPERIMENT: experiments(kind), **options(kind, own_data=bool(data))}
+    for field, known in choices.items():
+        option = form.get(field, "").strip()
+        if (option or (field == EXPERIMENT and kind.needs_experiment)) and option not in known:
+            wrong.append(WrongField(field=field, text=f"{field} is one of {', '.join(known)}"))
+        elif option:
+            found[field] = f"{field}={option}"
+    chosen = form.get(DATA, "").strip()
+    if data and chosen and chosen not in data:
+        wrong.append(WrongField(field=DATA, text=f"{DATA} is one of {', '.join(sorted(data))}"))
+    elif data and chosen:
+        found[DATA] = f"{DATA}={quoted(str(data[chosen]))}"
+    for name, key in offered(kind, own_data=bool(data)).items():
+        written = form.get(name, "").strip()
+        try:
+            if written:
+                found[name] = override_of(key, written, several=kind is TUNING and key.tunable)
+        except WrongField as error:
+            wrong.append(error)
+    if kind is STATISTIC and not form.get(QUERY, "").strip():
+        text = f"{QUERY} must be {all_keys()[QUERY].allowed}"
+        wrong.append(WrongField(field=QUERY, text=text))
+    return found, wrong
+
+
+def _composed(kind: Kind, overrides: Sequence[str]) -> tuple[Settings, tuple[Settings, ...]]:
+    """Return the settings of overrides, and those of each training of an experiment of many.
+
+    Raises:
+        ConfigError: If they can't go together.
+    """
+    settings = compose_settings(_with_candidates(overrides))
+    if kind is not SWEEP:
+        return settings, ()
+    from fl_dp.app.cells import expand  # with the accounting, which takes a second to load
+
+    return settings, tuple(cell.settings for cell in expand(overrides)[1])
+
+
+def shown_defaults(
+    form: Mapping[str, str], kind: Kind, *, own_data: bool = False
+) -> dict[str, str]:
+    """Return what each group and key of a form is where its field stays empty.
+
+    Args:
+        form: Values by field; what is chosen of its groups decides.
+        kind: The form.
+        own_data: Whether there are own data, and so their settings.
+    """
+    choices = {EXPERIMENT: experiments(kind), **options(kind, own_data=own_data)}
+    chosen = {field: form.get(field, "") for field in choices}
+    if kind.needs_experiment and not chosen[EXPERIMENT]:
+        chosen[EXPERIMENT] = experiments(kind)[0]
+    taken = {field: name for field, name in chosen.items() if name in choices[field]}
+    settings = _beside(taken)
+    shown: dict[str, str] = {}
+    for group in kind.groups:
+        others = {field: name for field, name in taken.items() if field != group}
+        shown[group] = _option_in(settings if group not in taken else _beside(others), group)
+    for name, key in offered(kind, own_data=own_data).items():
+        place: Any = settings
+        *groups, last = name.split(".")
+        for group in groups:
+            place = getattr(place, group, None)
+        shown[name] = in_yaml(getattr(place, last, key.default))
+    return shown
+
+
+def _beside(chosen: Mapping[str, str]) -> Settings:
+    """Return the settings beside chosen parts; the usual ones where the parts can't go together."""
+    try:
+        return compose_settings([f"{field}={name}" for field, name in chosen.items()])
+    except ConfigError:
+        return compose_settings([])  # the price says what can't go together
+
+
+def _option_in(settings: Settings, group: str) -> str:
+    of_group = getattr(settings, group)
+    return option_name(group, of_group) if group in OPTIONS else str(of_group.name)
 
 
 def _with_candidates(overrides: Sequence[str]) -> list[str]:
@@ -381,7 +469,7 @@ def override_of(key: Key, written: str, *, several: bool = False) -> str:
     """
     if len(written) > 500 or not written.isprintable():
         raise WrongField(field=key.name, text=f"{key.name} must be {key.allowed}")
-    if written == "null" and key.nullable:
+    if key.nullable and written in _unset():
         return f"{key.name}=null"
     if key.kind.startswith("a list"):
         items = [item.strip() for item in written.strip("[]").split(",")]
@@ -389,6 +477,11 @@ def override_of(key: Key, written: str, *, several: bool = False) -> str:
     if several:
         return f"{key.name}={','.join(_value(key, each.strip()) for each in written.split(','))}"
     return f"{key.name}={_value(key, written)}"
+
+
+def _unset() -> set[str]:
+    """Return what a reader may write for no value, in each language."""
+    return {"null", *(words.value("null") for words in languages().values())}
 
 
 def _value(key: Key, written: str) -> str:

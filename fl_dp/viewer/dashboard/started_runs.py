@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -170,9 +170,8 @@ class StartedRuns:
             del self._priced[key]  # a form that is sent twice starts one run
             # In a file without a name: neither a pipe that fills up nor anything to clean away.
             output = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the run is known
-            place = (f"output_dir={quoted(str(self.root))}", f"run_name={quoted(name)}")
             process = subprocess.Popen(
-                [*self.command, *request.command, *place],
+                [*self.command, *self.command_of(replace(request, run_name=name))],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -184,6 +183,17 @@ class StartedRuns:
             )
             self._started[name] = started
             return started
+
+    def command_of(self, request: Request) -> list[str]:
+        """Return what starts a simulation in the folder of runs, after `fl-dp`.
+
+        Args:
+            request: Without a name of its run, the command names it by date and task.
+        """
+        place = [f"output_dir={quoted(str(self.root))}"]
+        if request.run_name:
+            place.append(f"run_name={quoted(request.run_name)}")
+        return [*request.command, *place]
 
     def stop(self, name: str) -> bool:
         """Stop a simulation as Ctrl-C does; what it had reserved stays spent.

@@ -63,12 +63,17 @@ def test_a_live_run_is_followed_to_its_end(page: Any, root: Path) -> None:
         expect(page.locator("#round")).to_have_text("6 / 6", timeout=WAIT)
         expect(page.locator("#score")).to_have_text("90.0%", timeout=WAIT)
         (path / "privacy.json").write_text(json.dumps(statement(rounds=6, done=6, epsilon=8.0)))
-        expect(page.locator("#connection")).to_contain_text("has ended", timeout=WAIT)
+        # The page comes again by itself, with the statement.
+        statement_of_run = page.get_by_role("region", name="Privacy statement", exact=True)
+        expect(statement_of_run.first).to_contain_text("one client's whole", timeout=WAIT)
+        expect(page.locator("#connection")).to_have_text("")
         expect(page.locator("#state")).to_have_text("finished")
         chart = page.locator("[data-chart=accuracy]")
         expect(chart.locator("canvas")).to_be_visible()
-        said = "From 10.0% to 90.0%, between 10.0% and 90.0%"
-        expect(chart.locator(".alternative")).to_contain_text(said)
+        said = "From 10.0% to 90.0%"
+        expect(chart.locator(".alternative")).to_have_text(said)
+        # A multiplier that stays the same stands in the table of the plan alone.
+        expect(page.locator("[data-chart=noise]")).to_be_hidden()
         expect(chart.get_by_role("img").first).to_have_accessible_name(re.compile(said))
 
 
@@ -108,9 +113,41 @@ def test_two_runs_are_chosen_and_compared(page: Any, root: Path) -> None:
         expect(page.get_by_role("heading", name="Comparison")).to_be_visible()
         chart = page.locator("[data-chart=accuracy-epsilon]")
         expect(chart.locator("canvas")).to_be_visible()
-        expect(chart.locator(".alternative")).to_contain_text("a: From 10.0%")
-        expect(chart.locator(".alternative")).to_contain_text("b: From 10.0%")
+        expect(chart.locator(".alternative")).to_have_text("Last: 90.0% (no. 1) to 90.0% (no. 2)")
         expect(page.get_by_role("row", name=re.compile("seed (1 2|2 1)"))).to_be_visible()
+        # One legend for all charts, and no sentence of a chart is longer than the chart.
+        expect(page.locator(".legend")).to_have_count(1)
+        expect(page.locator(".u-legend")).to_have_count(0)
+        for figure in page.locator("figure:visible").all():
+            height = figure.locator(".alternative").evaluate("(said) => said.offsetHeight")
+            assert height < figure.locator(".plot").evaluate("(plot) => plot.offsetHeight") / 2
+
+
+def test_a_narrow_list_shows_accuracy_epsilon_and_seed_within_the_screen(
+    page: Any, root: Path
+) -> None:
+    write_run(root / "a-run-with-a-rather-long-name-20261127-155604-digits", "seed=7")
+    page.set_viewport_size({"width": 400, "height": 800})
+    with served(root) as address:
+        log_in(page, address)
+        for label in ("Accuracy", "Epsilon", "Seed"):
+            box = page.locator(f"[data-label={label}]").bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= 400, label
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+def test_an_empty_field_follows_the_chosen_parts(page: Any, root: Path, tmp_path: Path) -> None:
+    started = StartedRuns(root=root, command=pretend_command(tmp_path))
+    with served(root, started=started) as address:
+        log_in(page, address)
+        page.goto(f"{address}/start")
+        rounds = page.get_by_label("Rounds", exact=True)
+        assert rounds.get_attribute("placeholder") == "100"
+        page.locator("[id='f-task']").select_option("fashion_mnist")
+        expect(rounds).to_have_attribute("placeholder", "60", timeout=WAIT)
+        page.locator("[id='f-privacy']").select_option("buffered")
+        first = page.locator("[id='f-selection'] option").first
+        expect(first).to_contain_text("buffered: ", timeout=WAIT)
 
 
 def test_a_form_error_is_shown_at_its_field_then_a_run_starts_and_stops(
@@ -136,6 +173,8 @@ def test_a_form_error_is_shown_at_its_field_then_a_run_starts_and_stops(
         expect(page.locator("#round")).to_have_text(re.compile(r"^[1-9]\d* / 2,000"), timeout=WAIT)
         page.get_by_role("button", name="Stop this run").click()
         expect(page.locator("#state")).to_have_text("stopped", timeout=WAIT)
+        expect(page.locator("#stop")).to_have_count(0, timeout=WAIT)
+        expect(page.get_by_role("heading", name="The run was stopped")).to_be_visible(timeout=WAIT)
         [mine] = started.each()
         assert mine.process.wait() != 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,34 @@ def test_the_list_shows_every_run_with_state_accuracy_and_epsilon(tmp_path: Path
     for shown in ("first", "second", "finished", "stopped", "90.0%", "2 / 2", "2 / 4", "digits"):
         assert shown in page
     assert "2 of 2 runs" in page
+
+
+def test_a_list_tells_runs_apart_by_their_seed(tmp_path: Path) -> None:
+    for seed in (3, 5):
+        write_run(tmp_path / f"run-{seed}", f"seed={seed}")
+    page = client_of(tmp_path).get("/").text
+    assert set(re.findall(r'data-label="Seed">(\d+)<', page)) == {"3", "5"}
+
+
+@pytest.mark.parametrize(("place", "shown"), [(None, False), ("8", True)])
+def test_a_sweep_has_no_column_of_places_without_an_axis(
+    tmp_path: Path, place: str | None, shown: bool
+) -> None:
+    write_run(tmp_path / "s" / "run-0", "seed=7")
+    cells = [{"name": "run-0", "variant": "schedule=cosine", "place": place}]
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps({"cells": cells}))
+    page = client_of(tmp_path).get("/sweep/s").text
+    assert ("Place on the axis" in page) is shown
+    assert 'data-label="Seed">7<' in page
+
+
+def test_a_list_without_any_accuracy_has_no_column_for_it(tmp_path: Path) -> None:
+    asked = write_run(tmp_path / "asked", "statistic.query=count", done=-1, stated=False)
+    (asked / "statistic.json").write_text('{"rows": []}')
+    client = client_of(tmp_path)
+    assert ">Accuracy</th>" not in client.get("/").text
+    write_run(tmp_path / "trained")
+    assert ">Accuracy</th>" in client.get("/").text
 
 
 @pytest.mark.parametrize(
@@ -89,6 +118,48 @@ def test_a_run_s_page_has_plan_statement_settings_and_log(tmp_path: Path) -> Non
     assert "fl-dp run resume=" in page  # it was stopped: what to do
 
 
+def test_epsilon_stands_with_its_unit_and_delta(tmp_path: Path) -> None:
+    write_run(tmp_path / "ended")
+    write_run(tmp_path / "goes-on", "task.num_clients=1000", done=2, stated=False)
+    record = "one record of one client, over the whole training"
+    write_run(tmp_path / "records", unit=record, delta=1e-5)
+    write_run(tmp_path / "none", "privacy.mode=none", quoted="none")
+    client = client_of(tmp_path)
+    for name, said in (
+        ("ended", "of one client, at delta 0.003"),
+        ("goes-on", "of one client, at delta 0.000502"),  # 1,000 to the power of -1.1, rounded up
+        ("records", "of one record, at delta 1e-05"),
+    ):
+        assert f'<small id="whom">{said}</small>' in client.get(f"/run/{name}").text
+    assert 'id="whom"' not in client.get("/run/none").text
+
+
+@pytest.mark.parametrize(("delta", "warned"), [(1e-3, False), (0.0011, True)])
+def test_a_large_delta_is_warned_of(tmp_path: Path, delta: float, warned: bool) -> None:
+    write_run(tmp_path / "a", delta=delta)
+    assert ('id="large-delta"' in client_of(tmp_path).get("/run/a").text) is warned
+
+
+def test_the_statement_stands_before_the_curves(tmp_path: Path) -> None:
+    write_run(tmp_path / "a")
+    page = client_of(tmp_path).get("/run/a").text
+    assert page.index("sees every released model") < page.index('data-chart="accuracy"')
+
+
+@pytest.mark.parametrize(("engine", "flower"), [("in_process", False), ("flower", True)])
+@pytest.mark.parametrize(("done", "age"), [(0, 300.0), (2, 100_000.0)])
+def test_a_run_in_one_process_is_not_sought_in_flower(
+    tmp_path: Path, engine: str, flower: bool, done: int, age: float
+) -> None:
+    chosen, written = f"simulation.engine={engine}", time.time() - age
+    path = write_run(tmp_path / "a", chosen, done=done, stated=False, written=written)
+    if done == 0:
+        (path / "metrics.jsonl").unlink()
+    page = client_of(tmp_path).get("/run/a").text
+    assert 'aria-labelledby="advice"' in page
+    assert ("flwr list" in page) is flower
+
+
 def test_the_curve_s_numbers_stand_in_a_table_too(tmp_path: Path) -> None:
     write_run(tmp_path / "a", rounds=300)
     client = client_of(tmp_path)
@@ -135,6 +206,28 @@ def test_comparison_shows_results_and_what_differs(tmp_path: Path) -> None:
     assert re.search(r"seed</th><td>1</td><td>2</td>", differing)
     assert "selection.sampling_rate" not in differing
     assert "There is no run gone." in page
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_row_with_mean_and_deviation(
+    tmp_path: Path,
+) -> None:
+    for seed, reached in ((1, 0.9), (2, 0.8)):
+        path = write_run(tmp_path / f"a{seed}", f"seed={seed}")
+        text = (path / "metrics.jsonl").read_text()
+        (path / "metrics.jsonl").write_text(
+            text.replace('_accuracy": 0.9', f'_accuracy": {reached}')
+        )
+    write_run(tmp_path / "b", "seed=1", "clipping.norm=0.25", done=2)
+    client = client_of(tmp_path)
+    page = client.get("/compare?run=a1&run=b&run=a2").text
+    seeds = page.partition('id="seeds"')[2].partition("</table>")[0]
+    assert "85.0% ± 7.1%" in seeds
+    assert "1, 1 unfinished" in seeds
+    assert seeds.count("<tr>") == 1 + 2
+    legend = page.partition('class="legend"')[2].partition("</ul>")[0]
+    assert re.findall(r">([\d, ]+)\.<", legend) == ["1, 3", "2"]
+    assert re.findall(r'data-group="(\d)"', page) == ["0", "1", "0"]
+    assert 'id="seeds"' not in client.get("/compare?run=a1&run=b").text
 
 
 def test_a_comparison_has_a_bound(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import sys
@@ -10,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from dashboards import OWN, dashboard_of, png, pretend_command, reader
+from pages import Page
 from starlette.testclient import TestClient
 from waiting import until
 from written_runs import write_run
 
-from fl_dp.app.compose import compose_settings
+from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.overrides import group_options
 from fl_dp.viewer.dashboard.languages import Words, languages
@@ -28,13 +30,16 @@ from fl_dp.viewer.dashboard.start_form import (
     Kind,
     Request,
     WrongField,
+    WrongForm,
     experiments,
     field_of,
     folded,
     kinds,
     offered,
+    options,
     override_of,
     read_form,
+    without_null,
 )
 from fl_dp.viewer.dashboard.started_runs import TOKEN_VARIABLE, NotPriced, NotStarted, StartedRuns
 from fl_dp.viewer.found_runs import RunsFolder, RunState
@@ -63,10 +68,66 @@ def client(started: StartedRuns) -> TestClient:
 def test_the_form_has_the_settings_help_and_defaults(client: TestClient) -> None:
     page = client.get("/start").text
     key = all_keys()["privacy.epsilon"]
-    assert key.help in page
+    assert without_null(key.help) in html.unescape(page)
     assert placeholder_of(key.name, page) == key.default_text
-    for name in ("rounds", "client.learning_rate"):  # digits' own would not be what fashion gets
-        assert placeholder_of(name, page) == "by task, model and privacy"
+    assert placeholder_of("rounds", page) == str(compose_settings([]).rounds)
+
+
+@pytest.mark.parametrize("chosen", ["task=fashion_mnist", "privacy=local", "model=mlp"])
+def test_an_empty_field_shows_what_holds_beside_the_chosen_parts(
+    client: TestClient, chosen: str
+) -> None:
+    settings = compose_settings([chosen])
+    shown = client.get(f"/defaults?{chosen}").json()
+    page = client.post("/price", data={**dict([chosen.split("=")]), "seed": "x"}, headers=OWN).text
+    for name, value in (
+        ("rounds", settings.rounds),
+        ("client.learning_rate", settings.client.learning_rate),
+        ("client.epochs", settings.client.epochs),
+        ("task.num_clients", settings.task.num_clients),
+    ):
+        assert shown[name] == placeholder_of(name, page) == str(value)
+    assert shown["selection"].startswith(f"{settings.selection.name}: ")
+
+
+def test_parts_that_do_not_go_together_leave_the_usual_defaults(client: TestClient) -> None:
+    with pytest.raises(ConfigError):
+        compose_settings(["privacy=distributed", "selection=exponential"])
+    shown = client.get("/defaults?privacy=distributed&selection=exponential&model=mlp").json()
+    assert shown == client.get("/defaults").json()
+
+
+def test_a_part_s_empty_choice_is_what_holds_without_it(client: TestClient) -> None:
+    shown = client.get("/defaults?task=shakespeare&privacy=buffered").json()
+    assert shown["task"].startswith("digits: ")
+    assert shown["privacy"].startswith("central: ")
+    assert shown["selection"].startswith("buffered: ")
+    assert shown["task.num_clients"] == "630"
+
+
+def test_no_field_speaks_of_null(client: TestClient) -> None:
+    for kind in kinds():
+        page = client.get(f"/start?kind={kind}").text
+        assert re.search(r"\bnull\b", page, re.IGNORECASE) is None, kind
+
+
+def test_a_value_is_unset_in_the_words_of_the_form() -> None:
+    noise = {"privacy.noise_multiplier": "1.5"}
+    for unset in ("not set", "null", languages()["zh"].value("null")):
+        assert read_form({"privacy.epsilon": unset} | noise).settings.privacy.epsilon is None
+
+
+@pytest.mark.parametrize("language", languages().values(), ids=lambda words: words.code)
+def test_each_option_of_a_part_has_its_sentence(language: Words) -> None:
+    offered_options = {
+        (group, name)
+        for kind in kinds().values()
+        for group, names in options(kind, own_data=True).items()
+        for name in names
+    }
+    without = [each for each in offered_options if language.option(*each) == each[1]]
+    assert without == []
+    assert all(language.option(*each).startswith(each[1]) for each in offered_options)
 
 
 def placeholder_of(name: str, page: str) -> str:
@@ -93,7 +154,7 @@ def test_what_is_shown_at_once_is_named_in_words(language: Words) -> None:
 
 def test_a_field_shows_the_value_of_its_default_and_its_key_in_small(client: TestClient) -> None:
     page = client.get("/start").text
-    assert '<option value="">digits (default)</option>' in page
+    assert '<option value="">digits: scanned digits' in page
     assert '<label for="f-privacy.epsilon">Privacy budget epsilon</label>' in page
     assert '<code lang="en">privacy.epsilon</code>' in page
     assert placeholder_of("privacy.delta", page) == "not set"
@@ -109,7 +170,7 @@ NOT_OFFERED = (
 
 
 def test_no_form_chooses_an_encoder_that_is_code() -> None:
-    with pytest.raises(WrongField, match="features is one of none, scattering"):
+    with pytest.raises(WrongForm, match="features is one of none, scattering"):
         read_form({"features": "checkpoint"})
     assert read_form({"privacy": "correlated"}).settings.privacy.mode == "correlated"
 
@@ -156,9 +217,33 @@ def test_each_form_asks_for_its_command(kind: Kind) -> None:
     ],
 )
 def test_a_form_refuses_what_is_of_another(kind: Kind, form: dict[str, str], field: str) -> None:
-    with pytest.raises(WrongField) as error:
-        read_form(form, kind=kind)
-    assert error.value.field == field
+    assert refused(form, kind=kind) == [field]
+
+
+def refused(
+    form: dict[str, str], data: dict[str, Path] | None = None, kind: Kind = TRAINING
+) -> list[str]:
+    """Return the fields that a form is refused for."""
+    with pytest.raises(WrongForm) as error:
+        read_form(form, data, kind)
+    return [wrong.field for wrong in error.value.fields]
+
+
+def test_every_wrong_field_is_told_at_once() -> None:
+    # Two that can't be read, and two that the settings themselves refuse.
+    form = {"rounds": "many", "run_name": "../up", "selection.sampling_rate": "2"}
+    form |= {"clipping.norm": "-1", "seed": "1"}
+    assert sorted(refused(form)) == sorted(form.keys() - {"seed"})
+
+
+def test_the_page_lists_every_wrong_field_and_marks_each(client: TestClient) -> None:
+    form = {"rounds": "many", "selection.sampling_rate": "2"}
+    page = client.post("/price", data=form, headers=OWN).text
+    for name in form:
+        assert f'<a href="#f-{name}">' in page
+    marked = re.findall(r"<input[^>]*aria-invalid[^>]*>", page)
+    assert len(marked) == len(form)
+    assert [("autofocus" in field) for field in marked] == [True, False]
 
 
 def test_an_experiment_is_priced_by_the_budgets_of_its_trainings(client: TestClient) -> None:
@@ -209,10 +294,11 @@ def test_empty_fields_keep_defaults_and_others_become_overrides() -> None:
     ],
 )
 def test_an_error_is_told_at_its_field(name: str, value: str) -> None:
-    with pytest.raises(WrongField) as error:
+    with pytest.raises(WrongForm) as error:
         read_form({name: value, "seed": "1"})
-    assert error.value.field == name
-    assert name in error.value.text
+    [wrong] = error.value.fields
+    assert wrong.field == name
+    assert name in wrong.text
 
 
 COLUMN = all_keys()["task.label_column"]
@@ -290,6 +376,19 @@ def test_the_price_is_shown_before_anything_starts(
     assert "few clients" in page
     assert "fl-dp run rounds=3" in page
     assert started.each() == []
+
+
+def test_the_command_beside_a_price_writes_into_the_same_folder(
+    client: TestClient, started: StartedRuns
+) -> None:
+    named = priced(client, rounds="3", run_name="mine")
+    assert f"fl-dp run rounds=3 {output_of(started)} &#39;run_name=&#34;mine&#34;&#39;" in named
+    assert "run_name=" not in Page(priced(client, rounds="3")).text.partition("same as")[2][:400]
+
+
+def output_of(started: StartedRuns) -> str:
+    """Return how a page shows the override of the folder of runs."""
+    return f"&#39;output_dir=&#34;{started.root}&#34;&#39;"
 
 
 def test_a_run_without_privacy_is_told_so(client: TestClient) -> None:
@@ -452,14 +551,10 @@ def test_own_data_are_chosen_by_the_names_that_the_operator_gave(tmp_path: Path)
     assert request.settings.task.data_dir == str(tmp_path / "ward")
     assert request.settings.task.label_column == "ill"
     for wrong in ("/etc", "../ward", str(tmp_path / "ward")):
-        with pytest.raises(WrongField) as error:
-            read_form(form | {"task.data_dir": wrong}, data)
-        assert error.value.field == "task.data_dir"
-    with pytest.raises(WrongField):
+        assert "task.data_dir" in refused(form | {"task.data_dir": wrong}, data)
+    with pytest.raises(WrongForm):
         read_form(form)  # nobody named a folder
-    with pytest.raises(WrongField) as error:
-        read_form({"task": "digits", "task.label_column": "ill"}, data)
-    assert error.value.field == "task.label_column"
+    assert refused({"task": "digits", "task.label_column": "ill"}, data) == ["task.label_column"]
 
 
 def test_fields_of_own_data_are_shown_where_a_folder_was_named(

@@ -73,6 +73,9 @@ function follow() {
     source.addEventListener(kind, () => {
       source.close();
       connection.textContent = word(`js.${kind}`);
+      document.getElementById("stop")?.remove();
+      // With its statement, and what to do if it did not end well.
+      if (kind === "end") location.reload();
     });
   }
   source.addEventListener("error", () => {
