@@ -70,8 +70,8 @@ def _room(module: str, *, is_core: bool) -> Room:
     # The room's own name is drawn above: "Mechanisms: clipping, ..." loses its first word.
     _, _, rest = first.partition(": ")
     sentence = rest if rest and len(rest) > len(first) / 2 else first
-    plain = sentence[:1].upper() + sentence[1:].replace("`", "")
-    return Room(name=name, sentence=plain, is_core=is_core)
+    plain = sentence.replace("`", "")
+    return Room(name=name, sentence=plain[:1].upper() + plain[1:], is_core=is_core)
 
 
 def draw() -> Figure:

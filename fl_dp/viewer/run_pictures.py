@@ -120,7 +120,7 @@ _WORDS = {
     "loss": "public {measured_on} loss",
     "epsilon": "epsilon that was really spent",
     "noise_multiplier": "noise multiplier",
-    "noise_of_mean": "noise std of each coordinate of the mean",
+    "noise_of_mean": "noise std per coordinate of the mean",
     **{name: f"public {{measured_on}} {METRICS[name].title}" for name in NUMBERS},
 }
 _LOGARITHMIC = ("epsilon", "noise_multiplier", "noise_of_mean")
