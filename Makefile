@@ -20,7 +20,6 @@ QUICK := tests/mechanisms tests/updates tests/plan tests/statistics tests/client
 BENCH_accounting := --json
 BENCH_accuracy := --seeds 0,1,2
 BENCH_aggregation := --json
-BENCH_client_schemes := --json
 BENCH_clients := --case dp_sgd --json
 BENCH_compression := --json
 BENCH_correlated := --json

@@ -39,7 +39,9 @@ NEEDS_MORE = {
     "scale": "an hour, and pfl-research in an environment of its own",
     "scale_peers": "`scale.py` starts it, in the peers' environments",
     "pfl_units": "pfl-research; `clients.py --case units` starts it in an environment of its own",
+    "adult_jobs": "Adult; it times nothing, and benchmarks/accuracy.py trains on what it writes",
     "halved_photographs": "CIFAR-10; it times nothing, and `make experiments` runs it",
+    "public_network_alone": "CIFAR-10 and the weights of examples/encoders",
 }
 
 
