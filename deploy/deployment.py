@@ -13,8 +13,6 @@ import ssl
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +22,7 @@ from typing import Self
 import tomli_w
 
 from fl_dp.app.local.flower_runs import run_status
+from fl_dp.app.local.launch import answers, environment_of_children
 from fl_dp.app.local.processes import descendants, kill_all, stop_with_descendants
 
 _BIN = Path(sys.executable).parent
@@ -45,11 +44,10 @@ class Deployment:
         self._port = free_port()
         self._database = folder / "superlink.db" if database else None
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
-        self._environment = os.environ | {
+        self._environment = environment_of_children() | {
             "FLWR_HOME": str(self._home),
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_TELEMETRY_ENABLED": "0",
             "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",
         }
 
@@ -103,8 +101,7 @@ class Deployment:
         address, trusted = self._health()
         deadline = time.monotonic() + _PATIENCE
         while True:
-            with contextlib.suppress(urllib.error.URLError, OSError):
-                urllib.request.urlopen(address, timeout=1.0, context=trusted)
+            if answers(address, trusted):
                 return
             if time.monotonic() > deadline or self._link.poll() is not None:
                 raise RuntimeError(f"no SuperLink:\n{self.log('superlink')}")

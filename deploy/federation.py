@@ -40,6 +40,7 @@ from fl_dp.app.local.superlink import OPEN_TO_NODES
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.clients.secure_node import IDENTITY_FILE
 from fl_dp.ledger import NodeLedger, PrivacyLedger, witness_at
+from fl_dp.promise import brief_epsilon, delta_rounded_up
 from fl_dp.secagg import Identity
 from fl_dp.secagg.roster import Member
 
@@ -305,8 +306,8 @@ def spent_lines(federation: Federation, run: RunFolder) -> Iterator[str]:
                 spent, budget = spending.epsilon().best, spending.budget
                 releases = sum(count for _, count in spending.history)
                 yield (
-                    f"  {ward}: epsilon {spent:.3f} of {budget.epsilon:g} at delta "
-                    f"{budget.delta:g}, {releases} releases"
+                    f"  {ward}: epsilon {brief_epsilon(spent)} of {brief_epsilon(budget.epsilon)} "
+                    f"at delta {delta_rounded_up(budget.delta)}, {releases} releases"
                 )
     if run.ledger.exists():
         with PrivacyLedger.read(run.ledger) as kept:

@@ -181,7 +181,7 @@ def sha256_of(file: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def read_json_object(file: Path, what: str) -> dict[str, Any]:
+def read_json_object(file: str | Path, what: str) -> dict[str, Any]:
     """Read a JSON object.
 
     Args:
@@ -193,7 +193,7 @@ def read_json_object(file: Path, what: str) -> dict[str, Any]:
         ValueError: If it is no JSON object.
     """
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = json.loads(Path(file).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # the latter: nested without an end
         raise ValueError(
             f"{file} is no {what} ({error}): put the right one in its place, or move it away"

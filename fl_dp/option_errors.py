@@ -23,6 +23,10 @@ class OptionError(ValueError):
     """An option has a value that it can't have."""
 
 
+class ArgumentError(TypeError):
+    """There is no argument of that name, or its value is of the wrong type."""
+
+
 class IncompatibleOptions(OptionError):
     """Options exclude each other; the text says why, and what to write instead.
 

@@ -1,8 +1,9 @@
-"""What a number promises at all, for every screen, page and paper; some of them lack NumPy."""
+"""What an epsilon promises, and how it is written, on every screen, page and paper."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import ROUND_CEILING, Context, Decimal
 from enum import StrEnum
 
 NO_PRIVACY_FROM = 1000.0
@@ -26,6 +27,35 @@ def is_promise(epsilon: float | None, *, insecure: bool = False) -> bool:
 def is_large_delta(delta: float | None) -> bool:
     """Tell whether a delta is fine for trying out alone; None: no delta is known."""
     return delta is not None and delta > LARGE_DELTA
+
+
+def epsilon_at_delta(epsilon: float, delta: float) -> str:
+    """Write a promise so that what is printed is a bound, too."""
+    return f"epsilon {brief_epsilon(epsilon)} at delta {delta_rounded_up(delta)}"
+
+
+def brief_epsilon(epsilon: float) -> str:
+    """Write an epsilon as `rounded_up` does, without zeros at its end: for sentences."""
+    return f"{float(rounded_up(epsilon)):.10g}"
+
+
+def rounded_up(epsilon: float) -> str:
+    """Write an epsilon to four decimals: rounded up, so that it is a bound, too."""
+    # Through the shortest decimal that is this float: formatting would round to nearest.
+    if epsilon >= 1e6:
+        return ceiling(epsilon, 4)
+    return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
+
+
+def delta_rounded_up(delta: float) -> str:
+    """Write a delta to three significant digits; see `rounded_up`."""
+    return ceiling(delta, 3)
+
+
+def ceiling(number: float, digits: int) -> str:
+    """Write a number rounded up to `digits` significant digits."""
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number)))
+    return f"{float(rounded):.{digits}g}"
 
 
 class Enforcement(StrEnum):

@@ -9,6 +9,7 @@ from fl_dp.accounting import freeze
 from fl_dp.accounting.shared_noise import sampler_slack
 from fl_dp.files import free_memory
 from fl_dp.ledger import SpentLedger
+from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.arrays import read
@@ -36,7 +37,7 @@ def require_ledger_of(plan: Plan, ledger: SpentLedger) -> None:
             "DPFedAvg needs a plan and its ledger; to train without privacy, use UnprotectedFedAvg"
         )
     if ledger.plan != plan:
-        raise ValueError("the ledger was opened with another plan than the strategy's")
+        raise OptionError("the ledger was opened with another plan than the strategy's")
 
 
 def require_loop_of(plan: Plan, *, buffers: bool) -> None:
@@ -46,11 +47,11 @@ def require_loop_of(plan: Plan, *, buffers: bool) -> None:
         ValueError: If one is made of a buffer, and the other of a cohort.
     """
     if plan.sampling.buffered and not buffers:
-        raise ValueError(
+        raise OptionError(
             "the plan releases buffers of the next answers: use DPFedBuff, not DPFedAvg"
         )
     if buffers and not plan.sampling.buffered:
-        raise ValueError(
+        raise OptionError(
             f"DPFedBuff releases buffers, and the plan has {plan.sampling}: make the plan with "
             "sampling=BufferedSampling(...), or use DPFedAvg"
         )
@@ -66,14 +67,14 @@ def selection_for(plan: Plan, selection: Selection | None) -> Selection:
     if selection is None:
         selection = selection_of(plan.sampling)
     if selection.sampling != plan.sampling:
-        raise ValueError(
+        raise OptionError(
             f"the selection draws by {selection.sampling} and the plan charges for "
             f"{plan.sampling}: make the plan with sampling=selection.sampling"
         )
     planned = dict(plan.other_releases)
     for event, count in freeze(selection.releases(plan.rounds)):
         if planned.get(event, 0) < count:
-            raise ValueError(
+            raise OptionError(
                 f"the selection releases {count} times {event}, which the plan does not declare: "
                 "make the plan with other_releases=selection.releases(rounds)"
             )
@@ -88,13 +89,13 @@ def require_trainable(plan: Plan, layout: VectorLayout, units: int) -> None:
     """
     norms, arrays = len(plan.release.clipping.first_norms), len(layout.released)
     if norms not in (1, arrays):
-        raise ValueError(
+        raise OptionError(
             f"the plan clips {norms} layers and the model has {arrays} floating-point arrays: "
             "give one clipping norm for each, or one for the whole update"
         )
     most = plan.bundle(plan.noise_multiplier).max_units
     if units > most:
-        raise ValueError(
+        raise OptionError(
             f"{units} units are connected and at most {most} can be summed exactly at noise "
             f"multiplier {plan.noise_multiplier:.4g}"
         )

@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, ClassVar, Self, get_type_hints
+from typing import Any, ClassVar, Self
 
 from flwr.serverapp.strategy import Strategy
 
@@ -33,11 +33,18 @@ from fl_dp.accounting import (
     default_delta,
     freeze,
 )
+from fl_dp.arguments import (
+    hints_of,
+    keywords_of,
+    read_arguments,
+    require_known,
+    with_read_arguments,
+)
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
+from fl_dp.option_errors import ArgumentError, OptionError, require_positive
 from fl_dp.plan import CentralPlan, Plan, RecordPlan
-from fl_dp.plan.argument_checks import keywords_of, require_known, require_types
 from fl_dp.plan.as_json import KINDS
 from fl_dp.plan.fields import plan_of
 from fl_dp.secagg import Roster as SecureRoster
@@ -80,6 +87,24 @@ class DPFedAvg(RoundStrategy):
     plan_class: ClassVar[type[Plan]] = CentralPlan
     loop: PrivateLoop
 
+    def __new__(cls, *positional: object, **named: object) -> Self:
+        """Send a budget to `with_budget`.
+
+        Raises:
+            TypeError: If an argument is one of `with_budget`, or of nothing.
+        """
+        if cls.__init__ is DPFedAvg.__init__:
+            name, own = cls.__name__, keywords_of(cls)
+            if of_budget := [given for given in named if given in _OF_BUDGET - own]:
+                raise ArgumentError(
+                    f"{name} has no argument '{of_budget[0]}', as it takes a plan and its ledger: "
+                    f"write {name}.with_budget(epsilon=4.0, rounds=60, num_clients=200, "
+                    'sampling_rate=0.25, ledger="ledger.db")'
+                )
+            require_known(named, own, of=name)
+        return super().__new__(cls)
+
+    @with_read_arguments("plan", "ledger")
     def __init__(
         self,
         strategy: Strategy | None = None,
@@ -176,6 +201,7 @@ class DPFedAvg(RoundStrategy):
         )
 
     @classmethod
+    @with_read_arguments("strategy", "clipping")
     def with_budget(
         cls,
         strategy: Strategy | None = None,
@@ -225,19 +251,10 @@ class DPFedAvg(RoundStrategy):
                 on a private mean; no ledger was created.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
-        _require_arguments(
-            cls,
-            of_class,
-            epsilon=epsilon,
-            rounds=rounds,
-            num_clients=num_clients,
-            ledger=ledger,
-            delta=delta,
-            sampling_rate=sampling_rate,
-            clipping_norm=clipping_norm,
-        )
+        _require_known(cls, of_class)
+        of_class = read_arguments(of_class, hints_of(DPFedAvg.__init__))
         if (sampling_rate is None) == (selection is None):
-            raise ValueError(
+            raise OptionError(
                 "give either sampling_rate or selection, got "
                 f"{'neither' if selection is None else 'both'}"
             )
@@ -301,6 +318,9 @@ class DPFedAvg(RoundStrategy):
         log_promise(self.plan, self.ledger, self.record_plan)
 
 
+_OF_BUDGET = hints_of(DPFedAvg.with_budget).keys()
+
+
 def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
     """Return what bounds an update.
 
@@ -308,10 +328,11 @@ def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
         ValueError: If there are two answers.
     """
     if norm is not None and clipping is not None:
-        raise ValueError(
+        raise OptionError(
             f"give either clipping_norm or clipping, got clipping_norm={norm} and {clipping}"
         )
     if norm is not None:
+        require_positive(clipping_norm=norm)
         return FixedClipping(norm=norm)
     if clipping is not None:
         return clipping
@@ -323,29 +344,27 @@ def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
     return DEFAULT_CLIPPING
 
 
-def _require_arguments(kind: type[DPFedAvg], of_class: Mapping[str, Any], **given: Any) -> None:
-    """Check arguments of `kind.with_budget` before a ledger is made of them.
+def _require_known(kind: type[DPFedAvg], of_class: Mapping[str, Any]) -> None:
+    """Check names of arguments of `kind.with_budget` before a ledger is made of them.
 
     Args:
         kind: The class that is to be made.
         of_class: Arguments that `with_budget` does not name, and passes on to the class.
-        **given: Arguments that it names; those of the plan alone are checked by the plan.
 
     Raises:
-        TypeError: If one is misspelt or of the wrong type, or the class and the plan both have it.
+        TypeError: If one is misspelt, or the class and the plan both have it.
     """
     own, plans = keywords_of(kind), {field.name for field in fields(kind.plan_class)}
-    named = get_type_hints(DPFedAvg.with_budget)
+    named = hints_of(DPFedAvg.with_budget)
     if both := sorted(own & plans & named.keys()):
-        raise TypeError(
+        raise ArgumentError(
             f"'{both[0]}' is an argument of the plan and of {kind.__name__}: rename yours"
         )
     of_some = {field.name for some in KINDS.values() for field in fields(some)}
     if unnamed := sorted(of_class.keys() & of_some - own):
-        raise TypeError(
+        raise ArgumentError(
             f"{kind.__name__}.with_budget has no argument '{unnamed[0]}': give it to a plan, and "
             f"the plan to {kind.__name__}(plan=..., ledger=...)"
         )
     known = (named.keys() | own) - {"return", "of_class", "plan"}
     require_known(of_class, known, of=f"{kind.__name__}.with_budget")
-    require_types({**given, **of_class}, get_type_hints(DPFedAvg.__init__) | named)

@@ -10,7 +10,7 @@ for; a subclass of a strategy comes to none of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -23,9 +23,10 @@ from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
+from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan
 from fl_dp.plan.noise_left import noise_left
-from fl_dp.promise import Enforcement, weakest
+from fl_dp.promise import Enforcement, brief_epsilon, epsilon_at_delta, weakest
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, ROUNDS_KEY
@@ -92,6 +93,7 @@ class PrivateLoop(RoundLoop):
 
     def run(
         self,
+        announce: Callable[[], None],
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int,
@@ -101,18 +103,23 @@ class PrivateLoop(RoundLoop):
         evaluate_fn: EvaluateFn | None,
         should_stop: ShouldStop | None,
     ) -> Result:
-        """Train, or as long as the budget lasts. See `RoundStrategy.start`."""
+        """Train, or as long as the budget lasts. See `RoundLoop.run`."""
         plan = self.plan
         self.noise_stream.cut()
         try:
             require_no_running_statistics(initial_arrays)
             require_memory(initial_arrays)
             if num_rounds > plan.rounds:
-                raise ValueError(
+                raise OptionError(
                     f"{num_rounds} rounds were asked for, but the plan's budget pays for "
                     f"{plan.rounds}: plan more rounds (each gets more noise) or train fewer"
                 )
+            done, model = self._progress.origin(initial_arrays)
+            if done == 0 and num_rounds > 0:
+                self._progress.begin(done, model)
+                self._require_budget_left()
             result = super().run(
+                announce,
                 grid,
                 initial_arrays,
                 num_rounds,
@@ -266,7 +273,7 @@ class PrivateLoop(RoundLoop):
         return "; what the rounds so far were charged stays spent"
 
     def _spent(self) -> str:
-        return f", epsilon so far {self.ledger.running_epsilon():.3f}"
+        return f", epsilon so far {brief_epsilon(self.ledger.running_epsilon())}"
 
     def _rehearse(
         self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
@@ -310,23 +317,30 @@ class PrivateLoop(RoundLoop):
         return told if asked is None else told | {INSTRUCTION_KEY: encode_text(asked)}
 
     def _require_a_round_left(self, grid: Grid) -> None:
-        """Check, before the first model is evaluated or saved, that it can be trained at all.
+        """Check that some unit has not reached its cap. See `RoundLoop._require_a_round_left`.
 
         Raises:
-            PrivacyBudgetExhausted: If not.
+            PrivacyBudgetExhausted: If all have.
         """
-        plan, ledger = self.plan, self.ledger
-        if plan.sampling.cap is not None:
+        if self.plan.sampling.cap is not None:
             roster = self._roster.units(grid, self._log)
             self._participations.require_some_left(roster, server_round=1)
-        elif ledger.another_round_exceeds(plan.event_of(1)):
-            raise PrivacyBudgetExhausted(
-                f"epsilon {plan.budget.epsilon:.4g} at delta {plan.budget.delta:.3g} pays for no "
-                f"round after the {ledger.rounds_spent} that are spent"
-            )
-        if ledger.rounds_spent:
+        if self.ledger.rounds_spent:
             logger.warning(
                 "The ledger has %d rounds of an earlier training, and this one begins with the "
                 "initial arrays: to go on from what was trained, resume(checkpoint)",
-                ledger.rounds_spent,
+                self.ledger.rounds_spent,
+            )
+
+    def _require_budget_left(self) -> None:
+        """Check that the ledger pays for a round, where it knows that without the roster.
+
+        Raises:
+            PrivacyBudgetExhausted: If it does not.
+        """
+        plan, ledger = self.plan, self.ledger
+        if plan.sampling.cap is None and ledger.another_round_exceeds(plan.event_of(1)):
+            raise PrivacyBudgetExhausted(
+                f"{epsilon_at_delta(plan.budget.epsilon, plan.budget.delta)} pays for no "
+                f"round after the {ledger.rounds_spent} that are spent"
             )

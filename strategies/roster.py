@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from flwr.serverapp import Grid
 
 from fl_dp import clock
+from fl_dp.option_errors import OptionError
 from fl_dp.protocol.flower_compat import is_simulation
 from fl_dp.protocol.own_grid import OwnGrid
 
@@ -108,7 +109,12 @@ class Roster:
             units_per_node: Units that a node hosts at most.
             may_grow: Whether more nodes than those may take part.
             timeout: Seconds to wait for them.
+
+        Raises:
+            ValueError: If the timeout is negative, or no number.
         """
+        if not timeout >= 0.0:
+            raise OptionError(f"roster_timeout must not be negative, in seconds, got {timeout}")
         self.timeout = timeout
         self._num_clients = num_clients
         self._units_per_node = units_per_node
@@ -190,6 +196,9 @@ def wait_for_roster(
     declared = f"the plan declares {num_clients} clients"
     if units_per_node > 1:
         declared += f", up to {units_per_node} on each of {wanted} nodes"
+    waited, instead = f" after {timeout:.0f} s", f"--federation-config 'num-supernodes={wanted}'"
+    if isinstance(grid, OwnGrid):  # nobody comes or goes
+        timeout, waited, instead = 0.0, "", "simulate(...) without num_nodes"
     deadline = clock.now() + timeout
     warned, most = False, 0
     while True:
@@ -202,16 +211,16 @@ def wait_for_roster(
         if len(nodes) < wanted and late:
             lower = f", or declare num_clients={len(nodes) * units_per_node}" if nodes else ""
             raise RosterIncomplete(
-                f"{declared}, but {len(nodes)} nodes are connected after {timeout:.0f} s: connect "
-                f"the others (in a simulation, --federation-config 'num-supernodes={wanted}')"
-                f"{lower}"
+                f"{declared}, but {len(nodes)} nodes are connected{waited}: connect the others (in "
+                f"a simulation, {instead}){lower}"
             )
         if len(nodes) > wanted and (late or is_simulation(grid)):  # whose nodes never leave
             hosted = len(nodes) * units_per_node
             raise RosterTooLarge(
                 f"{declared}, but {len(nodes)} nodes are connected: the mean is divided by what is "
                 f"declared and would come out up to {hosted / num_clients:.3g} times too large. "
-                f"Declare num_clients={hosted}, or allow it with roster_may_grow=True"
+                f"Declare num_clients={hosted}, or allow it with roster_may_grow=True (in a "
+                f"simulation, {instead})"
             )
         if len(nodes) > wanted and not warned:
             warned = True

@@ -24,6 +24,7 @@ from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.codec import encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.option_errors import OptionError, require_count
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.identity import Ability, forms_of, forms_to_json
@@ -87,6 +88,15 @@ class LoopOptions:
     record_plan: RecordPlan | None
     compression: Compression
 
+    def __post_init__(self) -> None:
+        """Validate what no other part checks.
+
+        Raises:
+            ValueError: If the window is no count.
+        """
+        if self.window is not None:
+            require_count(window=self.window)
+
 
 class RoundLoop(ABC):
     """Rounds over a grid, with a roster, a rehearsal, checkpoints and a log.
@@ -135,6 +145,7 @@ class RoundLoop(ABC):
 
     def run(
         self,
+        announce: Callable[[], None],
         grid: Grid,
         initial_arrays: ArrayRecord,
         num_rounds: int,
@@ -144,7 +155,12 @@ class RoundLoop(ABC):
         evaluate_fn: EvaluateFn | None,
         should_stop: ShouldStop | None,
     ) -> Result:
-        """Train. See `RoundStrategy.start`."""
+        """Train, once `announce` has logged what starts. See `RoundStrategy.start`."""
+        if num_rounds < 0:
+            raise OptionError(f"num_rounds must not be negative, got {num_rounds}")
+        if not timeout > 0:
+            raise OptionError(f"timeout must be positive, in seconds, got {timeout}")
+        announce()
         if evaluate_config:
             self._log.warn_once("evaluate_config is not used: clients are not asked to evaluate")
         self._timeout = timeout

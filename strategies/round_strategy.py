@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 
+from fl_dp.arguments import with_read_arguments
 from fl_dp.plan import RecordPlan
 from fl_dp.promise import Enforcement
 
@@ -67,6 +68,7 @@ class RoundStrategy(Strategy):
             )
 
     @final
+    @with_read_arguments()
     def start(
         self,
         grid: Grid,
@@ -99,6 +101,7 @@ class RoundStrategy(Strategy):
             Flower's `Result`. When the budget ends early its arrays are the last private model.
 
         Raises:
+            TypeError: If an argument is of the wrong type.
             ValueError: If more rounds are asked for than the plan has, the model has a BatchNorm's
                 running statistics, or the server has too little memory for it.
             RosterIncomplete: If fewer clients connect than the plan declares.
@@ -111,8 +114,8 @@ class RoundStrategy(Strategy):
                 client of a round failed.
             RoundFailed: If three rounds in a row, or all, failed and there is no earlier model.
         """
-        self.summary()
         return self.loop.run(
+            self.summary,
             grid,
             initial_arrays,
             self.planned_rounds if num_rounds is None else num_rounds,

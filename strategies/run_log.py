@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Result
 
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import Plan, RecordPlan
-from fl_dp.promise import is_promise
+from fl_dp.promise import brief_epsilon, epsilon_at_delta, is_promise
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -60,9 +60,8 @@ class RunLog:
 def log_promise(plan: Plan, ledger: SpentLedger, record_plan: RecordPlan | None) -> None:
     """Log what a private training will release and at what price."""
     logger.info(
-        "\t├── Budget: epsilon %.4g at delta %.3g, one %s's whole contribution (%s)",
-        plan.budget.epsilon,
-        plan.budget.delta,
+        "\t├── Budget: %s, one %s's whole contribution (%s)",
+        epsilon_at_delta(plan.budget.epsilon, plan.budget.delta),
         plan.unit,
         plan.neighboring_relation,
     )
@@ -88,8 +87,8 @@ def log_promise(plan: Plan, ledger: SpentLedger, record_plan: RecordPlan | None)
     logger.info("\t└── Ledger: %s", ledger.location)
     if not is_promise(plan.budget.epsilon):
         logger.warning(
-            "NO PRIVACY: epsilon %.4g promises nothing; 1 is strong, 8 weak but usual",
-            plan.budget.epsilon,
+            "NO PRIVACY: epsilon %s promises nothing; 1 is strong, 8 weak but usual",
+            brief_epsilon(plan.budget.epsilon),
         )
     if ledger.insecure:
         logger.warning("NO PRIVACY: the noise is INSECURE, who knows the seed can subtract it")
@@ -98,11 +97,10 @@ def log_promise(plan: Plan, ledger: SpentLedger, record_plan: RecordPlan | None)
 def log_record_promise(record_plan: RecordPlan, *, last: bool = False) -> None:
     """Log what clients promise to each of their records."""
     logger.info(
-        "\t%s Records: budget epsilon %.4g at delta %.3g at each client, DP-SGD with noise "
+        "\t%s Records: budget %s at each client, DP-SGD with noise "
         "multiplier %.4g, sampling rate %.4g, %d steps a round, planned for %d rounds of a client",
         "└──" if last else "├──",
-        record_plan.budget.epsilon,
-        record_plan.budget.delta,
+        epsilon_at_delta(record_plan.budget.epsilon, record_plan.budget.delta),
         record_plan.noise_multiplier,
         record_plan.sampling_rate,
         record_plan.steps,

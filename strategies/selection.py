@@ -26,6 +26,7 @@ from fl_dp.accounting import (
     VisibleSampling,
 )
 from fl_dp.accounting.sampling import BufferedSampling, SeenSampling
+from fl_dp.arguments import with_read_arguments
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.option_errors import OptionError, require_count
@@ -259,6 +260,7 @@ class BufferedSelection(PublicSelection):
             answer enters; an older answer counts as zero.
     """
 
+    @with_read_arguments()
     def __init__(
         self,
         sampling: BufferedSampling,
@@ -284,8 +286,6 @@ class BufferedSelection(PublicSelection):
         size = sampling.cohort
         self.concurrency = 2 * size if concurrency is None else concurrency
         require_count(concurrency=self.concurrency)
-        if isinstance(max_staleness, bool) or max_staleness != int(max_staleness):
-            raise OptionError(f"max_staleness must be a whole number, got {max_staleness!r}")
         if max_staleness < 0:
             raise OptionError(f"max_staleness must not be negative, got {max_staleness}")
         if not (math.isfinite(staleness_power) and staleness_power >= 0.0):
@@ -298,7 +298,7 @@ class BufferedSelection(PublicSelection):
                 f"concurrency must be at least the buffer's {size}, or it never fills; got "
                 f"{self.concurrency}"
             )
-        self.max_staleness = int(max_staleness)
+        self.max_staleness = max_staleness
         self._power = staleness_power
 
     def weight(self, staleness: int) -> float:

@@ -22,6 +22,7 @@ from fl_dp.accounting import (
     UtilityPoissonSampling,
     VisibleSampling,
 )
+from fl_dp.arguments import with_read_arguments
 from fl_dp.codec import encode_text
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
@@ -66,6 +67,7 @@ class ExponentialSelection(Selection):
     be of the same unit (`Plan(unit="record")`).
     """
 
+    @with_read_arguments()
     def __init__(
         self,
         sampling: VisibleSampling,
@@ -168,6 +170,7 @@ class DPUtilitySelection(Selection):
     amplification.
     """
 
+    @with_read_arguments()
     def __init__(
         self,
         cohort: float,

@@ -6,6 +6,9 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fl_dp.arguments import Arguments, with_read_arguments
+from fl_dp.option_errors import OptionError, require_count
+
 
 class NeighboringRelation(StrEnum):
     """The difference between two neighbouring populations: always one privacy unit.
@@ -49,7 +52,7 @@ class PrivacyBudgetExhausted(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyBudget:
+class PrivacyBudget(Arguments):
     """At most this much (epsilon, delta) over everything that one ledger records.
 
     Attributes:
@@ -67,17 +70,24 @@ class PrivacyBudget:
         Raises:
             ValueError: If epsilon is not positive and finite, or delta not in (0, 1).
         """
+        super().__post_init__()
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            raise ValueError(
+            raise OptionError(
                 f"epsilon must be positive and finite, got {self.epsilon}: "
                 "write for example 1, 2 or 8"
             )
         if not 0.0 < self.delta < 1.0:
-            raise ValueError(
+            raise OptionError(
                 f"delta must lie in (0, 1), got {self.delta}: write for example num_clients ** -1.1"
             )
 
 
+@with_read_arguments()
 def default_delta(num_clients: int) -> float:
-    """Return `num_clients ** -1.1`, the convention of McMahan et al. 2018, at most 0.1."""
+    """Return `num_clients ** -1.1`, the convention of McMahan et al. 2018, at most 0.1.
+
+    Raises:
+        ValueError: If there is no client.
+    """
+    require_count(num_clients=num_clients)
     return min(0.1, math.pow(num_clients, -1.1))

@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 from scipy.optimize import brentq
 
+from fl_dp.arguments import with_read_arguments
 from fl_dp.mechanisms import ClientScheme, client_scheme
-from fl_dp.option_errors import require_positive
+from fl_dp.option_errors import OptionError, require_positive, require_probability
 
 from .bounds import tight_epsilon
 from .budget import NeighboringRelation
@@ -45,6 +46,7 @@ def schedule_history(
     )
 
 
+@with_read_arguments()
 def calibrate_noise_multiplier(
     target_epsilon: float,
     target_delta: float,
@@ -108,7 +110,8 @@ def calibrate_noise(
     Raises:
         ValueError: If an argument is out of range, or no noise is large enough.
     """
-    require_positive(epsilon=target_epsilon)
+    require_positive(target_epsilon=target_epsilon)
+    require_probability(target_delta=target_delta)
     before = freeze(already_spent or {})
 
     def total(noise: float) -> FrozenHistory:
@@ -152,7 +155,7 @@ def calibrate_noise(
         by_renyi = False
         bracket = _bracket(coarse_excess)
     if bracket is None:
-        raise ValueError(
+        raise OptionError(
             f"no noise reaches epsilon {target_epsilon} at delta {target_delta} {what}"
             + (" on top of what is spent already" if before else "")
             + ": allow a larger epsilon or fewer releases"
@@ -208,7 +211,7 @@ def calibrate_client_scheme(
         ValueError: If an argument is out of range.
     """
     if participations < 1:
-        raise ValueError(f"participations must be at least 1, got {participations}")
+        raise OptionError(f"participations must be at least 1, got {participations}")
 
     def build(noise_multiplier: float) -> ClientScheme:
         return client_scheme(name, noise_multiplier=noise_multiplier, clipping_norm=clipping_norm)
@@ -259,7 +262,8 @@ def affordable_rounds(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
 ) -> int:
     """Return how many more times `event` fits after `history`, up to `at_most`."""
-    require_positive(epsilon=target_epsilon)
+    require_positive(target_epsilon=target_epsilon)
+    require_probability(target_delta=target_delta)
     before = freeze(history)
 
     def fits(count: int) -> bool:

@@ -10,6 +10,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
+from fl_dp.arguments import read_fields
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent, ZcdpEvent
 from fl_dp.option_errors import OptionError, require_count
@@ -45,11 +46,12 @@ class CyclicSampling(Sampling):
         Raises:
             ValueError: If a field is out of range.
         """
+        read_fields(self, but=["inside"])
         require_count(groups=self.groups)
         if not isinstance(self.inside, PoissonSampling | TruncatedPoissonSampling):
             raise OptionError(
-                "inside a group only secret coins are charged for: write {inside=PoissonSampling("
-                f"sampling_rate=...)}} or TruncatedPoissonSampling(...), got {self.inside}"
+                "inside a group only secret coins are charged for: write inside=PoissonSampling("
+                f"sampling_rate=...) or TruncatedPoissonSampling(...), got {self.inside}"
             )
         self.inside.require_uncapped(
             "groups that take turns have every turn, and a participation cap would leave some out"
@@ -173,6 +175,7 @@ class OwnRatesSampling(Sampling):
         Raises:
             ValueError: If a field is out of range.
         """
+        read_fields(self)
         if not len(self.budgets) == len(self.shares) == len(self.rates) >= 2:
             raise OptionError(
                 "budgets and shares need a number for each of at least 2 groups, got "
@@ -185,7 +188,7 @@ class OwnRatesSampling(Sampling):
             )
         if min(self.shares) <= 0.0 or abs(math.fsum(self.shares) - 1.0) > 1e-9:
             raise OptionError(
-                "{shares} must be positive and add up to 1, got "
+                "shares must be positive and add up to 1, got "
                 f"{list(self.shares)}: write for example [0.5,0.3,0.2]"
             )
         sampled = 0.0 < min(self.rates) <= max(self.rates) == self.rates[-1] < 1.0

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from scipy.optimize import brentq
 
 from fl_dp.option_errors import OptionError, require_rate
+from fl_dp.promise import brief_epsilon
 
 from .bounds import tight_epsilon
 from .budget import NeighboringRelation
@@ -112,8 +113,8 @@ def calibrate_own_rates(
         rate = rate_of(noise, epsilon)
         if rate == _MOST:
             raise OptionError(
-                f"clients with epsilon {epsilon:g} would take part in every round and still not "
-                f"spend it: lower sampling_rate={sampling_rate:g}, or their budgets"
+                f"clients with epsilon {brief_epsilon(epsilon)} would take part in every round and "
+                f"still not spend it: lower sampling_rate={sampling_rate:g}, or their budgets"
             )
         while spent(noise, rate, None) > epsilon * (1.0 - _MARGIN):
             rate *= 1.0 - 1e-5

@@ -16,9 +16,10 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.arguments import read_fields
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.events import Checked, GaussianEvent
-from fl_dp.option_errors import IncompatibleOptions, OptionError, require_rate
+from fl_dp.option_errors import IncompatibleOptions, OptionError, require_positive, require_rate
 
 from .budget import NeighboringRelation
 from .events import (
@@ -362,9 +363,9 @@ class UtilityPoissonSampling(Sampling):
         Raises:
             ValueError: If a field is out of range.
         """
+        read_fields(self)
         require_rate(largest_rate=self.largest_rate)
-        if not self.cohort > 0.0:
-            raise OptionError(f"cohort must be positive, got {self.cohort}")
+        require_positive(cohort=self.cohort)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Gaussian that is Poisson-sampled at the largest rate."""

@@ -32,7 +32,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.option_errors import require_positive
+from fl_dp.arguments import Arguments
+from fl_dp.option_errors import OptionError, require_positive
 
 # Below this the squares of weights, and with them the noise, leave what float64 can hold safely.
 SMALLEST_WEIGHT = 1e-6
@@ -81,7 +82,7 @@ _EARLY, _LATE = "early", "late"
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseSchedule:
+class NoiseSchedule(Arguments):
     """The relative spend of each round, declared before the training.
 
     With progress u from 0 (first round) to 1 (last) and floor f, the late shapes are:
@@ -119,48 +120,48 @@ class NoiseSchedule:
             ValueError: If the shape is unknown, a field is out of range, or weights are missing,
                 misplaced, or not positive and finite.
         """
+        super().__post_init__()
         if self.name not in SHAPES and self.name != _CUSTOM:
-            raise ValueError(
+            raise OptionError(
                 f"no noise schedule is called {self.name!r}: use one of "
                 f"{', '.join([*SHAPES, _CUSTOM])}"
             )
         if self.spend not in (None, _EARLY, _LATE):
-            raise ValueError(
+            raise OptionError(
                 f"spend must be 'early' or 'late', or None for the shape's own, got {self.spend!r}"
             )
         if not SMALLEST_WEIGHT <= self.floor <= 1.0:
-            raise ValueError(f"floor must lie in [{SMALLEST_WEIGHT:g}, 1], got {self.floor}")
+            raise OptionError(f"floor must lie in [{SMALLEST_WEIGHT:g}, 1], got {self.floor}")
         if self.levels is not None and self.levels < 1:
-            raise ValueError(
+            raise OptionError(
                 f"levels must be at least 1, got {self.levels}: use None for a weight of each "
                 "round's own"
             )
         if self.name == _CUSTOM:
             self._check_custom()
         elif self.weights is not None:
-            raise ValueError(
+            raise OptionError(
                 f"weights belong to the schedule 'custom', and this one is {self.name!r}: leave "
                 "them out, or set name='custom'"
             )
 
     def _check_custom(self) -> None:
         if self.spend is not None:
-            raise ValueError(
+            raise OptionError(
                 f"spend is {self.spend!r}, and the order of custom weights says it already: leave "
                 "spend out"
             )
         if not self.weights:
-            raise ValueError("the schedule 'custom' needs weights: give one weight a round")
-        # A list, as JSON and YAML bring it, would leave the schedule without a hash.
+            raise OptionError("the schedule 'custom' needs weights: give one weight a round")
         weights = tuple(float(weight) for weight in self.weights)
         object.__setattr__(self, "weights", weights)
         for index, weight in enumerate(weights):
             if not (math.isfinite(weight) and weight > 0.0):
-                raise ValueError(
+                raise OptionError(
                     f"weights must be positive and finite, got {weight} in round {index + 1}"
                 )
         if min(weights) / max(weights) < SMALLEST_WEIGHT:
-            raise ValueError(
+            raise OptionError(
                 f"the smallest weight, {min(weights):g}, is below {SMALLEST_WEIGHT:g} of the "
                 f"largest, {max(weights):g}: raise it, or leave such rounds out"
             )
@@ -193,7 +194,7 @@ class NoiseSchedule:
             ValueError: If rounds is below 1, or not the number of custom weights.
         """
         if rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {rounds}")
+            raise OptionError(f"rounds must be at least 1, got {rounds}")
         weights = self._shape(rounds)
         if self.levels is not None:
             weights = _rounded_to_levels(weights, self.levels)
@@ -204,7 +205,7 @@ class NoiseSchedule:
     def _shape(self, rounds: int) -> _Weights:
         if self.weights is not None:
             if len(self.weights) != rounds:
-                raise ValueError(
+                raise OptionError(
                     f"the schedule has {len(self.weights)} weights and the run {rounds} rounds: "
                     "give one weight a round"
                 )

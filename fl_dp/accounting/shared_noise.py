@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fl_dp.mechanisms.noise_share import LEAST_NOISE_SCALE
 from fl_dp.option_errors import OptionError, require_count, require_positive
+from fl_dp.promise import ceiling, epsilon_at_delta
 
 from .budget import PrivacyBudget
 
@@ -179,7 +180,7 @@ def within_slack(budget: PrivacyBudget, slack: float) -> PrivacyBudget:
     left = budget.epsilon - 2.0 * slack
     if left <= 0.0 or budget.delta <= MASKS_DELTA:
         raise ValueError(
-            f"epsilon {budget.epsilon:.4g} at delta {budget.delta:.3g} is less than a secure "
-            f"sum's own error, epsilon {2.0 * slack:.2g}: write a larger budget"
+            f"{epsilon_at_delta(budget.epsilon, budget.delta)} is less than a secure "
+            f"sum's own error, epsilon {ceiling(2.0 * slack, 2)}: write a larger budget"
         )
     return PrivacyBudget(epsilon=left, delta=(budget.delta - MASKS_DELTA) * math.exp(-slack))

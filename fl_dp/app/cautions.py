@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fl_dp.app.settings import Settings
-from fl_dp.promise import is_large_delta
+from fl_dp.promise import delta_rounded_up, is_large_delta
 
 _FEW_CLIENTS = 100
 _MANY_EMPTY = 0.2  # of the rounds
@@ -35,8 +35,9 @@ def cautions(settings: Settings) -> list[str]:
         chosen = " (the default)" if settings.sums_records else f" (the default for {clients})"
         chosen = chosen if settings.privacy.delta is None else ""
         said.append(
-            f"delta {delta:.2g}{chosen} is large: with that probability epsilon may not hold for a "
-            "client; fine for trying out, for real data write privacy.delta=1e-5 or less"
+            f"delta {delta_rounded_up(delta)}{chosen} is large: with that probability epsilon may "
+            "not hold for a client; fine for trying out, for real data write privacy.delta=1e-5 or "
+            "less"
         )
     return said
 

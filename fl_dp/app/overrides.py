@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _OVERRIDE = re.compile(r"(?P<mark>\+\+|\+|~)?(?P<key>[^=]*)(=(?P<value>.*))?", re.DOTALL)
 
 _PLAIN = re.compile(r"[\w./~-]+")
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 
 
 class ConfigError(ValueError):
@@ -57,14 +58,14 @@ def check_keys(overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: If one is not, with the nearest that is.
     """
-    for text in overrides:
+    for place, text in enumerate(overrides):
         parts = _OVERRIDE.fullmatch(text)
         assert parts is not None  # it matches any text
         mark, key, value = parts["mark"] or "", parts["key"], parts["value"]
         if value is not None and value.count("[") > value.count("]"):
             raise ConfigError(
                 f"'{text}' opens a list that does not end: where it has blanks, put quotes around "
-                f"all of it, '{key}=[a, b]'"
+                f"all of it, {_as_list(key, ' '.join([value, *overrides[place + 1 :]]))}"
             )
         if value is None and mark != "~":
             raise ConfigError(
@@ -97,6 +98,8 @@ def check_values(overrides: Sequence[Override]) -> None:
         if override.is_sweep_override():
             is_list = key in all_keys() and all_keys()[key].kind.startswith("a list")
             instead = f", or write {key}=[{written}] for a list" if is_list else ""
+            if _DECIMAL_COMMA.fullmatch(written):
+                instead += f", or {key}={written.replace(',', '.')} for one number"
             raise ConfigError(f"{text} is several values: add -m to run with each{instead}")
         if override.is_delete():
             continue
@@ -125,12 +128,42 @@ def parsed(text: str) -> Override:
     try:
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
+        if value.startswith("["):
+            raise ConfigError(
+                f"'{text}' can't be read: quotes around each item of a list, and around all of it, "
+                f"are {_as_list(key, value)}"
+            ) from error
         raise ConfigError(
             f"'{text}' can't be read: a value with spaces or any of ,:=()[]{{}}$\\ stands in "
-            f"quotes of its own, like '{key}=\"{value}\"'"
+            f"quotes of its own, like '{key}={quoted(value)}'"
         ) from error
     except (ValueError, RecursionError) as error:  # digits or brackets without an end
         raise ConfigError(f"'{text[:40]}...' can't be read: {error}") from error
+
+
+def require_once(overrides: Sequence[str]) -> None:
+    """Check that nothing is written twice, where the last one would win in silence.
+
+    Raises:
+        ConfigError: If a key or a group is.
+    """
+    written: dict[str, str] = {}
+    for text in overrides:
+        parts = _OVERRIDE.fullmatch(text)
+        assert parts is not None  # it matches any text
+        key = parts["key"]
+        if parts["value"] is None:
+            continue  # no override
+        if key in written:
+            raise ConfigError(f"{key} is written twice: leave out '{written[key]}' or '{text}'")
+        written[key] = text
+
+
+def _as_list(key: str, value: str) -> str:
+    """Return what somebody means who writes a list whose items are not quoted."""
+    items = [item.strip(" '\"") for item in value.partition("]")[0].lstrip("[").split(",")]
+    inside = ",".join(item if _PLAIN.fullmatch(item) else quoted(item) for item in items)
+    return f"'{key}=[{inside}]'"
 
 
 def quoted(value: str) -> str:

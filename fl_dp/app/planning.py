@@ -18,6 +18,7 @@ from fl_dp.accounting import (
 from fl_dp.mechanisms import Clipping, ScalarMetric
 from fl_dp.option_errors import OptionError
 from fl_dp.plan import Plan, RecordPlan
+from fl_dp.promise import brief_epsilon
 from fl_dp.strategies import LawSelection, Selection, check_together
 from fl_dp.updates import VectorLayout
 
@@ -115,8 +116,8 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
     if spends.budget.epsilon > epsilon:
         raise OptionError(
             f"{participations} rounds of a client at dp_sgd.noise_multiplier={multiplier:g} "
-            f"spend epsilon {spends.budget.epsilon:.4g} of its records, more than "
-            f"dp_sgd.epsilon={epsilon:g}: raise the budget, or leave the multiplier out and "
+            f"spend epsilon {brief_epsilon(spends.budget.epsilon)} of its records, more than "
+            f"dp_sgd.epsilon={epsilon}: raise the budget, or leave the multiplier out and "
             "let it be calibrated"
         )
     return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))

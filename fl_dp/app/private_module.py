@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from fl_dp.arguments import with_read_arguments
 from fl_dp.clients import numpy_client_app
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.model_arrays import get_arrays, set_arrays
@@ -76,6 +77,7 @@ class PrivateModule:
         return self.statement.delta
 
 
+@with_read_arguments("module", "clients", "test", "strategy")
 def train_private(
     module: nn.Module,
     clients: Sequence[Data] | Data,

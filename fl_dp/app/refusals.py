@@ -10,6 +10,7 @@ from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.app.overrides import ConfigError
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable
 from fl_dp.ledger.training import PlanMismatch
+from fl_dp.option_errors import ArgumentError, OptionError
 from fl_dp.strategies import (
     NobodyContributes,
     RehearsalFailed,
@@ -29,8 +30,10 @@ REFUSALS = (
     NobodyContributes,
     UnfitModel,
     ConfigError,
+    OptionError,
+    ArgumentError,
 )
-"""Errors of ledger, nodes, model and settings, whose message says all that a traceback could."""
+"""Errors of ledger, nodes, model and arguments, whose message says all that a traceback could."""
 
 
 class _OneLine(logging.Filter):

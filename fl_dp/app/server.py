@@ -18,6 +18,7 @@ from fl_dp.files import private_folder, simulations_folder
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
+from fl_dp.promise import epsilon_at_delta
 from fl_dp.protocol.keys import ENCODER_KEY, SIMULATED_LEDGERS_KEY
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
@@ -220,9 +221,8 @@ def _train_by_plan(
                 statement = replace(statement, records=records)
             folder.write_statement(statement)
     logger.info(
-        "Spent epsilon %.4g at delta %.3g; everything is in %s",
-        statement.best_epsilon,
-        statement.delta,
+        "Spent %s; everything is in %s",
+        epsilon_at_delta(statement.best_epsilon, statement.delta),
         folder.path,
     )
     return result

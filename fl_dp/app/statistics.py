@@ -27,6 +27,7 @@ from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import CentralPlan, DistributedPlan, Plan
 from fl_dp.plan.fields import plan_of
+from fl_dp.promise import epsilon_at_delta
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 from fl_dp.statement import privacy_statement
 from fl_dp.statistics import (
@@ -110,7 +111,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
             "rows": [list(row) for row in rows_of(settings.statistic, choice.query, answer)],
         }
         write_text(folder.statistic, json.dumps(document, indent=2) + "\n", public=True)
-    logger.info("Spent epsilon %.4g at delta %.3g; see %s", spent, plan.budget.delta, folder.path)
+    logger.info("Spent %s; see %s", epsilon_at_delta(spent, plan.budget.delta), folder.path)
     return answer
 
 

@@ -42,8 +42,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader
 
+from fl_dp.arguments import Arguments, read_fields
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
-from fl_dp.option_errors import require_positive
+from fl_dp.option_errors import OptionError, require_positive
 from fl_dp.plan import RecordPlan
 from fl_dp.plan.noise_left import noise_left_of_records
 
@@ -62,7 +63,7 @@ def _plain_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPSGD:
+class DPSGD(Arguments):
     """Choices in a client's training; none of them changes what is promised.
 
     Attributes:
@@ -136,26 +137,27 @@ class DPSGD:
         Raises:
             ValueError: If a field is out of range.
         """
+        read_fields(self, but=["criterion"])
         if self.grad_sample_mode not in GRAD_SAMPLE_MODES:
-            raise ValueError(
+            raise OptionError(
                 f"grad_sample_mode must be one of {', '.join(GRAD_SAMPLE_MODES)}, got "
                 f"'{self.grad_sample_mode}'"
             )
         if self.grad_sample_mode != "vmap" and self.example is None:
-            raise ValueError(
+            raise OptionError(
                 f"grad_sample_mode='{self.grad_sample_mode}' is compared with gradients of single "
                 "records before anything is charged: write example=..., a made-up batch, or "
                 "grad_sample_mode='vmap'"
             )
         if getattr(self.criterion, "reduction", None) != "mean":
-            raise ValueError(
+            raise OptionError(
                 "the criterion must be a torch loss with reduction='mean', such as "
                 "torch.nn.CrossEntropyLoss()"
             )
         if self.expected_batch_size is not None:
             require_positive(expected_batch_size=self.expected_batch_size)
         if self.physical_batch_size is not None and self.physical_batch_size < 1:
-            raise ValueError(
+            raise OptionError(
                 f"physical_batch_size must be at least 1, got {self.physical_batch_size}"
             )
 

@@ -31,6 +31,7 @@ from fl_dp.ledger import NodeLedger, Witness
 from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
+from fl_dp.promise import brief_epsilon
 from fl_dp.user_code import Contained
 
 from .dp_sgd import DPSGD, PrivateSteps, train_on_noise
@@ -176,9 +177,9 @@ class OpacusClient(NumPyClient):
         own = node.plan(plan)
         if own != plan:
             logger.info(
-                "the owner allows epsilon %.4g of the run's %.4g: noise multiplier %.4g, not %.4g",
-                own.budget.epsilon,
-                plan.budget.epsilon,
+                "the owner allows epsilon %s of the run's %s: noise multiplier %.4g, not %.4g",
+                brief_epsilon(own.budget.epsilon),
+                brief_epsilon(plan.budget.epsilon),
                 own.noise_multiplier,
                 plan.noise_multiplier,
             )

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fl_dp.promise import brief_epsilon, epsilon_at_delta
+
 from .app_verification import ENTITIES_OPTION
 from .node_config import DISTRIBUTED, LOCAL, RECORD, RECORD_SUMS, NodeConfig
 
@@ -83,18 +85,16 @@ def _cap(owner: NodeConfig) -> str:
             "There is no cap: each run brings its own budget, and nothing limits all of them. "
             "dp-max-epsilon=4.0 caps all runs together"
         )
-    return (
-        f"All runs together spend at most epsilon {owner.max_epsilon:g} at delta "
-        f"{owner.max_delta:g}, for records and for the node as a whole apart"
-    )
+    most = epsilon_at_delta(owner.max_epsilon, owner.max_delta)
+    return f"All runs together spend at most {most}, for records and for the node as a whole apart"
 
 
 def _for_each_record(owner: NodeConfig) -> list[str]:
     if owner.record_epsilon is None:
         return []
     return [
-        f"A run's DP-SGD gets at most epsilon {owner.record_epsilon:g} for each record; where it "
-        "plans more, the node trains with more noise"
+        f"A run's DP-SGD gets at most epsilon {brief_epsilon(owner.record_epsilon)} for each "
+        "record; where it plans more, the node trains with more noise"
     ]
 
 

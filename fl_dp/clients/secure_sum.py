@@ -33,6 +33,7 @@ from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_
 from fl_dp.codec import decode_text
 from fl_dp.mechanisms import NoiseShare, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
+from fl_dp.promise import epsilon_at_delta
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
     content_digest,
@@ -287,10 +288,9 @@ def _charge(
             budget.epsilon < (asked.epsilon or 0.0) or budget.delta < (asked.delta or 0.0)
         ):
             logger.warning(
-                "this node's owner allows epsilon %.4g at delta %.3g, less than the training asks "
-                "for: once it is spent, the node adds noise alone",
-                budget.epsilon,
-                budget.delta,
+                "this node's owner allows %s, less than the training asks for: once it is spent, "
+                "the node adds noise alone",
+                epsilon_at_delta(budget.epsilon, budget.delta),
             )
 
         def less_slack(budget: PrivacyBudget, made: int) -> PrivacyBudget:

@@ -37,6 +37,9 @@ _COMMANDS = (
 )
 
 
+_FLAGS_OF_HYDRA = ("--config-dir", "--config-name", "--config-path")
+
+
 class _Commands(TyperGroup):
     """Says once what a misspelt command may have meant, and ends a stopped one in one line."""
 
@@ -57,6 +60,8 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except NoSuchOption as error:
+            if error.option_name in _FLAGS_OF_HYDRA:
+                fail(_where_files_go(error.option_name), status=2)
             if meant := _override_meant(error, ctx.meta["words"]):
                 fail(
                     f"there is no option {error.option_name}: settings are written without dashes, "
@@ -66,6 +71,16 @@ class _Commands(TyperGroup):
             raise
         except KeyboardInterrupt:
             fail("stopped", status=130)
+
+
+def _where_files_go(option: str) -> str:
+    from fl_dp.app.overrides import config_folder
+
+    folder = config_folder() / "experiment"
+    return (
+        f"there is no option {option}: an experiment file of your own is {folder}/NAME.yaml, and "
+        "experiment=NAME takes it"
+    )
 
 
 def _override_meant(error: NoSuchOption, words: list[str]) -> str | None:

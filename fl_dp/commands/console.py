@@ -18,8 +18,20 @@ from .extras import with_its_extra
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
+
+def each_written_once(overrides: list[str] | None) -> list[str] | None:
+    """Refuse a key that is written twice, of which the last would win in silence."""
+    from fl_dp.app.overrides import require_once
+
+    with failures_told():
+        require_once(overrides or [])
+    return overrides
+
+
 # The help of arguments stands in the commands' own texts: not every version of click shows it.
-Overrides = Annotated[list[str] | None, typer.Argument(show_default=False)]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(show_default=False, callback=each_written_once)
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 

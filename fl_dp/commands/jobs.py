@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from fl_dp.app.overrides import ConfigError, quoted
 from fl_dp.app.settings.sweep import SWEEP
 from fl_dp.files import write_text
+from fl_dp.promise import brief_epsilon
 
 from .console import doing, note, told_by, warn, warnings_shown
 
@@ -237,7 +238,8 @@ def _target(settings: Settings) -> str:
     asked = settings.privacy if settings.protects_clients else settings.record_training
     if asked.noise_multiplier is not None:
         return f"noise multiplier {asked.noise_multiplier:g}, {settings.rounds} rounds"
-    return f"epsilon {asked.epsilon:g}, {settings.rounds} rounds"
+    assert asked.epsilon is not None  # the settings refuse both being null
+    return f"epsilon {brief_epsilon(asked.epsilon)}, {settings.rounds} rounds"
 
 
 def at_once(experiment: SweepSettings, each: Iterable[Settings]) -> int:

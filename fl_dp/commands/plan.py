@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fl_dp.promise import brief_epsilon
+
 from .console import (
     AsJson,
     Overrides,
@@ -81,6 +83,7 @@ def plan(
                 view = PlanView.of(make_plan(settings, within_budget=False))
             lefts = _noises_left(settings, None if view is None else view.plan, record_plan)
     _warn_of_records(record_plan, settings)
+    _warn_of_empty_clients(settings)
     for text in cautions(settings):
         warn(text)
     for left in lefts:
@@ -99,8 +102,8 @@ def plan(
     budget = settings.privacy.epsilon
     if budget is not None and view.bounds.best > budget:
         warn(
-            f"these rounds spend epsilon {view.bounds.best:.4g}, more than the budget of "
-            f"{budget:g}: `fl-dp run` will refuse; raise privacy.epsilon or leave "
+            f"these rounds spend epsilon {brief_epsilon(view.bounds.best)}, more than the budget "
+            f"of {brief_epsilon(budget)}: `fl-dp run` will refuse; raise privacy.epsilon or leave "
             "privacy.noise_multiplier out"
         )
     seeded = settings.privacy.insecure_seed is not None
@@ -153,8 +156,8 @@ def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None
     budget = settings.record_training.epsilon
     if budget is not None and record_plan.budget.epsilon > budget:
         warn(
-            f"a client's rounds spend epsilon {record_plan.budget.epsilon:.4g} of its records, "
-            f"more than the budget of {budget:g}: `fl-dp run` will refuse"
+            f"a client's rounds spend epsilon {brief_epsilon(record_plan.budget.epsilon)} of its "
+            f"records, more than the budget of {brief_epsilon(budget)}: `fl-dp run` will refuse"
         )
     insecure = not settings.record_training.secure_randomness
     _warn_of_no_promise(
@@ -163,12 +166,25 @@ def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None
     )
 
 
+def _warn_of_empty_clients(settings: Settings) -> None:
+    """Warn of a split that a run refuses, where the data are read at once."""
+    from fl_dp.app.local.hosting import is_small
+    from fl_dp.app.workload import require_records
+
+    if settings.task.partition != "dirichlet" or not is_small(settings.task):
+        return
+    try:
+        require_records(settings)
+    except ValueError as error:
+        warn(f"`fl-dp run` will refuse: {error}")
+
+
 def _warn_of_no_promise(epsilon: float, *, insecure: str | None) -> None:
     """Warn where an epsilon promises nothing, for its size or for a setting of that name."""
     from fl_dp.promise import is_promise
 
     if not is_promise(epsilon, insecure=insecure is not None):
-        why = f"epsilon {epsilon:.4g}" if insecure is None else insecure
+        why = f"epsilon {brief_epsilon(epsilon)}" if insecure is None else insecure
         warn(f"NO PRIVACY: with {why} nothing is promised")
 
 

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fl_dp.promise import epsilon_at_delta
+
 from .console import (
     AsJson,
     doing,
+    each_written_once,
     fail,
     failures_told,
     out,
@@ -34,7 +37,10 @@ def stats(
         str, typer.Argument(metavar="QUERY", help="count, sum, mean, histogram, quantiles or top.")
     ],
     words: Annotated[
-        list[str] | None, typer.Argument(metavar="[VALUES] [OVERRIDES]...", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="[VALUES] [OVERRIDES]...", show_default=False, callback=each_written_once
+        ),
     ] = None,
     price: Annotated[
         bool, typer.Option("--price", help="Show what it would cost, and how exact it would be.")
@@ -174,6 +180,6 @@ def _show(document: dict[str, Any], path: Path) -> None:
 def _cost(document: dict[str, Any]) -> str:
     trusted = "trusting the server" if document["mode"] == "central" else "by a secure sum"
     return (
-        f"epsilon {document['epsilon']:.4g} at delta {document['delta']:.3g}, for "
+        f"{epsilon_at_delta(document['epsilon'], document['delta'])}, for "
         f"{document['unit']}, {trusted}"
     )

@@ -9,7 +9,7 @@ from fl_dp.accounting import NeighboringRelation
 from fl_dp.clients.node_config import NodeConfig
 from fl_dp.clients.policy_description import PolicyDescription, describe_limits
 from fl_dp.ledger.node import Tally
-from fl_dp.statement.words import rounded_up
+from fl_dp.promise import rounded_up
 
 from .policy import GatePolicy, Promise
 

@@ -59,7 +59,7 @@ from fl_dp.accounting.gaussian_formulas import gaussian_epsilon
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import renyi_epsilon
 from fl_dp.option_errors import require_positive
-from fl_dp.promise import Enforcement
+from fl_dp.promise import Enforcement, epsilon_at_delta
 
 from .chain import ChainedLedger
 from .entries import (
@@ -585,11 +585,10 @@ class NodeLedger(ChainedLedger):
                 now; see `witness_at`.
 
         Raises:
-            FileNotFoundError: If the file's folder does not exist.
             LedgerCorrupted: If it is no node's ledger, an entry does not match the chain, or its
                 witness knows of another state.
             LedgerUnavailable: If the disk or the database fails, or the witness.
-            ValueError: If the witness lies beside the ledger.
+            ValueError: If the file's folder does not exist, or the witness lies beside the ledger.
         """
         ledger = cls(LedgerStore.writable(location), witness)
         with ledger._first_transaction() as connection:
@@ -1072,10 +1071,10 @@ def _in_words(exceeded: Limit, charge: Charge) -> str:
     cap, limit = charge.cap, charge.limit
     if exceeded is Limit.CAP:
         assert cap is not None  # which was exceeded
-        return f"epsilon {cap.epsilon:.4g} at delta {cap.delta:.3g}, the cap over all runs"
+        return f"{epsilon_at_delta(cap.epsilon, cap.delta)}, the cap over all runs"
     assert limit is not None
     return (
-        f"epsilon {limit.budget.epsilon:.4g} at delta {limit.budget.delta:.3g}, what {limit.run} "
+        f"{epsilon_at_delta(limit.budget.epsilon, limit.budget.delta)}, what {limit.run} "
         "asked for itself"
     )
 

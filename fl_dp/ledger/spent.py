@@ -15,7 +15,7 @@ from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
-from fl_dp.promise import Enforcement
+from fl_dp.promise import Enforcement, epsilon_at_delta
 
 from .chain import ChainedLedger
 from .entries import ANOTHER_VERSION, LedgerCorrupted
@@ -56,9 +56,9 @@ class SpentLedger(ChainedLedger):
             if gate.would_exceed(event):
                 budget = self.plan.budget
                 raise LedgerCorrupted(
-                    f"the entries of {self.location} spend more than epsilon {budget.epsilon:.4g} "
-                    f"at delta {budget.delta:.3g}, which no ledger of that plan allows: it was "
-                    "written by nobody's ledger"
+                    f"the entries of {self.location} spend more than "
+                    f"{epsilon_at_delta(budget.epsilon, budget.delta)}, which no ledger of that "
+                    "plan allows: it was written by nobody's ledger"
                 )
             gate.spend(event)
 

@@ -12,6 +12,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from fl_dp.files import private_file
+from fl_dp.option_errors import ArgumentError, OptionError
 
 from .entries import OTHER_SCHEMA, LedgerCorrupted, LedgerEntry, LedgerUnavailable
 
@@ -62,15 +63,20 @@ class LedgerStore:
         """Open an SQLite file or a database URL to add entries, creating the table if need be.
 
         Raises:
-            FileNotFoundError: If the file's folder does not exist.
             LedgerUnavailable: If the file can't be created.
-            ValueError: If the URL is of another database than SQLite or PostgreSQL.
+            ValueError: If the file's folder does not exist, or the URL is of another database than
+                SQLite or PostgreSQL.
         """
         path = _sqlite_path(location)
         if path is None:
             return cls(*postgresql_engine(str(location), writable=True), writable=True)
+        if path.is_dir():
+            raise OptionError(f"{path} is a folder: name the ledger's file in it, as ledger.db")
         if not path.parent.is_dir():
-            raise FileNotFoundError(f"no folder {path.parent} to keep the privacy ledger in")
+            raise OptionError(
+                f"no folder {path.parent} to keep the privacy ledger in: make it, or name a file "
+                "in another one"
+            )
         try:
             private_file(path)  # SQLite gives its journal the same permissions
         except OSError as error:
@@ -187,9 +193,17 @@ def _sqlite_path(location: str | Path) -> Path | None:
         url = _url(location)
         if url.get_backend_name() != "sqlite":
             return None
-        if not url.database or url.database == ":memory:":
-            raise ValueError("a ledger in memory would forget what was spent: name a file")
-        location = url.database
+        location = url.database or ":memory:"
+    if not isinstance(location, str | Path):
+        raise ArgumentError(
+            f"a ledger's location must be a text or Path, got {location!r:.80} of type "
+            f"{type(location).__name__}"
+        )
+    if str(location) in ("", ":memory:") or "\0" in str(location):
+        raise OptionError(
+            f"a ledger has to outlast the training, got {str(location)!r}: name a file, such as "
+            "ledger.db"
+        )
     return Path(location).expanduser().resolve()
 
 
@@ -216,7 +230,7 @@ def _url(location: str) -> sa.URL:
     try:
         return sa.make_url(location)
     except (sa.exc.ArgumentError, ValueError) as error:
-        raise ValueError(
+        raise OptionError(
             "this is no database URL: write postgresql+psycopg://user@host:5432/database"
         ) from error
 
@@ -233,7 +247,7 @@ def postgresql_engine(location: str, *, writable: bool) -> tuple[sa.Engine, str]
     """
     url = _url(location)
     if url.get_backend_name() != "postgresql":
-        raise ValueError(
+        raise OptionError(
             f"a ledger lies in SQLite or PostgreSQL, got '{url.get_backend_name()}': write a file "
             "name or postgresql+psycopg://user@host/database"
         )
@@ -252,7 +266,7 @@ def postgresql_engine(location: str, *, writable: bool) -> tuple[sa.Engine, str]
             else {},
         )
     except (sa.exc.NoSuchModuleError, ImportError) as error:
-        raise ValueError(
+        raise OptionError(
             f"no driver for '{url.drivername}' ({error}): install 'fl-dp[postgresql]' and write "
             "postgresql+psycopg://user@host/database"
         ) from error

@@ -31,7 +31,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import event_from_dict, event_to_dict
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import Plan
-from fl_dp.promise import Enforcement
+from fl_dp.promise import Enforcement, epsilon_at_delta
 
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
 from .entries import SCHEMA, now_to_the_minute, require_printable
@@ -56,6 +56,7 @@ class PrivacyLedger(SpentLedger):
         """Use `open` or `read` instead."""
         super().__init__(store, witness)
         self._run_id = uuid.uuid4().hex
+        self._caution: str | None = None
 
     @classmethod
     def open(
@@ -92,9 +93,8 @@ class PrivacyLedger(SpentLedger):
             LedgerCorrupted: If an entry does not match the chain, the ledger's end was cut off, or
                 its witness knows of another state.
             LedgerUnavailable: If the disk or the database fails, or the witness.
-            FileNotFoundError: If the file's folder does not exist.
-            ValueError: If the `privacy.json` beside it is no statement, or the witness lies beside
-                the ledger.
+            ValueError: If the file's folder does not exist, the `privacy.json` beside it is no
+                statement, or the witness lies beside the ledger.
         """
         if run_id is not None:
             require_printable(run_id)
@@ -110,8 +110,8 @@ class PrivacyLedger(SpentLedger):
             if anchor is not None:
                 ledger.require_holds(anchor, of="the anchor")
             compared = (witness, stated, anchor) != (None, None, None)
-            if ledger.entries and not compared:
-                logger.warning("%s (privacy.witness_dir)", ledger.unwitnessed)
+            if ledger.entries and not compared:  # said once it is spent from
+                ledger._caution = ledger.unwitnessed
             if not ledger.entries:
                 opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
                 ledger._append(connection, opening)
@@ -161,6 +161,7 @@ class PrivacyLedger(SpentLedger):
             ValueError: If participants are missing or not wanted, or another process has taken the
                 index.
         """
+        self._give_caution()
         with self._transaction() as connection:
             turn = self._state.rounds.total()
             if index is not None and index != turn:
@@ -174,6 +175,11 @@ class PrivacyLedger(SpentLedger):
                 self._require_budget(charged, f"round {round}")
             entry = self._append(connection, {"kind": "reserve", "run": self._run_id, **planned})
         return self._state.reserved[entry.sequence]
+
+    def _give_caution(self) -> None:
+        if self._caution is not None:
+            logger.warning("%s (witness=, or privacy.witness_dir of fl-dp run)", self._caution)
+            self._caution = None
 
     def ask(self, units: Sequence[str]) -> None:
         """Write down, before anything is sent, who is asked for a contribution to a buffer.
@@ -293,6 +299,7 @@ class PrivacyLedger(SpentLedger):
                 name can't be printed.
         """
         require_printable(what)
+        self._give_caution()
         with self._transaction() as connection:
             self._state.require_declared(event, f"'{what}'")
             self._require_budget(event, f"'{what}'")
@@ -390,10 +397,11 @@ class PrivacyLedger(SpentLedger):
             self._append(connection, {"kind": "commit", "reserved": reservation.sequence})
 
     def _require_budget(self, event: PrivacyEvent, what: str) -> None:
+        budget = self.plan.budget
         if self._state.gate.would_exceed(event):
             raise PrivacyBudgetExhausted(
-                f"{what} would exceed epsilon {self.plan.budget.epsilon:.4g} at delta "
-                f"{self.plan.budget.delta:.3g}: {self.rounds_spent} rounds are spent"
+                f"{what} would exceed {epsilon_at_delta(budget.epsilon, budget.delta)}: "
+                f"{self.rounds_spent} rounds are spent"
             )
 
     def _run_fields(self, plan: Plan, randomness: str) -> dict[str, Any]:

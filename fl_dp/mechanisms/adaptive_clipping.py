@@ -16,13 +16,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fl_dp.option_errors import require_positive, require_probability
+from fl_dp.arguments import Arguments
+from fl_dp.option_errors import OptionError, require_positive, require_probability
 
 _LARGEST_STEP = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveClipping:
+class AdaptiveClipping(Arguments):
     """The rule that moves the clipping norm.
 
     Privacy: the pair of a round's clipped sum and its sum of bits is *one* Gaussian release of the
@@ -47,9 +48,10 @@ class AdaptiveClipping:
         Raises:
             ValueError: If a field is out of range.
         """
+        super().__post_init__()
         require_positive(norm=self.norm, learning_rate=self.learning_rate)
         if self.learning_rate > _LARGEST_STEP:
-            raise ValueError(
+            raise OptionError(
                 f"learning_rate must be at most {_LARGEST_STEP:g}, got {self.learning_rate}: it is "
                 "the largest change of the norm's logarithm in one round, usually 0.2"
             )
@@ -95,7 +97,7 @@ def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> fl
     """
     require_positive(noise_multiplier=noise_multiplier, bit_noise_std=bit_noise_std)
     if noise_multiplier >= 2.0 * bit_noise_std:
-        raise ValueError(
+        raise OptionError(
             f"bit_noise_std must be above noise_multiplier / 2 = {noise_multiplier / 2:.4g}, got "
             f"{bit_noise_std}: the bits alone would cost more than the round"
         )

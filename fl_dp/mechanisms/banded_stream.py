@@ -31,6 +31,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.arguments import read_fields
 from fl_dp.option_errors import require_count
 
 from .discrete_gaussian import TAIL, DiscreteGaussian, discrete_gaussian
@@ -250,6 +251,7 @@ class BandedGaussianMechanism(GaussianMechanism):
         Raises:
             ValueError: If a field is out of range.
         """
+        read_fields(self)
         require_coefficients(self.coefficients)
         require_count(size=self.size)
         super().__post_init__()

@@ -25,6 +25,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.arguments import Arguments
 from fl_dp.option_errors import OptionError, require_positive
 
 from .adaptive_clipping import update_noise_multiplier
@@ -37,7 +38,7 @@ _HALF = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScalarMetric:
+class ScalarMetric(Arguments):
     """A number that each unit measures, clipped to a public range.
 
     Attributes:
@@ -56,10 +57,11 @@ class ScalarMetric:
         Raises:
             ValueError: If the range is empty, or an end or its width is not finite.
         """
+        super().__post_init__()
         if self.name == "num-examples" or self.name.startswith("fl-dp-"):
-            raise ValueError(f"'{self.name}' is a name of the protocol: call the metric otherwise")
+            raise OptionError(f"'{self.name}' is a name of the protocol: call the metric otherwise")
         if not (math.isfinite(self.high - self.low) and self.low < self.high):
-            raise ValueError(
+            raise OptionError(
                 f"the range of metric '{self.name}' must be two finite numbers, the lower first, "
                 f"got ({self.low}, {self.high})"
             )
@@ -125,9 +127,9 @@ class GaussianBundle:
         """
         names = [metric.name for metric in self.metrics]
         if len(set(names)) != len(names):
-            raise ValueError(f"each metric is released once, got {', '.join(names)}")
+            raise OptionError(f"each metric is released once, got {', '.join(names)}")
         if self._centred and self.scalar_noise_std is None:
-            raise ValueError("bits and metrics need noise of their own: give scalar_noise_std")
+            raise OptionError("bits and metrics need noise of their own: give scalar_noise_std")
         _ = self.updates, self.scalar_mechanisms  # both check themselves
 
     def counting_closely(self) -> Self:
@@ -159,7 +161,7 @@ class GaussianBundle:
         if self.count_noise_std is not None:
             require_positive(count_noise_std=self.count_noise_std)
             if multiplier >= self.count_noise_std:
-                raise ValueError(
+                raise OptionError(
                     f"count_noise_std must be above noise_multiplier = {multiplier:.4g}, got "
                     f"{self.count_noise_std}: the count alone would cost more than a round"
                 )

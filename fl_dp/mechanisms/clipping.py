@@ -9,7 +9,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_dp.option_errors import require_positive
+from fl_dp.option_errors import OptionError, require_positive
 
 # The computed norm and the scaled entries carry rounding errors far below this share, so the
 # scaled vector's exact norm can't exceed the clipping norm.
@@ -79,7 +79,7 @@ def clip_by_norm(
     length = measure(clipped)
     if not math.isfinite(length):
         return np.zeros_like(clipped)
-    bound = clipping_norm * _ROUNDING_MARGIN
+    bound = float(clipping_norm) * _ROUNDING_MARGIN
     if length > bound:
         if bound / length < _SMALLEST_FACTOR:  # in two steps, each with a normal factor
             clipped /= length
@@ -95,7 +95,7 @@ def joint_clipping_norm(clipping_norms: Sequence[float]) -> float:
         ValueError: If there is no bound, or one is not positive and finite.
     """
     if len(clipping_norms) == 0:
-        raise ValueError("there is no clipping norm: give one a layer")
+        raise OptionError("there is no clipping norm: give one a layer")
     for index, bound in enumerate(clipping_norms):
         require_positive(**{f"norms[{index}]": bound})
     return math.hypot(*clipping_norms)

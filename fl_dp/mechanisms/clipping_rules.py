@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias, get_args
 
+from fl_dp.arguments import Arguments
 from fl_dp.option_errors import require_positive
 
 from .adaptive_clipping import AdaptiveClipping
@@ -12,7 +13,7 @@ from .clipping import joint_clipping_norm
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedClipping:
+class FixedClipping(Arguments):
     """One L2 bound on the whole update, the same in every round.
 
     Attributes:
@@ -28,6 +29,7 @@ class FixedClipping:
         Raises:
             ValueError: If the norm is not positive and finite.
         """
+        super().__post_init__()
         require_positive(norm=self.norm)
 
     @property
@@ -37,7 +39,7 @@ class FixedClipping:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PerLayerClipping:
+class PerLayerClipping(Arguments):
     """One L2 bound a floating-point array, the same in every round (McMahan et al. 2018, 3).
 
     The sensitivity of the whole is the root of the sum of their squares.
@@ -55,6 +57,7 @@ class PerLayerClipping:
         Raises:
             ValueError: If there is no bound, or one is not positive and finite.
         """
+        super().__post_init__()
         joint_clipping_norm(self.norms)
 
     @classmethod

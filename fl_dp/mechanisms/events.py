@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import ClassVar, TypeAlias
 
+from fl_dp.arguments import Arguments
 from fl_dp.option_errors import require_count, require_positive, require_rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class Checked(Arguments):
     """Checks each field by its name, as it means the same in every event and every sampling.
 
     A field whose name is not listed is a count; one that is None by default may be left out.
@@ -29,6 +30,7 @@ class Checked:
         Raises:
             ValueError: If a field is out of range.
         """
+        super().__post_init__()
         optional = {field.name for field in fields(self) if field.default is None}
         for name, value in asdict(self).items():
             if value is None and name in optional:

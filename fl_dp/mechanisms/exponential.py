@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_dp.option_errors import require_positive
+from fl_dp.arguments import Arguments
+from fl_dp.option_errors import OptionError, require_positive
 
 from .events import ExponentialEvent
 from .randomness import SecureRandom
@@ -24,7 +25,7 @@ _LARGEST_LOGIT = 1e300  # keeps every logit finite: an infinite one would tie
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExponentialMechanism:
+class ExponentialMechanism(Arguments):
     """Choose candidate `i` with probability proportional to `exp(rate * utility_i)`.
 
     Privacy: one draw is `epsilon`-bounded-range, hence `epsilon`-differentially private and
@@ -60,25 +61,26 @@ class ExponentialMechanism:
             ValueError: If a number is out of range, or the sensitivity is below what the range
                 of the utilities allows one unit to move its own.
         """
+        super().__post_init__()
         require_positive(epsilon=self.epsilon, sensitivity=self.sensitivity)
         require_positive(rate=self.rate)
         if not math.isfinite(self.null_utility):
-            raise ValueError(f"null_utility must be finite, got {self.null_utility}")
+            raise OptionError(f"null_utility must be finite, got {self.null_utility}")
         if self.utility_range is None:
             return
         low, high = self.utility_range
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ValueError(
+            raise OptionError(
                 f"utility_range must be two finite numbers, the lower first, got ({low}, {high})"
             )
         if not low <= self.null_utility <= high:
-            raise ValueError(
+            raise OptionError(
                 f"null_utility must lie in the utility_range ({low}, {high}), "
                 f"got {self.null_utility}"
             )
         reach = max(high - self.null_utility, self.null_utility - low)
         if self.one_coordinate and self.sensitivity < reach:
-            raise ValueError(
+            raise OptionError(
                 f"one unit can move its utility by {reach} within the utility_range "
                 f"({low}, {high}), more than sensitivity={self.sensitivity}: write "
                 f"sensitivity={reach}, or narrow the range"

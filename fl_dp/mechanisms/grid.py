@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fl_dp.arguments import Arguments
 from fl_dp.option_errors import OptionError, require_positive
 
 from .clipping import Norm, clip_by_norm
@@ -65,7 +66,7 @@ class IntegerLaw(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridMechanism(ABC):
+class GridMechanism(Arguments, ABC):
     """Release a sum of clipped vectors with integer noise on a public grid.
 
     Encoding rounds towards zero, so it never lengthens a clipped vector in any norm.
@@ -84,6 +85,7 @@ class GridMechanism(ABC):
         Raises:
             ValueError: If a field is not positive and finite.
         """
+        super().__post_init__()
         require_positive(
             noise_multiplier=self.noise_multiplier,
             clipping_norm=self.clipping_norm,

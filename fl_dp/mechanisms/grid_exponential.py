@@ -18,7 +18,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fl_dp.option_errors import require_positive
+from fl_dp.arguments import Arguments
+from fl_dp.option_errors import OptionError, require_positive
 
 from .clipping import Norm, clip_by_norm
 from .events import ZcdpEvent
@@ -31,7 +32,7 @@ _LARGEST_STEP = 0.5  # above it, a coordinate is lost between two points: the ga
 
 
 @dataclass(frozen=True, kw_only=True)
-class GridExponentialMechanism:
+class GridExponentialMechanism(Arguments):
     """Replace each coordinate `x` by a grid point `g`, `P[g]` proportional to `exp(-rate |x - g|)`.
 
     Privacy: one vector's release is `1 / (2 noise_multiplier^2)`-zCDP, what a Gaussian mechanism of
@@ -69,6 +70,7 @@ class GridExponentialMechanism:
                 much noise that float64 can't tell neighbouring points' probabilities apart, or so
                 little that it disappears between them.
         """
+        super().__post_init__()
         require_positive(
             noise_multiplier=self.noise_multiplier,
             clipping_norm=self.clipping_norm,
@@ -76,18 +78,18 @@ class GridExponentialMechanism:
             noise_scale=self.noise_multiplier * self.clipping_norm,
         )
         if not 2 <= self.levels <= _MAX_LEVELS:
-            raise ValueError(f"levels must lie in [2, {_MAX_LEVELS}], got {self.levels}")
+            raise OptionError(f"levels must lie in [2, {_MAX_LEVELS}], got {self.levels}")
         setting = (
             f"{self.levels} levels over a half_width of {self._reach} at "
             f"noise_multiplier={self.noise_multiplier}"
         )
         if self._step < _SMALLEST_STEP:
-            raise ValueError(
+            raise OptionError(
                 f"{setting} make neighbouring points equally likely to within rounding: write "
                 "fewer levels or a larger half_width"
             )
         if self._step > _LARGEST_STEP and self.levels > 2:
-            raise ValueError(
+            raise OptionError(
                 f"{setting} are too coarse a grid for so little noise: write at least "
                 f"levels={math.ceil(2.0 * self.rate * self._reach / _LARGEST_STEP) + 1}"
             )

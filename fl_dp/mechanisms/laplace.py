@@ -18,6 +18,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.option_errors import OptionError
+
 from .buckets import Buckets, width_bits
 from .clipping import Norm
 from .events import LaplaceEvent
@@ -118,7 +120,7 @@ class LaplaceMechanism(GridMechanism):
         """
         super().__post_init__()
         if self.clipping != Norm.L1:
-            raise ValueError(
+            raise OptionError(
                 "an L2-clipped vector has an L1 norm up to sqrt(d) times its clipping norm, which "
                 f"Laplace noise does not cover: got clipping={str(self.clipping)!r}, write "
                 "clipping='l1', or take GaussianMechanism"

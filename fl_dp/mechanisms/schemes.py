@@ -7,6 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fl_dp.option_errors import OptionError
+
 from .clipping import Norm
 from .events import MechanismEvent
 from .gaussian import GaussianMechanism
@@ -76,10 +78,10 @@ def client_scheme(
             has no grid of that many points.
     """
     if name not in SCHEMES:
-        raise ValueError(f"there is no client scheme {name!r}: write one of {', '.join(SCHEMES)}")
+        raise OptionError(f"there is no client scheme {name!r}: write one of {', '.join(SCHEMES)}")
     if levels is not None:
         if name != "exponential":
-            raise ValueError(f"only the exponential scheme has levels, not {name!r}: leave it out")
+            raise OptionError(f"only the exponential scheme has levels, not {name!r}: leave it out")
         return GridExponentialMechanism(
             noise_multiplier=noise_multiplier, clipping_norm=clipping_norm, levels=levels
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric
 from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
-from fl_dp.option_errors import OptionError
+from fl_dp.option_errors import OptionError, require_positive
 
 from .plan import Plan
 from .release import Release
@@ -26,6 +26,12 @@ class RuleClippedPlan(Plan):
     clipping: Clipping = DEFAULT_CLIPPING
     metrics: tuple[ScalarMetric, ...] = ()
     scalar_noise_std: float | None = None
+
+    def __post_init__(self) -> None:
+        """Validate. See `Plan`."""
+        super().__post_init__()
+        if self.scalar_noise_std is not None:
+            require_positive(scalar_noise_std=self.scalar_noise_std)
 
     @property
     def release(self) -> Release:

@@ -20,12 +20,13 @@ from dataclasses import dataclass
 from typing import Self
 
 from fl_dp.accounting import Sampling, optimal_coefficients
+from fl_dp.arguments import Arguments
 from fl_dp.mechanisms import BandedStream
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Banded:
+class Banded(Arguments):
     """The first column of a banded lower triangular matrix C: the noise of all rounds is C^-1 z.
 
     Attributes:
@@ -41,6 +42,7 @@ class Banded:
         Raises:
             ValueError: If they are no such column, or float64 can't hold the sums.
         """
+        super().__post_init__()
         _ = BandedStream(self.coefficients)  # checks itself
 
     @classmethod

@@ -14,6 +14,7 @@ from fl_dp.accounting import (
     SharedNoise,
 )
 from fl_dp.accounting.shared_noise import shared_noise_slack, usual_colluding, within_slack
+from fl_dp.arguments import Arguments
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import OptionError, require_count, require_positive
@@ -27,7 +28,7 @@ _MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureSum:
+class SecureSum(Arguments):
     """Options of the secure sums of a training. None: the default for the number of nodes.
 
     Attributes:
@@ -72,10 +73,13 @@ class SecureSum:
         Raises:
             ValueError: If a number is out of range.
         """
+        super().__post_init__()
         require_count(**{"secure_sum.max_parameters": self.max_parameters})
-        for name in ("committee", "threshold"):
+        for name in ("least", "committee", "threshold"):
             if (given := getattr(self, name)) is not None:
                 require_count(**{f"secure_sum.{name}": given})
+        if self.colluding is not None and self.colluding < 0:
+            raise OptionError(f"secure_sum.colluding must be at least 0, got {self.colluding}")
         if self.bits is not None and not 4 <= self.bits <= 32:
             raise OptionError(
                 f"secure_sum.bits must lie in [4, 32], got {self.bits}: 16 suit most federations"

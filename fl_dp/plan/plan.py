@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from fl_dp.accounting import (
     EpsilonBounds,
@@ -38,12 +38,13 @@ from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.calibration import affordable_rounds, calibrate_noise
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.filters import DeclaredFilter, OwnBudgetsFilter, PrivacyFilter
+from fl_dp.arguments import Arguments, hints_of, read_fields
 from fl_dp.codec import encode
 from fl_dp.mechanisms import Clipping, GaussianBundle
 from fl_dp.mechanisms.grid import least_noise_multiplier
-from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.option_errors import IncompatibleOptions, OptionError, require_positive
+from fl_dp.promise import brief_epsilon, delta_rounded_up
 
-from .argument_checks import require_types
 from .distributed_noise import DistributedNoise
 from .hosting import Hosting
 from .release import Release
@@ -78,7 +79,7 @@ ITEMS_OF_SEVERAL_RECORDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan(ABC):
+class Plan(Arguments, ABC):
     """What a training will release, how often, and at what price.
 
     A plan without its noise multiplier is a draft: what is refused shows at once, and `calibrated`
@@ -223,7 +224,8 @@ class Plan(ABC):
             TypeError: If a field has a value of the wrong type.
             ValueError: If a field is out of range, or does not fit another.
         """
-        self._check_types()
+        self._check_law()
+        read_fields(self, but=["clipping", "sampling"])  # the rules and laws of the kind
         if self.rounds < (0 if self.other_releases else 1):
             raise OptionError(
                 f"rounds must be at least 1, or 0 where other_releases are planned, got "
@@ -240,6 +242,7 @@ class Plan(ABC):
         self._check_relation()
         self._check_own_groups()
         if not self.is_draft:
+            require_positive(noise_multiplier=self.noise_multiplier)
             self.check_noise()
 
     @property
@@ -303,8 +306,8 @@ class Plan(ABC):
         fewer = "" if fits is None else f"plan at most {fits} rounds, or "
         raise OptionError(
             f"{self.rounds} rounds at noise_multiplier={self.noise_multiplier:.4g} "
-            f"spend epsilon {spends:.4g}, more than the budget of {most:.4g}: {fewer}"
-            "leave noise_multiplier out and it is calibrated"
+            f"spend epsilon {brief_epsilon(spends)}, more than the budget of {brief_epsilon(most)}"
+            f": {fewer}leave noise_multiplier out and it is calibrated"
         )
 
     def with_clipping(self, clipping: Clipping) -> Self:
@@ -553,8 +556,8 @@ class Plan(ABC):
         largest = law.own_groups[-1].budget
         if self.budget.epsilon != largest:
             raise OptionError(
-                f"epsilon={self.budget.epsilon:g} must be the largest of the budgets: "
-                f"write epsilon={largest:g}, and no noise_multiplier, as noise for "
+                f"epsilon={self.budget.epsilon} must be the largest of the budgets: "
+                f"write epsilon={largest}, and no noise_multiplier, as noise for "
                 "groups with budgets of their own is calibrated"
             )
         if any(law.event_for(0, event) != event for event, _ in self.other_releases):
@@ -564,16 +567,15 @@ class Plan(ABC):
                 "little, or leave it out"
             )
 
-    def _check_types(self) -> None:
-        given, hints = dict(vars(self)), get_type_hints(type(self))
-        given.pop("clipping", None)  # `Release` says where rules are described
-        if "sampling" in given:  # by its class alone: one made from another is another law
-            law, hint = given.pop("sampling"), hints["sampling"]
-            laws = get_args(hint) or (hint,)
-            if type(law) not in laws:
-                names = " or ".join(known.kind for known in laws)
-                raise IncompatibleOptions(f"a {self.kind} plan has cohorts by {names}, got {law}")
-        require_types(given, hints)
+    def _check_law(self) -> None:
+        """Refuse another law than the kind's; its class alone counts, as a subclass is another."""
+        if "sampling" not in vars(self):
+            return
+        law, hint = self.sampling, hints_of(type(self))["sampling"]
+        laws = get_args(hint) or (hint,)
+        if type(law) not in laws:
+            names = " or ".join(known.kind for known in laws)
+            raise IncompatibleOptions(f"a {self.kind} plan has cohorts by {names}, got {law}")
 
     def check_noise(self) -> None:
         """Refuse a noise multiplier that does not fit the other fields.
@@ -588,9 +590,9 @@ class Plan(ABC):
         self._check_exactness()
         if self.budget.delta >= 1.0 / self.num_units:
             warnings.warn(
-                f"delta {self.budget.delta:.3g} is not below 1/num_{self.hosting.sampled}s = "
-                f"{1.0 / self.num_units:.3g}: a mechanism that publishes one client in full "
-                f"would pass; use {self.num_units**-1.1:.3g} or less",
+                f"delta {delta_rounded_up(self.budget.delta)} is not below "
+                f"1/num_{self.hosting.sampled}s = {1.0 / self.num_units:.3g}: a mechanism that "
+                f"publishes one client in full would pass; use {self.num_units**-1.1:.3g} or less",
                 stacklevel=4,
             )
 

@@ -30,6 +30,7 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.arguments import Arguments
 from fl_dp.option_errors import OptionError, require_count
 
 _SMALLEST_NORM = 1e-10
@@ -46,7 +47,7 @@ class RecordPlanArguments(TypedDict):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordPlan:
+class RecordPlan(Arguments):
     """DP-SGD at every client: Poisson samples of its records, clipped gradients, noise.
 
     Privacy: for one record of one client over the whole training (the unit), neighbours as
@@ -85,6 +86,7 @@ class RecordPlan:
         Raises:
             ValueError: If a field is out of range.
         """
+        super().__post_init__()
         _ = self.event  # checks noise and rate
         require_count(steps=self.steps, participations=self.participations)
         if not self.training.isprintable():

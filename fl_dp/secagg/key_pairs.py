@@ -59,7 +59,7 @@ class Identity:
         return cls(key)
 
     @classmethod
-    def load_or_create(cls, file: Path) -> Self:
+    def load_or_create(cls, file: str | Path) -> Self:
         """Read a node's identity, or make one that only the owner reads (mode 0600).
 
         Args:
@@ -69,6 +69,7 @@ class Identity:
             ValueError: If others can read the file, or it is no identity.
             OSError: If it can't be read or made.
         """
+        file = Path(file)
         if not file.exists():
             # Linked, not renamed: of two processes that make one, both read the first one's.
             fresh = file.with_name(f".{file.name}.{secrets.token_hex(8)}")

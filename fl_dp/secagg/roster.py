@@ -81,7 +81,7 @@ class Roster:
                 raise ValueError(f"the {what} {min(twice)} stands twice in the roster")
 
     @classmethod
-    def read(cls, file: Path) -> Self:
+    def read(cls, file: str | Path) -> Self:
         """Read `{"federation": ..., "members": [{"name", "identity" (hex), "committee"}]}`.
 
         Raises:

@@ -73,7 +73,7 @@ class SQLiteStore:
     One file that only its owner reads; several processes may use it at once.
     """
 
-    def __init__(self, file: Path | None, *, durable: bool = True) -> None:
+    def __init__(self, file: str | Path | None, *, durable: bool = True) -> None:
         """Open, or create (mode 0600).
 
         Args:
@@ -85,7 +85,7 @@ class SQLiteStore:
             ValueError: If it is no such store.
         """
         if file is not None:
-            private_file(file)
+            private_file(Path(file))
         self._lock = threading.Lock()
         try:
             self._database = sqlite3.connect(

@@ -97,7 +97,7 @@ def statement_page(statement: Mapping[str, Any]) -> str:
         return statement_markdown(kind.from_dict(statement))
 
 
-def read_statement(file: Path) -> dict[str, Any]:
+def read_statement(file: str | Path) -> dict[str, Any]:
     """Read a privacy statement, to be compared as it is.
 
     Raises:

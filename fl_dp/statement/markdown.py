@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import singledispatch
 
-from fl_dp.promise import Enforcement, is_large_delta, is_promise
+from fl_dp.promise import (
+    Enforcement,
+    brief_epsilon,
+    ceiling,
+    delta_rounded_up,
+    is_large_delta,
+    is_promise,
+    rounded_up,
+)
 
 from .promise import NoPromise, PrivacyStatement, Promise, RecordStatement
 from .sentences import ACCOUNTANTS, LARGE_DELTA
 from .words import (
-    ceiling,
     describe_event,
     neighbours_in_words,
-    rounded_up,
     second_figure_in_words,
 )
 
@@ -154,7 +160,7 @@ def _opening(title: str, statement: Promise, warning: str, rows: Iterable[Row]) 
     elif statement.epsilon and not is_promise(statement.best_epsilon):
         lines += [f"> **{warning}** So large an epsilon promises nothing: 8 is weak.", ""]
     elif statement.epsilon and is_large_delta(statement.delta):
-        lines += [f"> **{LARGE_DELTA.format(delta=ceiling(statement.delta, 3))}**", ""]
+        lines += [f"> **{LARGE_DELTA.format(delta=delta_rounded_up(statement.delta))}**", ""]
     return [*lines, "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
 
 
@@ -178,7 +184,7 @@ def _promise(statement: Promise, *, nothing: str = "") -> Row:
     """Return the row of the promise, rounded up; `nothing` takes the number's place."""
     promise = nothing or "no finite epsilon is known"
     if not nothing and statement.quoted in statement.epsilon:
-        delta = ceiling(statement.delta, 3)
+        delta = delta_rounded_up(statement.delta)
         promise = f"epsilon {rounded_up(statement.best_epsilon)} at delta {delta}"
         if not is_promise(statement.best_epsilon, insecure=statement.insecure):
             promise = f"no privacy: {promise}"
@@ -240,8 +246,8 @@ def _secure_sums(statement: PrivacyStatement) -> list[Row]:
 def _own_budgets(statement: PrivacyStatement) -> list[Row]:
     """Return the row of groups with budgets of their own, where there are any."""
     groups = [
-        f"epsilon {rounded_up(each.epsilon)} of {each.budget:g} for {100 * each.share:.3g} % of "
-        f"the clients, at rate {each.sampling_rate:.4g}"
+        f"epsilon {rounded_up(each.epsilon)} of {brief_epsilon(each.budget)} for "
+        f"{100 * each.share:.3g} % of the clients, at rate {each.sampling_rate:.4g}"
         + (f" and {each.noise_scale:.4g} times the noise" if each.noise_scale > 1.0 else "")
         for each in statement.own_budgets or ()
     ]

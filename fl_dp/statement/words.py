@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from decimal import ROUND_CEILING, Context, Decimal
 
 from fl_dp.accounting import NeighboringRelation, PrivacyEvent
 from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.accounting.second_figure import TOLERANCE, SecondFigure
+from fl_dp.promise import rounded_up
 
 from .sentences import EVENTS, NEIGHBOURS, SECOND_FIGURE, UNITS
 
@@ -65,17 +65,3 @@ def not_covered_of(
         **slots: What they are filled with.
     """
     return [said.format(**slots) for name, said in sentences.items() if holds.get(name, True)]
-
-
-def rounded_up(epsilon: float) -> str:
-    """Write an upper bound so that what is printed is one too, to four decimals."""
-    # Through the shortest decimal that is this float: formatting would round to nearest.
-    if epsilon >= 1e6:
-        return ceiling(epsilon, 4)
-    return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
-
-
-def ceiling(number: float, digits: int) -> str:
-    """Write a number rounded up to `digits` significant digits."""
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number)))
-    return f"{float(rounded):.{digits}g}"

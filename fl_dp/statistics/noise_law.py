@@ -17,6 +17,7 @@ from fl_dp.accounting.events import PrivacyEvent
 from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
 from fl_dp.option_errors import require_positive
+from fl_dp.promise import brief_epsilon, delta_rounded_up
 
 from .quantiles import Quantiles
 from .query import Query, SumQuery
@@ -171,7 +172,7 @@ def choose_noise(
 
 def _choose_sum(query: SumQuery, epsilon: float, delta: float, law: NoiseLaw | None) -> NoiseChoice:
     laplace = LaplaceMechanism(noise_multiplier=1.0 / epsilon, clipping_norm=query.l1_sensitivity)
-    promise = f"epsilon {epsilon:g}, delta {delta:g}"
+    promise = f"epsilon {brief_epsilon(epsilon)}, delta {delta_rounded_up(delta)}"
     if delta == 0.0:
         if law is NoiseLaw.GAUSSIAN:
             raise ValueError("Gaussian noise is not pure: give delta > 0, or law='laplace'")
@@ -207,9 +208,9 @@ def _choose_draws(query: Quantiles, epsilon: float) -> NoiseChoice:
     worst = max(draw_error(query.dimension, mechanism) for mechanism in mechanisms)
     text = (
         f"one draw of the exponential mechanism for each of {draws} quantiles among "
-        f"{query.dimension} grid points, epsilon {epsilon / draws:.4g} each and {epsilon:g} "
-        f"together: with probability {_CONFIDENCE:g} the rank of each is off by at most "
-        f"{worst:.4g} clients"
+        f"{query.dimension} grid points, epsilon {brief_epsilon(epsilon / draws)} each and "
+        f"{brief_epsilon(epsilon)} together: with probability {_CONFIDENCE:g} the rank of each is "
+        f"off by at most {worst:.4g} clients"
     )
     return NoiseChoice(query=query, mechanisms=mechanisms, explanation=text)
 
@@ -218,8 +219,9 @@ def _choose_vote(query: Vote, epsilon: float) -> NoiseChoice:
     mechanism = ExponentialMechanism(epsilon=epsilon, sensitivity=Vote.sensitivity)
     text = (
         f"one draw of the exponential mechanism among {query.candidates} candidates, epsilon "
-        f"{epsilon:g} however many there are: with probability {_CONFIDENCE:g} the winner is short "
-        f"of the best by at most {draw_error(query.candidates, mechanism):.4g} votes"
+        f"{brief_epsilon(epsilon)} however many there are: with probability {_CONFIDENCE:g} the "
+        f"winner is short of the best by at most "
+        f"{draw_error(query.candidates, mechanism):.4g} votes"
     )
     return NoiseChoice(query=query, mechanisms=(mechanism,), explanation=text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fl_dp.arguments import Arguments
 from fl_dp.option_errors import OptionError
 
 NARROW_FORMATS = ("float16", "bfloat16")
@@ -16,7 +17,7 @@ DOWNLINKS = ("none", *NARROW_FORMATS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressionOptions:
+class CompressionOptions(Arguments):
     """Fewer bytes on the wire. It costs no privacy; docs/privacy.md says why.
 
     Attributes:
@@ -39,6 +40,7 @@ class CompressionOptions:
         Raises:
             ValueError: If a name is unknown or a number is out of range.
         """
+        super().__post_init__()
         if self.up not in UPLINKS:
             raise OptionError(
                 f"compression.up must be one of {', '.join(UPLINKS)}, got '{self.up}'"

@@ -18,7 +18,7 @@ from fl_dp.app.pictures import (
     score_axis,
 )
 from fl_dp.commands.terminal.results import Point, Result, points
-from fl_dp.statement.words import ceiling
+from fl_dp.promise import delta_rounded_up
 from fl_dp.tasks.metrics import METRICS, NUMBERS, Score
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def plot_curves(
     )
     score.set_ylim(ends_apart([scores_of(run) for each in runs.values() for run in each]))
     if promised:
-        least, most = (ceiling(delta, 3) for delta in (min(deltas), max(deltas)))
+        least, most = (delta_rounded_up(delta) for delta in (min(deltas), max(deltas)))
         delta = least if least == most else f"{least} to {most}"
         title = f"Privacy spent of {unit}, delta {delta}"
         _draw_spent(panels[1], runs, title=title)

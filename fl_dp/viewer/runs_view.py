@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fl_dp.commands.terminal.numbers import NO_PRIVACY, epsilon_text
+from fl_dp.promise import delta_rounded_up
 from fl_dp.viewer.found_runs import RunCard, RunState
 
 _STYLES = {
@@ -65,7 +66,7 @@ def runs_table(cards: Sequence[RunCard]) -> Table:
             Text(_rounds(card)),
             Text(_score(card)),
             Text(_epsilon(card)),
-            Text("-" if card.delta is None or not card.promises else f"{card.delta:.2g}"),
+            Text("-" if card.delta is None or not card.promises else delta_rounded_up(card.delta)),
             Text(_when(card.changed) or "-"),
         )
     return table

@@ -213,7 +213,7 @@ class SecureSums:
             raise SecureSumFailed(
                 f"the committee has {members} members, and the plan is for {planned.committee}, "
                 f"of whom {planned.threshold} open a sum: write "
-                f"privacy.secure_sum.committee={members} (SecureSum(committee={members}))"
+                f"SecureSum(committee={members}) (privacy.secure_sum.committee of fl-dp run)"
             )
 
     def leave_out(self, ended: OpenSum) -> None:
@@ -378,7 +378,8 @@ def _warn_of_more_colluding(planned: SharedNoise, known: int) -> None:
         logger.warning(
             "The roster names %d nodes, of whom nodes suppose that %d collude, and the plan %d: "
             "they charge themselves more, and send noise alone when their budget ends. Write "
-            "privacy.secure_sum.colluding=%d, or let owners write dp-secagg-colluding=%d",
+            "SecureSum(colluding=%d), which is privacy.secure_sum.colluding of fl-dp run, or let "
+            "owners write dp-secagg-colluding=%d",
             known,
             usual,
             planned.colluding,

@@ -6,10 +6,12 @@ import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
+from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from local_grid import LocalGrid, answer_with_update
@@ -91,6 +93,72 @@ def answer(message: Message, context: Context) -> Message:
 def test_a_script_ends_in_one_line_where_nodes_and_plan_do_not_fit() -> None:
     with pytest.raises(SystemExit, match=r"^error: 30 nodes are connected$"):
         simulate(failing(RosterTooLarge("30 nodes are connected")), answer, num_nodes=30)
+
+
+class Client(NumPyClient):
+    """A client, which is no app."""
+
+
+def training(folder: Path, initial: Any = None, **changes: Any) -> ServerApp:
+    """Return an app that trains ten clients by the README's line, or what is written instead."""
+    app = ServerApp()
+    usual: dict[str, Any] = {
+        "epsilon": 8,
+        "rounds": 1,
+        "num_clients": 10,
+        "sampling_rate": 0.5,
+        "clipping_norm": 1.0,
+        "ledger": folder / "ledger.db",
+    }
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        strategy = DPFedAvg.with_budget(**(usual | changes))
+        strategy.start(grid, record(w=np.zeros(3)) if initial is None else initial)
+
+    return app
+
+
+def never(seconds: float) -> None:
+    raise AssertionError("nobody waits for what can't come")
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "said"),
+    [
+        ({"num_clients": -5}, {}, "num_clients .*-5"),
+        ({"epsilon": "3"}, {}, "epsilon must be a number, got '3'"),
+        ({"epsilom": 3}, {}, "no argument 'epsilom': did you mean 'epsilon'"),
+        ({"rounds": 0}, {}, "rounds must be at least 1"),
+        ({"ledger": ":memory:"}, {}, "':memory:': name a file"),
+        ({"ledger": ""}, {}, "'': name a file"),
+        ({"ledger": "nowhere/ledger.db"}, {}, "no folder .*nowhere"),
+        ({"ledger": "/"}, {}, "/ is a folder: name the ledger's file"),
+        ({"initial": [np.zeros(3)]}, {}, "initial_arrays must be ArrayRecord, got .*list"),
+        ({}, {"num_nodes": 20}, "20 nodes are connected.*num_nodes"),
+        ({}, {"num_nodes": 5}, "5 nodes are connected.*num_nodes"),
+        ({}, {"num_nodes": 0}, "num_nodes must be .*0"),
+        ({}, {"client": Client}, r"class Client: write numpy_client_app\(lambda context: Client"),
+        ({}, {"client": Client()}, r"write numpy_client_app\(client_fn\)"),
+        ({}, {"client": lambda context: Client()}, r"write numpy_client_app\(client_fn\)"),
+    ],
+    ids=str,
+)
+def test_a_mistake_in_a_script_s_lines_ends_in_one_line_and_spends_nothing(
+    changes: dict[str, Any],
+    arguments: dict[str, Any],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fl_dp.clock.sleep", never)
+    with pytest.raises(SystemExit, match=f"^error: .*{said}") as ended:
+        simulate(training(tmp_path, **changes), **({"client": answer} | arguments))
+    assert "\n" not in str(ended.value)
+    for file in tmp_path.iterdir():
+        with PrivacyLedger.read(file) as ledger:
+            assert not ledger.history
 
 
 def failing_node(message: Message, context: Context) -> Message:

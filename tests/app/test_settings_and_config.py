@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from command_line import call, said_on_stderr
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from hydra import compose, initialize_config_dir
 from local_grid import FIRST_NODE, LocalGrid
@@ -19,7 +20,7 @@ from omegaconf import OmegaConf
 from fl_dp.app import task_client as client_app
 from fl_dp.app.compose import ConfigError, compose_settings, config_folder, expand_sweep
 from fl_dp.app.keys import all_keys
-from fl_dp.app.overrides import group_options
+from fl_dp.app.overrides import group_options, parsed
 from fl_dp.app.planning import check_layers, make_plan
 from fl_dp.app.schema import settings_class, settings_of
 from fl_dp.app.settings import CHOICES, OPTIONS, SETTINGS_KEY, Settings
@@ -957,3 +958,40 @@ def test_settings_that_a_client_refuses_are_an_error_without_their_text() -> Non
 def test_digits_and_brackets_without_an_end_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"^'seed=.{34,36}\.\.\.' can't be read"):
         compose_settings([f"seed={value}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["privacy.epsilon=4,0"], "or privacy.epsilon=4.0 for one number"),
+        (["selection.budgets=[1,", "8]"], r"'selection.budgets=\[1,8\]'"),
+        (
+            ["task.classes=[fairly", "ill,b]", "rounds=3"],
+            r"'task.classes=\[\"fairly ill\",b\]'",
+        ),
+        (["task.classes=[ill (bad),b]"], r"'task.classes=\[\"ill \(bad\)\",b\]'"),
+    ],
+)
+def test_a_value_in_another_form_is_told_how_it_is_written(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        compose_settings(overrides)
+    written = re.findall(r"'([\w.]+=\[[^']*\])'$", str(refused.value))
+    for override in written[-1:]:
+        parsed(override)  # what it says can be read
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("privacy.epsilon=4", "rounds=3", "privacy.epsilon=8"),
+        ("privacy=central", "privacy=local"),
+        ("seed=1", "++seed=1"),
+    ],
+)
+def test_a_key_that_is_written_twice_is_refused(overrides: tuple[str, ...]) -> None:
+    key = overrides[0].partition("=")[0]
+    for command in ("run", "plan"):
+        result = call(command, *overrides)
+        assert result.exit_code == 2
+        assert f"{key} is written twice" in said_on_stderr(result)
+        assert overrides[-1] in said_on_stderr(result)

@@ -37,7 +37,7 @@ from fl_dp.commands.terminal.numbers import epsilon_text
 from fl_dp.commands.terminal.progress import TimeLeft, describe_round, progress_line
 from fl_dp.commands.terminal.summary import RunSummary, epsilon_jump, summary_table
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.statement.words import rounded_up
+from fl_dp.promise import rounded_up
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 DISCRETISATION = 1e-4
@@ -128,6 +128,15 @@ def test_a_setting_written_as_an_option_is_said_as_an_override(
     assert result.exit_code == 2
     (said,) = result.stderr.splitlines()
     assert said.endswith(f"as {meant}")
+
+
+@pytest.mark.parametrize("option", ["--config-dir", "--config-name", "--config-path"])
+def test_hydra_s_own_options_are_told_where_experiment_files_go(option: str) -> None:
+    result = call("run", "-m", option, "mine", "experiment=mine")
+    assert result.exit_code == 2
+    (said,) = result.stderr.splitlines()
+    [file] = re.findall(r"(/\S+)/NAME\.yaml", said)
+    assert (Path(file) / "privacy_levels.yaml").is_file()
 
 
 def test_an_option_like_no_setting_is_answered_by_the_options_that_there_are() -> None:
@@ -429,8 +438,8 @@ def test_a_picture_that_can_t_be_written_is_status_2(name: str, said: str, tmp_p
     [
         ("task.num_clients=200 privacy.delta=1e-5", []),
         ("task.num_clients=99 privacy.delta=1e-5", ["99 clients are few"]),
-        ("task.num_clients=200", ["delta 0.0029 (the default for 200) is large"]),
-        ("task.num_clients=50", ["50 clients are few", "delta 0.014"]),
+        ("task.num_clients=200", ["delta 0.00295 (the default for 200) is large"]),
+        ("task.num_clients=50", ["50 clients are few", "delta 0.0136"]),
         ("task.num_clients=50 privacy=none", []),
         ("privacy=none task=csv task.test_fraction=0.2", ["task.test_fraction=0.2 measures"]),
         ("privacy=none task=csv task.validation=true", ["task.validation=true measures"]),
@@ -469,6 +478,10 @@ def test_clients_without_records_end_a_run_before_an_engine_starts(tmp_path: Pat
     assert result.exit_code == 2
     assert "without records" in said_on_stderr(result)
     assert "starting the nodes" not in said_on_stderr(result)
+    planned = call("plan", *thin)
+    assert planned.exit_code == 0
+    assert "`fl-dp run` will refuse: " in said_on_stderr(planned)
+    assert "without records" in said_on_stderr(planned)
 
 
 def test_a_refused_plan_is_a_document() -> None:
@@ -814,7 +827,7 @@ def test_the_progress_shows_what_matters_at_any_width(
         on_round({**LINE, "round": 998})
         on_round(LINE)
     shown = [line for line in re.split(r"\x1b\[2K|\r|\n", stream.getvalue()) if "999" in line][-1]
-    for part in ("round 999/1000", "accuracy 0.937", "epsilon 5.12/8", " left"):
+    for part in ("round 999/1000", "accuracy 0.937", "epsilon 5.13/8", " left"):
         assert part in shown
     assert len(shown.rstrip()) <= width
 

@@ -20,7 +20,7 @@ from fl_dp.ledger.node import Account, RunLimit, Use
 from fl_dp.ledger.witness import FileWitness
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import RecordPlan
-from fl_dp.statement.words import rounded_up
+from fl_dp.promise import rounded_up
 
 
 def call(*arguments: object, answer: str = "") -> tuple[int, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging
 import math
 import re
 import tomllib
@@ -59,7 +60,7 @@ def test_the_statistics_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_readme_s_python_runs_and_ends_in_one_line_the_second_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -69,9 +70,12 @@ def test_the_readme_s_python_runs_and_ends_in_one_line_the_second_time(
     mean = [float(number) for number in re.findall(r"\d+\.\d+", printed.getvalue())]
     # Of the mean's noise, std .02 a round, four rounds' worth lasts: .5 is 12 deviations and more.
     assert mean == pytest.approx([1.0, 2.0], abs=0.5)
+    caplog.clear()
+    caplog.set_level(logging.INFO, logger="flwr")
     with pytest.raises(SystemExit, match=r"error: the ledger .*ledger\.db is spent") as ended:
         exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
     assert "\n" not in str(ended.value)
+    assert not caplog.records
 
 
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]

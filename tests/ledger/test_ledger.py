@@ -333,7 +333,7 @@ def test_a_file_that_is_no_ledger_is_refused(tmp_path: Path) -> None:
         PrivacyLedger.open(path, PLAN)
     with pytest.raises(FileNotFoundError):
         PrivacyLedger.read(tmp_path / "none.db")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match="no folder"):
         PrivacyLedger.open(tmp_path / "no" / "folder" / "ledger.db", PLAN)
 
 

@@ -539,7 +539,7 @@ def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:
 def test_a_ledger_that_is_not_there_is_only_made_to_spend_from(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         NodeLedger.read(path)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(ValueError, match=r"no folder .* to keep the privacy ledger"):
         NodeLedger.open(path.parent / "no folder" / "ledger.db")
     assert NodeLedger.day_of_revocation(path) is None
     assert not path.exists()

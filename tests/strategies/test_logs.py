@@ -19,7 +19,7 @@ from trainings import budgeted, record
 from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import ScalarMetric
 from fl_dp.plan import SecureSum
-from fl_dp.statement.words import rounded_up
+from fl_dp.promise import rounded_up
 from fl_dp.strategies import DPFedAvg, LawSelection, UnprotectedFedAvg
 from fl_dp.updates import VectorLayout
 

@@ -82,7 +82,7 @@ WRONG = {
     "ledger": (None, "a text or Path"),
     "roster_timeout": ("60", "a number"),
     "metrics": (["loss"], "a tuple of ScalarMetric"),
-    "neighboring_relation": ("zero-out", "NeighboringRelation.ZERO_OUT"),
+    "neighboring_relation": ("zeroed", "one of .*'zero-out'"),
     "after_round": (3, "a function or None"),
 }
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .devices import Machine
-from .launch import SILENT
+from .launch import environment_of_children
 from .superlink import FOLDER_VARIABLE
 
 _PROCESSES = Path("/proc")
@@ -105,7 +105,7 @@ def cluster_at(asked: str) -> Cluster:
     address, has_token = own_address(asked)
     answer = subprocess.run(
         [sys.executable, "-P", "-m", __name__, address],
-        env={**SILENT, **os.environ},
+        env=environment_of_children(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -47,7 +47,7 @@ def with_engine(settings: Settings) -> tuple[Settings, str | None]:
         return settings, None
     if simulation.ray_address is not None:
         return replace(settings, simulation=replace(simulation, engine="cluster")), None
-    small = _is_small(settings.task) and not simulation.num_gpus
+    small = is_small(settings.task) and not simulation.num_gpus
     if small and simulation.num_cpus is None and simulation.workers is None:
         chosen = "in_process"
         said = (
@@ -59,7 +59,8 @@ def with_engine(settings: Settings) -> tuple[Settings, str | None]:
     return replace(settings, simulation=replace(simulation, engine=chosen)), said
 
 
-def _is_small(task: TaskSettings) -> bool:
+def is_small(task: TaskSettings) -> bool:
+    """Tell whether a task's data are read at once: those of scikit-learn, or a small table."""
     from fl_dp.tasks.datasets import (
         EMBEDDED,  # with NumPy, which a command that shows help can spare
     )

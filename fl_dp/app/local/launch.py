@@ -17,6 +17,7 @@ import re
 import secrets
 import shlex
 import socket
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -44,12 +45,59 @@ if TYPE_CHECKING:  # with ledgers and accountants, while engines can already sta
 
 _CONNECTION = "fl-dp"
 _STARTUP_TIMEOUT = 240.0  # seconds, for a busy machine
-_LONGEST_RAY_FOLDER = 40  # Ray's sockets lie below it, and a socket's path has at most 103 bytes
+_LONGEST_PLACE = 25  # Ray's sockets lie in a folder in it; a socket's path has at most 103 bytes
 
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 """Reports on its use that Flower and Ray send to their makers, unless the caller wants them."""
 
+_PROXY_VARIABLES = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
+_OWN_ADDRESSES = "localhost,127.0.0.1,::1"
+_SHORT_FOLDER = "/tmp"
+
 logger = logging.getLogger("flwr.fl_dp")
+
+
+def environment_of_children() -> dict[str, str]:
+    """Return the environment of processes that talk to each other on this machine alone.
+
+    A proxy of the environment would be asked for addresses that only this machine knows.
+    """
+    direct = {
+        name: ",".join(filter(None, [os.environ.get(name), _OWN_ADDRESSES]))
+        for name in _PROXY_VARIABLES
+    }
+    return {**SILENT, **os.environ, **direct}
+
+
+def answers(address: str, context: ssl.SSLContext | None = None) -> bool:
+    """Tell whether a server of this machine answers, without a proxy.
+
+    Args:
+        address: Its URL.
+        context: Whom to trust, where it has TLS.
+    """
+    handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+    try:
+        with urllib.request.build_opener(*handlers).open(address, timeout=1.0):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _place_of_sockets() -> str:
+    """Return a folder for temporary ones whose sockets' paths are short enough.
+
+    Raises:
+        LaunchError: If there is none.
+    """
+    usual = tempfile.gettempdir()
+    for folder in (usual, _SHORT_FOLDER):
+        if len(os.fsencode(folder)) <= _LONGEST_PLACE and os.access(folder, os.W_OK):
+            return folder
+    raise LaunchError(
+        f"paths in the temporary folder {usual} are too long for sockets: write TMPDIR=FOLDER with "
+        f"one of at most {_LONGEST_PLACE} characters, or simulation.engine=in_process"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +197,7 @@ class LocalSuperLink:
                 "simulation.engine=flower needs Ray: pip install 'fl-dp[simulation]', or write "
                 "simulation.engine=in_process"
             )
-        self._folder = tempfile.TemporaryDirectory(prefix="fl-dp-")
+        self._folder = tempfile.TemporaryDirectory(prefix="fl-dp-", dir=_place_of_sockets())
         home = Path(self._folder.name)
         self._port = port = _free_port()
         self._app = home / "fl-dp-run"
@@ -165,8 +213,7 @@ class LocalSuperLink:
             )
         self._log = home / "superlink.log"
         self._environment = {
-            **SILENT,
-            **os.environ,
+            **environment_of_children(),
             "FLWR_HOME": str(home),
             FOLDER_VARIABLE: str(home),
             # The app points at what is installed; nothing is fetched for it.
@@ -176,9 +223,8 @@ class LocalSuperLink:
             "RAY_ADDRESS": "local",  # its own Ray, whatever cluster is on this machine or elsewhere
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_TMPDIR": str(home),
         }
-        if len(os.fsencode(home)) <= _LONGEST_RAY_FOLDER:
-            self._environment["RAY_TMPDIR"] = str(home)
         if (elsewhere := os.environ.get("RAY_ADDRESS", "local")) != "local":
             logger.warning(
                 "RAY_ADDRESS=%s is not used: the nodes run in a Ray of this run alone", elsewhere
@@ -289,11 +335,9 @@ class LocalSuperLink:
         path = CLOSED_PATH if users_can_be_told_apart() else "/health"
         deadline = time.monotonic() + _STARTUP_TIMEOUT
         while time.monotonic() < deadline and self._process.poll() is None:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=1.0):
-                    return
-            except (urllib.error.URLError, OSError):
-                time.sleep(0.1)
+            if answers(f"http://127.0.0.1:{self._port}{path}"):
+                return
+            time.sleep(0.1)
         said = self._log.read_text(encoding="utf-8", errors="replace")
         raise LaunchError(f"Flower's SuperLink did not start:\n{said.strip()}")
 

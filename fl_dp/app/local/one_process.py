@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import os
 import secrets
 import shlex
 import shutil
@@ -27,7 +26,7 @@ from fl_dp.app.settings import Settings
 
 from .cluster import own_address
 from .flower_runs import RunStatus
-from .launch import SILENT, App, require_torch
+from .launch import App, environment_of_children, require_torch
 from .processes import descendants, end_with, kill_all
 
 if TYPE_CHECKING:  # Flower is loaded where a training runs
@@ -151,7 +150,7 @@ def _cluster(settings: Settings) -> dict[str, Any] | None:
 def _environment(num_gpus: float) -> dict[str, str]:
     # As Flower's workers, which see a GPU only if they get a share of one.
     hidden = {} if num_gpus > 0 else {"CUDA_VISIBLE_DEVICES": ""}
-    return {**SILENT, **os.environ, **hidden}
+    return {**environment_of_children(), **hidden}
 
 
 def _tell(process: subprocess.Popen[bytes], asked: dict[str, Any]) -> None:

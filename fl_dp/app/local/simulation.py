@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
 from fl_dp.app.in_process import InProcessGrid, configs_of_nodes
 from fl_dp.app.refusals import refusals_end_the_script
 from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.option_errors import ArgumentError, require_count
 
 
 def simulate(
@@ -34,11 +37,36 @@ def simulate(
         run_config: Of the run, as both apps see it in `context.run_config`.
 
     Raises:
-        SystemExit: If the ledger does not pay for the run, nodes and plan do not fit, or (almost)
-            no node can contribute: one line instead of a traceback.
+        SystemExit: If an argument is wrong, the ledger does not pay for the run, nodes and plan do
+            not fit, or (almost) no node can contribute: one line instead of a traceback.
     """
     with refusals_end_the_script():
+        _require_app(client)
+        if num_nodes is not None:
+            require_count(num_nodes=num_nodes)
         play(server, client, num_nodes=num_nodes, run_config=run_config or {})
+
+
+def _require_app(client: object) -> None:
+    """Refuse what answers no messages, such as a client or its class.
+
+    Raises:
+        TypeError: With what to write instead.
+    """
+    if isinstance(client, type):
+        raise ArgumentError(
+            f"client must be an app, got the class {client.__name__}: write "
+            f"numpy_client_app(lambda context: {client.__name__}())"
+        )
+    if isinstance(client, ClientApp):
+        return
+    try:
+        inspect.signature(client).bind("message", "context")  # type: ignore[arg-type]  # or TypeError
+    except TypeError as error:
+        raise ArgumentError(
+            f"client must be an app, which answers a message in a context, got {client!r:.80}: "
+            "write numpy_client_app(client_fn)"
+        ) from error
 
 
 def play(

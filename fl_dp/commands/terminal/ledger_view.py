@@ -18,11 +18,11 @@ from fl_dp.accounting.events import event_from_dict
 from fl_dp.documents import MALFORMED
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry
+from fl_dp.promise import brief_epsilon, delta_rounded_up, rounded_up
 from fl_dp.statement.of_clients import second_figure_of
 from fl_dp.statement.sentences import ACCOUNTANTS
 from fl_dp.statement.words import (
     describe_event,
-    rounded_up,
     second_figure_in_words,
 )
 
@@ -200,8 +200,8 @@ def ledger_summary(ledger: SpentLedger) -> list[str]:
         lines.append("INSECURE noise: nothing is promised")
     accountant = ACCOUNTANTS.get(spent.best_name, spent.best_name)
     lines.append(
-        f"Spent: epsilon {rounded_up(spent.best)} of {budget.epsilon:g} at delta "
-        f"{budget.delta:.3g}, by {accountant} ({spent.best_name})"
+        f"Spent: epsilon {rounded_up(spent.best)} of {rounded_up(budget.epsilon)} at delta "
+        f"{delta_rounded_up(budget.delta)}, by {accountant} ({spent.best_name})"
     )
     promised = ledger.promise().best
     if promised > spent.best:
@@ -242,10 +242,13 @@ def _describe(fields: dict[str, Any]) -> str:
         case "plan":
             plan = fields["plan"]
             if not plan["rounds"]:
-                return f"statistics alone, budget epsilon {plan['budget']['epsilon']:g}"
+                return (
+                    f"statistics alone, budget epsilon {brief_epsilon(plan['budget']['epsilon'])}"
+                )
             return (
                 f"{plan['rounds']} rounds of a {plan['kind']} plan, noise multiplier from "
-                f"{plan['noise_multiplier']:.5g}, budget epsilon {plan['budget']['epsilon']:g}"
+                f"{plan['noise_multiplier']:.5g}, budget epsilon "
+                f"{brief_epsilon(plan['budget']['epsilon'])}"
             )
         case "run":
             return f"opened by run {fields['run']}, randomness {fields['randomness']}"

@@ -12,8 +12,9 @@ from fl_dp.accounting import PrivacyBudget
 from fl_dp.accounting.events import event_to_dict
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Reliance, Spending, Use
+from fl_dp.promise import brief_epsilon, delta_rounded_up, rounded_up
 from fl_dp.statement.sentences import ACCOUNTANTS
-from fl_dp.statement.words import describe_event, rounded_up
+from fl_dp.statement.words import describe_event
 
 from .sheets import sheet
 
@@ -68,7 +69,7 @@ def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:
                 spending.unit,
                 "\n".join(releases),
                 _spent(spending),
-                "no cap" if spending.budget is None else f"{spending.budget.epsilon:.4g}",
+                "no cap" if spending.budget is None else brief_epsilon(spending.budget.epsilon),
                 _delta(spending),
             )
         )
@@ -141,7 +142,7 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
                 spending.unit,
                 _spent(spending),
                 "no cap" if rest is None else f"{math.floor(rest * 1e4) / 1e4:.4f}",
-                "no cap" if of is None else f"{of.epsilon:.4g}",
+                "no cap" if of is None else brief_epsilon(of.epsilon),
                 _delta(spending),
             )
         )
@@ -196,12 +197,12 @@ def _left(spending: Spending, cap: PrivacyBudget | None) -> float | None:
 def _limit(spending: Spending) -> str:
     if spending.budget is None:
         return "runs that no cap limits together,"
-    return f"at most {spending.budget.epsilon:.4g}"
+    return f"at most {brief_epsilon(spending.budget.epsilon)}"
 
 
 def _delta(spending: Spending) -> str:
     assert spending.first_limit is not None  # each charge brings one
-    return f"{spending.first_limit.delta:.3g}"
+    return delta_rounded_up(spending.first_limit.delta)
 
 
 def _ends_first(spending: Spending) -> float:

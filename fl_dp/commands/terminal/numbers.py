@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from fl_dp.promise import is_promise
+from fl_dp.promise import brief_epsilon, is_promise, rounded_up
 
 from .sheets import sheet
 
@@ -31,7 +31,7 @@ NO_PRIVACY = "no privacy"
 
 def epsilon_text(epsilon: float) -> str:
     """Return an epsilon for a person, or that it protects nothing."""
-    return f"{epsilon:.4g}" if is_promise(epsilon) else NO_PRIVACY
+    return brief_epsilon(epsilon) if is_promise(epsilon) else NO_PRIVACY
 
 
 def numbers_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
@@ -44,8 +44,7 @@ def bound_rows(bounds: EpsilonBounds) -> list[tuple[str, str]]:
     rows = []
     for name, bound in bounds.by_name.items():
         quote = ": the number to quote" if name == bounds.best_name else ""
-        digits = ".4g" if name == "naive" else ".4f"
-        rows.append((_ACCOUNTANTS[name] + quote, f"{bound:{digits}}"))
+        rows.append((_ACCOUNTANTS[name] + quote, rounded_up(bound)))
     return rows
 
 

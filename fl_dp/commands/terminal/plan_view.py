@@ -16,8 +16,8 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 from fl_dp.codec import encode
 from fl_dp.plan import Plan
+from fl_dp.promise import brief_epsilon, ceiling, delta_rounded_up, rounded_up
 from fl_dp.statement.of_clients import promise_in_words
-from fl_dp.statement.words import ceiling
 
 from .numbers import bound_rows, numbers_table, span
 from .sheets import sheet
@@ -130,15 +130,15 @@ class PlanView:
             ),
             ("noise std on each coordinate of the mean", span(mean_noise, ".3g")),
             ("denominator: what a cohort weighs", f"{plan.denominator:g}"),
-            ("delta", f"{plan.budget.delta:.4g}"),
+            ("delta", delta_rounded_up(plan.budget.delta)),
             *bound_rows(self.bounds),
         ]
         rows += _share_rows(plan)
         rows += [
             (
-                f"epsilon of the clients that allow {each['budget']:g}",
-                f"{each['epsilon']:.4f}, at rate {each['sampling_rate']:.4g} and noise multiplier "
-                f"{each['noise_multiplier']:.4g}",
+                f"epsilon of the clients that allow {brief_epsilon(each['budget'])}",
+                f"{rounded_up(each['epsilon'])}, at rate {each['sampling_rate']:.4g} and noise "
+                f"multiplier {each['noise_multiplier']:.4g}",
             )
             for each in self.own_budgets
         ]
@@ -146,7 +146,7 @@ class PlanView:
             split = "noise multiplier if epsilon were split over the rounds"
             truly = f"  {self.noise_saved:.1f} times the noise, for a true epsilon of"
             rows.append((split, span(self.naive_multipliers, ".3f")))
-            rows.append((truly, f"{self.naive_epsilon:.4f}"))
+            rows.append((truly, rounded_up(self.naive_epsilon)))
         title = f"{plan.rounds} rounds, {plan.num_units} {plan.hosting.sampled}s, {rate}"
         return numbers_table(title, rows)
 
@@ -159,7 +159,7 @@ class PlanView:
         for stop in _shown_rounds(self.plan.rounds):
             noise = self.plan.noise_multipliers[stop - 1]
             # A point that no accountant could bound is not on the curve.
-            after = f"{spent[stop]:.4f}" if stop in spent else "-"
+            after = rounded_up(spent[stop]) if stop in spent else "-"
             rows.append((str(stop), f"{noise:.4f}", after))
         headings = ("round", "its noise multiplier", "epsilon spent after it")
         return sheet("Over the rounds", headings, rows, numbers=headings)
@@ -177,7 +177,7 @@ class PlanView:
             return False
         figure, panels = made
         epsilon = panels[-1]
-        title = f"Privacy spent of one {plan.unit}, delta {ceiling(plan.budget.delta, 3)}"
+        title = f"Privacy spent of one {plan.unit}, delta {delta_rounded_up(plan.budget.delta)}"
         if constant:
             title += f"\nnoise multiplier {plan.noise_multipliers[0]:.4g} in each round"
         else:
@@ -231,7 +231,7 @@ def _share_rows(plan: Plan) -> list[tuple[str, str]]:
         ("shares of noise that are counted", str(noise.honest_shares)),
         ("bits of a coordinate", f"{one.bits}{', rotated' if one.share.rotated else ''}"),
         ("noise of one node, in grid steps", f"{one.noise_scale:.4g}"),
-        ("epsilon kept for the distance from Gaussians", f"{2.0 * noise.slack:.2g}"),
+        ("epsilon kept for the distance from Gaussians", ceiling(2.0 * noise.slack, 2)),
     ]
 
 

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from fl_dp.commands.console import shows_live
-from fl_dp.promise import is_promise
+from fl_dp.promise import brief_epsilon, ceiling, is_promise
 from fl_dp.tasks.metrics import Score
 
 from .numbers import NO_PRIVACY
@@ -246,8 +246,8 @@ def describe_round(
     score = Score.in_line(line)
     parts = [f"round {line['round']}/{rounds}", f"{score.title} {score}"]
     if is_promise(line.get("epsilon"), insecure=line.get("insecure", False)):
-        of = f"/{budget:.4g}" if math.isfinite(budget) else ""
-        parts.append(f"epsilon {line['epsilon']:.3g}{of}")
+        of = f"/{brief_epsilon(budget)}" if math.isfinite(budget) else ""
+        parts.append(f"epsilon {ceiling(line['epsilon'], 3)}{of}")  # the line is narrow
     else:
         parts.append(NO_PRIVACY)
     if line["round"] < rounds:

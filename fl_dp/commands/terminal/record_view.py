@@ -7,6 +7,7 @@ from typing import Any
 from rich.table import Table
 
 from fl_dp.plan import RecordPlan
+from fl_dp.promise import delta_rounded_up
 from fl_dp.statement import record_statement
 
 from .numbers import bound_rows, numbers_table
@@ -40,7 +41,7 @@ def record_plan_table(plan: RecordPlan) -> Table:
                 f"{plan.noise_multiplier:.5f}",
             ),
             ("clipping norm of one record's gradient", f"{plan.clipping_norm:g}"),
-            ("delta", f"{plan.budget.delta:.4g}"),
+            ("delta", delta_rounded_up(plan.budget.delta)),
             *bound_rows(plan.epsilon()),
         ],
     )

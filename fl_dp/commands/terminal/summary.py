@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
+from fl_dp.promise import brief_epsilon, delta_rounded_up
 from fl_dp.tasks.metrics import Score
 
 from .numbers import epsilon_text
@@ -139,7 +140,7 @@ def epsilon_jump(runs: Sequence[RunSummary]) -> str | None:
             if run.is_measured_privately:
                 why = "leaves out that the last model was measured on clients' rows"
             return (
-                f"Report epsilon {_rounded_up(run.epsilon):.4g}; {_rounded_up(spent):.4g}, where "
+                f"Report epsilon {brief_epsilon(run.epsilon)}; {brief_epsilon(spent)}, where "
                 f"the progress ended, {why}"
             )
     return None
@@ -152,8 +153,4 @@ def _largest(values: Sequence[float | None]) -> float | None:
 def _promised(epsilon: float | None, delta: float | None) -> tuple[str, str]:
     if epsilon is None or delta is None:
         return "-", "-"
-    return epsilon_text(_rounded_up(epsilon)), f"{delta:.3g}"
-
-
-def _rounded_up(epsilon: float) -> float:
-    return math.ceil(epsilon * 1e4) / 1e4 if math.isfinite(epsilon) else epsilon
+    return epsilon_text(epsilon), delta_rounded_up(delta)

@@ -25,6 +25,7 @@ from fl_dp.commands.console import (
     print_json,
     print_plainly,
 )
+from fl_dp.promise import brief_epsilon, epsilon_at_delta
 
 from .experiments import DataIsPublic, counted, require_public
 
@@ -278,7 +279,7 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
             continue
         said.append(
             f"{WORDS[threat]}: recovery fails from noise multiplier {failing.noise_multiplier:g} "
-            f"on, where epsilon is {failing.epsilon:.3g} at delta {failing.delta:.1g} for "
+            f"on, at {epsilon_at_delta(failing.epsilon, failing.delta)} for "
             f"{failing.unit}" + ("" if failing.epsilon < _MEANS_LITTLE else ": no privacy")
         )
     if said:
@@ -298,7 +299,7 @@ def _table(summaries: Sequence[Summary], title: str) -> Table:
         (
             _seen(summary),
             f"{summary.noise_multiplier:g}" if summary.noise_multiplier else "none",
-            f"{summary.epsilon:.3g}",
+            brief_epsilon(summary.epsilon),
             *(_text_scores(summary.means) if text else _image_scores(summary.means)),
             "no" if summary.fails else "yes",
         )

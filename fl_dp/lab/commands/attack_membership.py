@@ -25,6 +25,7 @@ from fl_dp.commands.console import (
     print_plainly,
     warn,
 )
+from fl_dp.promise import brief_epsilon, delta_rounded_up, epsilon_at_delta
 
 from .experiments import DataIsPublic, counted, require_public
 
@@ -188,7 +189,10 @@ def _allowed(promise: MembershipPromise | None) -> dict[str, TradeOff]:
     """Return the curves that no attack lies above, the tightest last."""
     if promise is None:
         return {}
-    whole = f"epsilon {promise.epsilon:.3g},\ndelta {promise.delta:.2g}, {promise.whom}"
+    whole = (
+        f"epsilon {brief_epsilon(promise.epsilon)},\ndelta {delta_rounded_up(promise.delta)}, "
+        f"{promise.whom}"
+    )
     curves = {f"allowed by {whole}": promise.curve()}
     try:
         curves["allowed by the whole\nprivacy-loss distribution"] = promise.full_curve()
@@ -253,7 +257,7 @@ def _show(found: _MembershipResult, path: Path, *, drawn: bool) -> None:
         "the public test part: means of all models",
         "Nothing is promised to those who were looked for"
         if promised is None
-        else f"Promised: epsilon {promised['epsilon']:.4g} at delta {promised['delta']:.3g}, for "
+        else f"Promised: {epsilon_at_delta(promised['epsilon'], promised['delta'])}, for "
         f"{promised['whom']}",
         f"Read it as {document['note']}",
         "TPR: share of members that are found, with 95 % intervals; FPR: of others that are, too",

@@ -25,6 +25,7 @@ from fl_dp.commands.console import (
     print_plainly,
     warn,
 )
+from fl_dp.promise import brief_epsilon, epsilon_at_delta
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
@@ -152,8 +153,8 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
         stopped = Stopped.begun(job.folder, job.settings)
     note(
         "a random number of trainings follows, each with a candidate drawn at random and within "
-        f"epsilon {stopped.budget_of_one:.4g}; how many there were, and what lost, has to stay "
-        "with you: keep these lines, and how long they took, to yourself"
+        f"epsilon {brief_epsilon(stopped.budget_of_one)}; how many there were, and what lost, has "
+        "to stay with you: keep these lines, and how long they took, to yourself"
     )
     trials = job.path / TRIALS
     with closing(stopped):
@@ -206,7 +207,7 @@ def _say(job: Job, console: Console) -> None:
     print_plainly(
         console,
         f"Chosen: {chosen}",
-        f"Choice and training together: epsilon {epsilon:.4g} at delta {statement['delta']:.3g}, "
+        f"Choice and training together: {epsilon_at_delta(epsilon, statement['delta'])}, "
         f"in one ledger; {statement['hyper_parameters']}",
         f"Again with it, at the price of another training: fl-dp run {rest} {chosen}",
     )

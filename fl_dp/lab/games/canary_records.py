@@ -33,6 +33,7 @@ from fl_dp.lab.audit.one_run import finding_of_one_run
 from fl_dp.lab.audit.scores import bounds_of_scores
 from fl_dp.lab.audit.verdict import AuditReport
 from fl_dp.plan import RecordPlan
+from fl_dp.promise import delta_rounded_up
 
 _LEARNING_RATE = 1e-3  # so small that a canary's gradient keeps its direction
 _LONG = 100.0  # length of a canary's input in clipping norms: its gradient is clipped
@@ -189,7 +190,8 @@ def audit_records(
         },
         notes=(
             f"{int(there.sum())} of {len(there)} canary records were in; the bounds are of an "
-            f"adversary that sees the model after the last participation; delta {delta:.3g}",
+            f"adversary that sees the model after the last participation; delta "
+            f"{delta_rounded_up(delta)}",
             f"the noise is that of all {len(seen)} steps, in weights that no record touches",
             "the one-run bound (Steinke et al. 2023) holds whatever the scores are; delta alone "
             "keeps it at 0 where confidence is above about 1 - 2 canaries x delta / guesses",

@@ -25,6 +25,7 @@ from fl_dp.lab.audit.noise_findings import findings_on_noise
 from fl_dp.lab.audit.verdict import AuditReport, Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run, one_shot_epsilon
 from fl_dp.plan import Plan
+from fl_dp.promise import delta_rounded_up
 
 from .canary_run import CanaryRun
 
@@ -209,7 +210,8 @@ class Audited:
             findings=self.findings(alpha=alpha),
             estimates={**surely, **(estimates or {})},
             notes=(
-                f"at delta {self.delta:.3g}; the adversary sees every release and knows {known}",
+                f"at delta {delta_rounded_up(self.delta)}; the adversary sees every release and "
+                f"knows {known}",
                 "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's, that by "
                 "Clopper-Pearson nothing; the verdict goes by the claimed curve itself",
                 *notes,

@@ -12,9 +12,9 @@ from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.accounting.events import History
 from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.ledger import LedgerAnchor
-from fl_dp.promise import is_promise
+from fl_dp.promise import brief_epsilon, delta_rounded_up, is_promise, rounded_up
 from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement
-from fl_dp.statement.words import ceiling, describe_event, neighbours_in_words, rounded_up
+from fl_dp.statement.words import describe_event, neighbours_in_words
 from fl_dp.tasks.metrics import METRICS, Score
 from fl_dp.viewer.found_runs import FoundRun, read_run
 from fl_dp.viewer.found_runs.untrusted import Unreadable, parsed_json, read_whole
@@ -93,7 +93,7 @@ class Facts:
         if not self.promises:
             raise ValueError(
                 f"{self.run.card.name} promises nothing with epsilon "
-                f"{self.statement.best_epsilon:.4g}: no paper can rest on it"
+                f"{brief_epsilon(self.statement.best_epsilon)}: no paper can rest on it"
             )
         return self.statement
 
@@ -166,8 +166,9 @@ class Facts:
             for each in (own or ())[:-1]
         )
         return (
-            f"epsilon {rounded_up(promise.best_epsilon)} at delta {ceiling(promise.delta, 3)}, by "
-            f"the accountant '{promise.quoted}'" + (f" (epsilon {stricter})" if stricter else "")
+            f"epsilon {rounded_up(promise.best_epsilon)} at delta "
+            f"{delta_rounded_up(promise.delta)}, by the accountant '{promise.quoted}'"
+            + (f" (epsilon {stricter})" if stricter else "")
         )
 
     @property

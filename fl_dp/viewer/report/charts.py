@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fl_dp.statement.words import rounded_up
+from fl_dp.promise import rounded_up
 from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun, Round, thinned
 from fl_dp.viewer.found_runs.groups import Group, RoundRange

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from fl_dp import __version__
-from fl_dp.statement.words import ceiling, rounded_up
+from fl_dp.promise import delta_rounded_up, rounded_up
 from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image, RunState
 from fl_dp.viewer.found_runs.groups import (
@@ -145,7 +145,7 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
                 _number(_judged(run, score), ".4f"),
                 _number(card.test_loss, ".4f"),
                 "∞" if not card.promises else _bound(card.epsilon),
-                "–" if card.delta is None or not card.promises else ceiling(card.delta, 3),
+                "–" if card.delta is None or not card.promises else delta_rounded_up(card.delta),
                 *(_number(run.metrics.get(name), ".4f") for name in metrics),
                 *(shown_value(of_run[key]) if key in of_run else "–" for key in differing),
             )

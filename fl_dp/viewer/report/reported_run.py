@@ -10,9 +10,8 @@ from typing import Any
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.commands.terminal.results import noise_of_mean
-from fl_dp.promise import is_large_delta
+from fl_dp.promise import brief_epsilon, delta_rounded_up, is_large_delta, rounded_up
 from fl_dp.statement.sentences import ACCOUNTANTS
-from fl_dp.statement.words import ceiling, rounded_up
 from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.groups import shown_value
@@ -85,7 +84,7 @@ class ReportedRun:
         delta = self.run.card.delta
         if self.warning or delta is None or not is_large_delta(delta):
             return ""
-        return WORDS["budget.large_delta"].format(delta=ceiling(delta, 3))
+        return WORDS["budget.large_delta"].format(delta=delta_rounded_up(delta))
 
     @property
     def gauge(self) -> Gauge | None:
@@ -184,14 +183,16 @@ def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
         bound = number(bounds.get(quoted)) if isinstance(bounds, Mapping) else None
         if bound is not None and delta is not None:
             said = WORDS["stated.records.bound"]
-            text = said.format(epsilon=rounded_up(bound), delta=ceiling(delta, 3))
+            text = said.format(epsilon=rounded_up(bound), delta=delta_rounded_up(delta))
             rows.append((WORDS["stated.records"], text))
     groups = statement.get("own_budgets")
     for group in groups if isinstance(groups, list) else ():
         fields = group if isinstance(group, Mapping) else {}
         budget, share, bound = (number(fields.get(each)) for each in ("budget", "share", "epsilon"))
         if budget is not None and share is not None and bound is not None:
-            name = WORDS["stated.own_budget"].format(budget=f"{budget:g}", share=f"{share:.0%}")
+            name = WORDS["stated.own_budget"].format(
+                budget=brief_epsilon(budget), share=f"{share:.0%}"
+            )
             text = WORDS["stated.of_models.bound"].format(epsilon=rounded_up(bound))
             rows.append((name, text))
     sums = statement.get("secure_sums")
@@ -213,7 +214,9 @@ def _promise(run: FoundRun) -> tuple[str, bool]:
     if card.epsilon is None or card.delta is None:
         return WORDS["budget.unknown"], True
     promised = WORDS["budget.promised"].format(
-        epsilon=rounded_up(card.epsilon), delta=ceiling(card.delta, 3), unit=card.unit or "?"
+        epsilon=rounded_up(card.epsilon),
+        delta=delta_rounded_up(card.delta),
+        unit=card.unit or "?",
     )
     return promised, False
 
@@ -237,7 +240,7 @@ def _plain(run: FoundRun) -> list[str]:
         found = float(epsilon_delta_trade_off(epsilon, delta)(_SUSPECTED))
         share = math.ceil(1000.0 * found) / 10.0
         if found > _USELESS:
-            said.append(WORDS["plain.useless"].format(epsilon=f"{epsilon:.4g}"))
+            said.append(WORDS["plain.useless"].format(epsilon=brief_epsilon(epsilon)))
         else:
             said.append(WORDS["plain.guess"].format(share=f"{share:g}"))
     for key, word in (("adversary", "plain.adversary"), ("trusted", "plain.trust")):

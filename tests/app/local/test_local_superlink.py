@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -24,7 +25,7 @@ from flwr.superlink.routers.fleet.router import router as fleet
 
 from fl_dp.app.local import superlink as local_superlink
 from fl_dp.app.local import supernode
-from fl_dp.app.local.launch import LaunchError, LocalSuperLink
+from fl_dp.app.local.launch import LaunchError, LocalSuperLink, answers
 from fl_dp.app.local.one_process import OneProcess
 from fl_dp.app.local.processes import stop_with_descendants
 from fl_dp.app.local.superlink import (
@@ -306,6 +307,40 @@ def test_flower_and_ray_report_to_their_makers_only_if_the_user_says_so(
         monkeypatch.setenv(reports, set_to)
     (environment,) = environments_of_runs(monkeypatch, 1)
     assert environment[reports] == given
+
+
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY", "no_grpc_proxy"])
+def test_no_proxy_is_asked_for_what_is_on_this_machine(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, "example.org")
+    (environment,) = environments_of_runs(monkeypatch, 1)
+    assert {"example.org", "localhost", "127.0.0.1"} <= set(environment[name].split(","))
+    with socket.create_server(("127.0.0.1", 0)) as here:
+        threading.Thread(target=_answer_once, args=(here,), daemon=True).start()
+        assert answers(f"http://127.0.0.1:{here.getsockname()[1]}/")
+
+
+def _answer_once(listening: socket.socket) -> None:
+    accepted, _ = listening.accept()
+    with accepted:
+        accepted.recv(4096)
+        accepted.sendall(b"HTTP/1.0 204 No Content\r\n\r\n")
+
+
+def test_a_long_temporary_folder_leaves_room_for_the_paths_of_sockets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("folder-" * 20)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    (environment,) = environments_of_runs(monkeypatch, 1)
+    assert len(environment["RAY_TMPDIR"]) <= 40
+    monkeypatch.setattr("fl_dp.app.local.launch._SHORT_FOLDER", str(long))
+    with pytest.raises(LaunchError, match="write TMPDIR=") as refused, LocalSuperLink():
+        pass
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -163,4 +163,4 @@ def test_an_epsilon_that_protects_nothing_is_no_number() -> None:
     said = describe_round(line, rounds=9, budget=math.inf, seconds_left=None)
     assert said == "round 9/9, accuracy 0.900, no privacy"
     assert epsilon_text(1e9) == "no privacy"
-    assert epsilon_text(7.9492) == "7.949"
+    assert epsilon_text(7.9492) == "7.9492"

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, nudge, save_picture
+from fl_dp.promise import delta_rounded_up
 
 from .recovery_results import Found, Summary, strongest
 from .registry import THREATS, WITH_NOISE, WORDS
@@ -65,7 +66,7 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
     by_noise.set(xlabel="noise multiplier", title=title)
     least, most = (end(each.epsilon for each in noisy) for end in (min, max))
     by_epsilon.set(
-        xlabel=f"epsilon of this one round at delta {noisy[0].delta:.1g}",
+        xlabel=f"epsilon of this one round at delta {delta_rounded_up(noisy[0].delta)}",
         title="The same against epsilon",
         xlim=(0.5 * min(least, 1.0), 2.0 * most),
     )

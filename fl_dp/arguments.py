@@ -1,0 +1,221 @@
+"""Arguments of public classes and functions: each is checked by its type, before anything else.
+
+A value that means the same is read as what it means: a number of NumPy, or a tensor without
+dimensions, is that number; a list, or an array of one dimension, is a tuple; `"zero-out"` is its
+`NeighboringRelation`.
+
+    >>> require_known(["samplig_rate"], ["rounds", "sampling_rate"], of="with_budget")
+    Traceback (most recent call last):
+    ArgumentError: with_budget has no argument 'samplig_rate': did you mean 'sampling_rate'? ...
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache, wraps
+from typing import Any, ParamSpec, Self, TypeVar
+
+from fl_dp.option_errors import ArgumentError
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+_UNIONS = (types.UnionType, typing.Union)  # of `X | Y`, and of `Optional[X]`
+_NAMES = {
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "a text",
+    type(None): "None",
+}
+
+
+class Arguments:
+    """A frozen dataclass of arguments: unknown names are refused, and values of a wrong type.
+
+    A subclass with a `__post_init__` of its own calls this one first.
+    """
+
+    def __new__(cls, *positional: object, **named: object) -> Self:
+        """Refuse a name that the class does not have.
+
+        Raises:
+            ArgumentError: With the nearest right name.
+        """
+        kind: type = cls
+        require_known(named, keywords_of(kind), of=kind.__name__)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        """Read each field by its type.
+
+        Raises:
+            ArgumentError: If a field has a value of the wrong type.
+        """
+        read_fields(self)
+
+
+def read_fields(instance: object, *, but: Collection[str] = ()) -> None:
+    """Replace the fields of a frozen dataclass by what they mean, as their types say.
+
+    Args:
+        instance: The dataclass, in its `__post_init__`.
+        but: Fields that are checked elsewhere.
+
+    Raises:
+        ArgumentError: If a field has a value of the wrong type.
+    """
+    fields = {name: value for name, value in vars(instance).items() if name not in but}
+    kind: type = type(instance)
+    for name, value in read_arguments(fields, hints_of(kind)).items():
+        if value is not fields[name]:
+            object.__setattr__(instance, name, value)
+
+
+def read_arguments(given: Mapping[str, Any], hints: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments as what they mean.
+
+    Args:
+        given: Values by name.
+        hints: Types by name, as `typing.get_type_hints` returns them. A name without one, or with
+            a type that can't be checked at run time, passes.
+
+    Raises:
+        ArgumentError: With the name, the value, and what to write.
+    """
+    read = dict(given)
+    for name, value in given.items():
+        hint = hints.get(name, Any)
+        read[name] = _meant(value, hint)
+        if not fits(read[name], hint):
+            raise ArgumentError(f"{name} must be {_words(hint)}, got {_shown(value)}")
+    return read
+
+
+def with_read_arguments(
+    *but: str,
+) -> Callable[[Callable[_Given, _Result]], Callable[_Given, _Result]]:
+    """Let a function have its arguments as what they mean; see `read_arguments`.
+
+    Args:
+        but: Names of arguments that it checks itself.
+    """
+
+    def reading(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+        names = tuple(inspect.signature(function).parameters)
+
+        @wraps(function)
+        def call(*positional: _Given.args, **named: _Given.kwargs) -> _Result:
+            hints = {name: hint for name, hint in hints_of(function).items() if name not in but}
+            first = read_arguments(dict(zip(names, positional, strict=False)), hints)
+            others = read_arguments(named, hints)
+            return function(*first.values(), *positional[len(first) :], **others)  # type: ignore[arg-type]  # as given
+
+        return call
+
+    return reading
+
+
+@cache
+def hints_of(signed: Any) -> dict[str, Any]:
+    """Return the types of a class's fields, or of a function's arguments, by their names."""
+    return typing.get_type_hints(signed)
+
+
+@cache
+def keywords_of(kind: type) -> frozenset[str]:
+    """Return the names that a class's constructor takes, with those it passes on by `**`."""
+    names: set[str] = set()
+    for parent in kind.__mro__:
+        if "__init__" not in vars(parent):
+            continue
+        _, *parameters = inspect.signature(vars(parent)["__init__"]).parameters.values()
+        by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        names |= {parameter.name for parameter in parameters if parameter.kind in by_name}
+        if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return frozenset(names)
+
+
+def require_known(given: Iterable[str], known: Iterable[str], *, of: str) -> None:
+    """Refuse a name that is not known.
+
+    Args:
+        given: Names as written.
+        known: All that are allowed.
+        of: What takes them, for the error.
+
+    Raises:
+        ArgumentError: With the nearest right name, and all right names.
+    """
+    allowed = sorted(known)
+    for name in given:
+        if name not in allowed:
+            near = get_close_matches(name, allowed, n=1, cutoff=0.6)
+            guess = f"did you mean '{near[0]}'? It" if near else "it"
+            raise ArgumentError(
+                f"{of} has no argument '{name}': {guess} takes {', '.join(allowed)}"
+            )
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Tell whether a value is of a type, as far as that can be checked at run time."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _UNIONS:
+        return any(fits(value, part) for part in parts)
+    if origin is tuple and parts[-1] is Ellipsis:
+        return isinstance(value, tuple) and all(fits(item, parts[0]) for item in value)
+    if origin is tuple:
+        whole = isinstance(value, tuple) and len(value) == len(parts)
+        return whole and all(map(fits, value, parts))
+    if origin is Callable:
+        return callable(value)
+    if hint in (int, float) and isinstance(value, bool):
+        return False  # Python takes True for 1
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
+
+
+def _meant(value: Any, hint: Any) -> Any:
+    """Return what a value stands for, where its type can say so; else the value."""
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _UNIONS:
+        readings = [(_meant(value, part), part) for part in parts]
+        return next((reading for reading, part in readings if fits(reading, part)), value)
+    if origin is tuple and getattr(value, "ndim", None) == 1:
+        value = value.tolist()
+    if origin is tuple and isinstance(value, list | tuple):
+        items = parts[:1] * len(value) if parts[-1] is Ellipsis else parts
+        if len(items) == len(value):
+            return tuple(map(_meant, value, items))
+    if hint in (int, float, bool) and getattr(value, "shape", None) == ():
+        return value.item()  # of NumPy, or a tensor without dimensions
+    if isinstance(hint, type) and issubclass(hint, Enum) and isinstance(value, str):
+        return next((member for member in hint if member.value == value), value)
+    return value
+
+
+def _words(hint: Any) -> str:
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _UNIONS:
+        return " or ".join(_words(part) for part in parts)
+    if origin is tuple:
+        return f"a tuple of {_words(parts[0])}"
+    if origin is Callable:
+        return "a function"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"one of {', '.join(repr(member.value) for member in hint)}"
+    return _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _shown(value: Any) -> str:
+    kind = type(value).__name__
+    if hasattr(value, "shape"):
+        return f"a {kind} of shape {tuple(value.shape)}"  # and no data
+    return f"{' '.join(repr(value).split()):.80} of type {kind}"
