@@ -162,7 +162,7 @@ def require_once(overrides: Sequence[str]) -> None:
 def _as_list(key: str, value: str) -> str:
     """Return what somebody means who writes a list whose items are not quoted."""
     items = [item.strip(" '\"") for item in value.partition("]")[0].lstrip("[").split(",")]
-    inside = ",".join(item if _PLAIN.fullmatch(item) else quoted(item) for item in items)
+    inside = ",".join(item if _PLAIN.fullmatch(item) else quoted(item) for item in items if item)
     return f"'{key}=[{inside}]'"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,12 @@ def json_of(*arguments: str) -> Any:
     result = call(*arguments)
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
+
+
+def changed(base: Sequence[str], *overrides: str) -> list[str]:
+    """Return a list of overrides with some replaced: a key may be written once alone."""
+    later = {text.partition("=")[0] for text in overrides}
+    return [*(text for text in base if text.partition("=")[0] not in later), *overrides]
 
 
 def said_on_stderr(result: Result) -> str:
