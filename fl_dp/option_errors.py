@@ -23,8 +23,11 @@ class OptionError(ValueError):
     """An option has a value that it can't have."""
 
 
-class ArgumentError(TypeError):
-    """There is no argument of that name, or its value is of the wrong type."""
+class ArgumentError(OptionError, TypeError):
+    """There is no argument of that name, or its value is of the wrong type.
+
+    It is an `OptionError` as well: the value may come from a file, whose reader expects one.
+    """
 
 
 class IncompatibleOptions(OptionError):

@@ -202,7 +202,7 @@ def test_a_size_that_is_no_count_is_refused(cohort: Any) -> None:
         lambda: VisibleSampling(cohort=cohort),
         lambda: TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=cohort),
     ):
-        with pytest.raises((TypeError, ValueError), match="must be an integer"):
+        with pytest.raises(ValueError, match="must be an integer"):
             make()
 
 
