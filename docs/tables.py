@@ -100,10 +100,17 @@ def promises_table() -> str:
         "|---|" + "---|" * (len(GROUPS) + 1),
     ]
     for promise in PROMISES:
-        options = [getattr(promise.fitting, group) for group in GROUPS]
-        cells = [_names(each) for each in (*options, promise.fitting.keys)]
+        cells = [_options(group, getattr(promise.fitting, group)) for group in GROUPS]
+        cells.append(_names(promise.fitting.keys))
         lines.append(f"| `{promise.mode}` | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _options(group: str, names: Sequence[str]) -> str:
+    """Return the names of a group's options, or `all` in place of more than two."""
+    if len(names) > 2 and set(names) == set(OPTIONS[group]):
+        return "all"
+    return _names(names)
 
 
 def _names(names: Sequence[str]) -> str:
