@@ -41,6 +41,11 @@ class Enforcement(StrEnum):
     """Code of the app, and a node runs whichever app the server sends."""
 
 
+def enforcement_named(value: object) -> Enforcement:
+    """Return that of this name, else the weakest."""
+    return next((each for each in Enforcement if each == value), Enforcement.APP)
+
+
 def weakest(several: Iterable[Enforcement]) -> Enforcement:
     """Return the one of several that all of them amount to; of none, `APP`."""
     return max(several, key=list(Enforcement).index, default=Enforcement.APP)

@@ -22,7 +22,8 @@ from fl_dp.updates import RefusedUpdate
 
 from .exchange import Ask, asking
 from .modes.node_budget import price_of_a_sum
-from .question import Question
+from .question import CONFIG, Question
+from .rehearsal import require_willing
 from .roster import RosterTooLarge
 from .run_log import RunLog
 from .secure import OneSum, SecureSums, Summed
@@ -62,7 +63,8 @@ def charged_sum(
     Raises:
         ValueError: If the noise of `choice` is none that nodes can share; nobody was
             asked.
-        RehearsalFailed: If too few nodes have keys; nothing was charged.
+        RehearsalFailed: If most owners don't allow it, or too few nodes have keys; nothing was
+            charged.
         SecureSumFailed: If the sum can't be opened; it stays charged.
     """
     noise = _noise_in_shares(ledger, question, nodes)
@@ -70,11 +72,12 @@ def charged_sum(
     hosted = ledger.plan.hosting.units_per_node
     shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
     ask = asking(grid, window=window)
+    asked = question.telling({SUM_KEY: encode_text(price_of_a_sum(ledger.plan))})
+    require_willing(grid, nodes, asked.content.config_records[CONFIG], window=window)
     sums.set_up(nodes, ask)
     sums.require_enough(nodes, noise.shares.least)
     (event,) = choice.events
     reservation = ledger.reserve_release(what, event)
-    asked = question.telling({SUM_KEY: encode_text(price_of_a_sum(ledger.plan))})
     summed = Summed(
         purpose=question.kind,
         share=shared.share,

@@ -18,7 +18,9 @@ from flwr.app import (
 )
 from numpy.typing import NDArray
 
+from fl_dp.promise import Enforcement, weakest
 from fl_dp.protocol.failures import Failure, failure_told_by
+from fl_dp.protocol.gate_marks import enforcement_in
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.updates import RefusedUpdate, VectorLayout
 from fl_dp.updates.batch_norm import with_sound_variances
@@ -71,11 +73,24 @@ class Answered:
         failed: Replies that contribute nothing.
         worked: The others.
         failures: One failure of each kind, as far as nodes told it; simulated ones do.
+        shown: The weakest enforcement that answers of each node of the cohort show.
     """
 
     failed: int = 0
     worked: int = 0
     failures: dict[str, Failure] = field(default_factory=dict)
+    shown: dict[int, Enforcement] = field(default_factory=dict)
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """The weakest that any node shows; of none, the strongest."""
+        return weakest([Enforcement.SITE, *self.shown.values()])
+
+    def see(self, reply: Message) -> None:
+        """Take note of the mark that a reply of the cohort has."""
+        node = reply.metadata.src_node_id
+        before = self.shown.get(node, Enforcement.SITE)
+        self.shown[node] = weakest([before, enforcement_in(reply)])
 
     def note(self, failure: Failure | None, *, worked: bool) -> None:
         """Count a reply."""
@@ -134,6 +149,8 @@ class OpenRound:
         """
         answered = Answered()
         for reply in self._admitted(replies, log):
+            if reply.metadata.src_node_id in self.cohort:  # else Flower answers for one
+                answered.see(reply)
             told = failure_told_by(reply) if self.draft.simulated else None
             if reply.has_error():
                 answered.note(told, worked=False)

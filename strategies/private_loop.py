@@ -25,7 +25,7 @@ from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import BandedStream, NoiseStream, WhiteStream
 from fl_dp.plan import Plan
 from fl_dp.plan.noise_left import noise_left
-from fl_dp.promise import Enforcement
+from fl_dp.promise import Enforcement, weakest
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, ROUNDS_KEY
@@ -41,8 +41,9 @@ from .compatibility import (
     require_trainable,
 )
 from .exchange import asking, patience
-from .modes import Mode, Released
+from .modes import Mode, Released, RoundFailed
 from .modes.ways import Opened, way_of
+from .open_round import Answered, RoundDraft
 from .rehearsal import RehearsalFailed
 from .roster import Unit, nodes_of
 from .round_loop import EvaluateFn, LoopOptions, RoundLoop, ShouldStop
@@ -86,6 +87,7 @@ class PrivateLoop(RoundLoop):
         self.owns_ledger = False
         self._reservation: Reservation
         self._way = way_of(plan, secure_roster)
+        self._enforcement = Enforcement.SITE  # the weakest so far
         self._clipping_norms = plan.release.clipping.first_norms
 
     def run(
@@ -153,8 +155,6 @@ class PrivateLoop(RoundLoop):
             ledger=self.ledger,
         )
         require_trainable(plan, draft.layout, len(draft.roster))  # or a round is charged in vain
-        if not plan.trusts_server:  # of all who may be drawn: a secret cohort must not show
-            self.ledger.note_enforcement(self._answers.enforcement(nodes_of(draft.roster)))
         if plan.sampling.visible and not plan.hosting.coins_at_nodes:
             self._participations.require_some_left(draft.roster, server_round=server_round)
             cohort = self.selection.select(draft.draw)
@@ -169,7 +169,11 @@ class PrivateLoop(RoundLoop):
             coins_at_server = not plan.hosting.coins_at_nodes
             cohort = self.selection.select(draft.draw) if coins_at_server else draft.roster
         mode = self.make_mode(self._reservation, draft.layout, draft.origin, draft.instruction)
-        return self._ask_cohort(draft, mode, cohort)
+        try:
+            return self._ask_cohort(draft, mode, cohort)
+        except RoundFailed:
+            self._heard(draft, Answered())  # nobody has the model
+            raise
 
     def make_mode(
         self,
@@ -231,6 +235,24 @@ class PrivateLoop(RoundLoop):
         self.ledger.require_holds(checkpoint.ledger, of="the checkpoint")
         super().resume(checkpoint)
         self._clipping_norms = checkpoint.clipping_norms
+
+    def _heard(self, draft: RoundDraft, answered: Answered) -> None:
+        """Write down what kept apps to the policy, before anything is released.
+
+        See `RoundLoop._heard`.
+        """
+        if self.plan.trusts_server:
+            return
+        told = self._answers.enforcement(nodes_of(draft.roster))
+        for node, shown in answered.shown.items():
+            if told is not Enforcement.APP and shown is Enforcement.APP:
+                self._log.warn_once(
+                    f"{self._answers.called(node)} answered without a gate: the statement no "
+                    "longer says that sites enforce it"
+                )
+        # The weakest of all rounds so far: in which of them such a node takes part must not show.
+        self._enforcement = weakest([self._enforcement, told, answered.enforcement])
+        self.ledger.note_enforcement(self._reservation, self._enforcement)
 
     def _settle(self, released: Released) -> None:
         """Commit the round in the ledger, and keep the clipping norms of the next one."""

@@ -33,6 +33,7 @@ from .exchange import exchange, patience
 logger = logging.getLogger("flwr.fl_dp")
 
 _ASKED_FIRST = 3
+_SECONDS = 60.0  # for an answer that touches no data
 _SOME = 5  # nodes that a line of the log names at most
 
 _MOD_ADVICE = (
@@ -386,6 +387,31 @@ def takes_no_part(identity: NodeIdentity) -> str | None:
     if identity.refuses:
         return "its owner does not allow this training, see its log"
     return None if identity.exhausted is None else _EXHAUSTED[identity.exhausted]
+
+
+def require_willing(
+    grid: Grid, nodes: Sequence[int], config: ConfigRecord, *, window: int | None
+) -> None:
+    """Ask, before a statistic is charged, whether owners allow it.
+
+    Args:
+        grid: Flower's grid.
+        nodes: All that are to be asked.
+        config: Of the statistic's messages.
+        window: As for `exchange`.
+
+    Raises:
+        RehearsalFailed: If most of those that answered refuse; nothing was charged.
+    """
+    answers = ask_identities(
+        grid,
+        nodes,
+        config=config,
+        everyone=lambda answers: False,
+        window=window,
+        timeout=_SECONDS,
+    )
+    _require_enough(answers)
 
 
 def _require_enough(answers: Answers) -> None:

@@ -233,6 +233,7 @@ class RoundLoop(ABC):
             raise RuntimeError(f"round {server_round} was not reserved: open it first")
         self._open = None
         answered = current.collect(replies, self.selection, self._log)
+        self._heard(current.draft, answered)
         if current.draft.simulated:
             self._tell_failures(answered, asked=len(current.cohort))
         released = current.mode.release(self._rng, current.draft.ask)
@@ -331,6 +332,15 @@ class RoundLoop(ABC):
     def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
         """Send a round's messages and yield the replies that belong to it, as they arrive."""
         return exchange(grid, messages, window=self._window, timeout=self._timeout)
+
+    def _heard(self, draft: RoundDraft, answered: Answered) -> None:
+        """Take note of a round's answers once all are in; nothing by default.
+
+        Args:
+            draft: Of the round.
+            answered: What the answers showed besides updates.
+        """
+        return
 
     def _settle(self, released: Released) -> None:
         """Take note of a release once its model is made; nothing by default."""

@@ -37,6 +37,10 @@ class ModHost:
         """Return what keeps the app to the charge; None: the app itself."""
         return None
 
+    def message_id(self) -> str | None:
+        """Return Flower's id of the message, which is charged once; None: as often as it comes."""
+        return None
+
     def apps_are_verified(self) -> bool | None:
         """Tell whether no app can leave out what the owner requires; None: it can't be seen."""
         return apps_are_verified()

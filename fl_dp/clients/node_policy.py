@@ -114,9 +114,10 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
 def refusal_of_training(
     owner: NodeConfig, config: Mapping[str, Any], parameters: Iterable[str]
 ) -> str | None:
-    """Return why the owner does not allow a training that is rehearsed; None: it does.
+    """Return why the owner does not allow what is rehearsed; None: it is allowed.
 
-    It is what the node answers to each message of that training, but for how soon it comes.
+    It is what the node answers to each message of that training or statistic, but for how soon it
+    comes.
 
     Args:
         owner: The configuration.
@@ -124,7 +125,8 @@ def refusal_of_training(
         parameters: Names of the model's parameters.
     """
     instruction = RoundInstruction.of(config)
-    summed = instruction is not None and instruction.secure_sum is not None
+    of_rounds = instruction is not None and instruction.secure_sum is not None
+    summed = of_rounds or SUM_KEY in config
     offered = _kinds_offered([config], summed=summed)
     try:
         _require_permission(owner, charged=bool(offered))

@@ -211,6 +211,7 @@ class NodePrivacy:
             purpose=purpose,
             app=None if app is None else str(app),
             enforcement=host.enforcement(),
+            message=host.message_id(),
         )
 
 

@@ -101,6 +101,7 @@ class GatedConnection:
         """
         self._gate, self._real, self._abandon = gate, real, abandon
         self._passed: _Passed | None = None
+        self._dropped_a_spare = False
         self._replies: dict[str, _Reply] = {}  # by the session of the gate's own
         self._runs: dict[int, JudgedRun] = {}  # as they were at first
         self._lock = threading.Lock()  # Flower pushes from several threads
@@ -177,7 +178,8 @@ class GatedConnection:
         passed = self._passed
         answers = message.metadata.reply_to_message_id
         if passed is None or self._replies or answers != passed.parts.tree.object_id:
-            logger.error("the app sent a message that answers nothing, and it is dropped")
+            logger.error("an app sent a message that answers nothing, and it is dropped")
+            self._dropped_a_spare = True
             return set(), ""
         asked = passed.parts.contents
         try:
@@ -191,6 +193,14 @@ class GatedConnection:
         session = secrets.token_hex(8)
         self._replies[session] = _Reply(tree=tree, ids=ids, limit=limit)
         return set(ids), session
+
+    def dropped_a_spare(self) -> bool:
+        """Tell, once, whether a spare message was dropped and the app's reply is still to come.
+
+        An app that goes on after its reply can send more while another one works.
+        """
+        dropped, self._dropped_a_spare = self._dropped_a_spare, False
+        return dropped and self._passed is not None
 
     def push_object(self, run_id: int, session: str, object_id: str, content: bytes) -> None:
         """Take an object of a reply; with the last one the gate's own answer leaves."""

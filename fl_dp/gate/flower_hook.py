@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import flwr
 from flwr.app import Array, Message, RecordDict
@@ -57,7 +57,7 @@ _PARAMETERS = (
     "max_retries",
     "max_wait_time",
 )
-_OPENS, _BELOW = "_init_connection", "http_request_response"
+_OPENS, _PUSHES, _BELOW = "_init_connection", "_push_messages", "http_request_response"
 _MOST_OBJECTS = 1_000_000  # of one message: an array is cut into pieces of 5 MB
 _MOST_BYTES = 1 << 34  # of one message that the server sends
 _DEEPEST = 8  # message, content, record, array and piece are 5
@@ -76,6 +76,16 @@ class Connection(NamedTuple):
     confirm_message_received: Callable[[int, str], None]
 
 
+class Wrapped(Protocol):
+    """What stands between Flower's main loop and a connection."""
+
+    def functions(self) -> Connection:
+        """Return what the loop gets in place of the connection."""
+
+    def dropped_a_spare(self) -> bool:
+        """Tell, once, whether a spare message was dropped and the app's reply is still to come."""
+
+
 class Parts(NamedTuple):
     """A message as it travels.
 
@@ -90,22 +100,31 @@ class Parts(NamedTuple):
     contents: dict[str, bytes]
 
 
-def supernode_behind_gate(wrap: Callable[[Connection], Connection]) -> Callable[[], None]:
+def supernode_behind_gate(wrap: Callable[[Connection], Wrapped]) -> Callable[[], None]:
     """Return `flower-supernode`'s main, whose connection a gate wraps.
 
     Raises:
         FlowerChanged: If this Flower is not one that the hook was tested with.
     """
     require_known_flower()
-    opened = supernode._init_connection
+    opened, pushes = supernode._init_connection, supernode._push_messages
+    present: list[Wrapped] = []
 
     @contextmanager
     def gated(*args: Any, **options: Any) -> Iterator[Connection]:
         with opened(*args, **options) as connection:
-            yield wrap(checked_connection(connection))
+            present[:] = [wrap(checked_connection(connection))]
+            yield present[0].functions()
 
-    # Flower has no hook for it.
+    def pushed_to_the_reply(*args: Any, **options: Any) -> None:
+        # The loop takes a spare message of an earlier app for the reply, and goes on.
+        pushes(*args, **options)
+        while present[0].dropped_a_spare():
+            pushes(*args, **options)
+
+    # Flower has no hook for either.
     supernode._init_connection = gated
+    supernode._push_messages = pushed_to_the_reply
     return flower_supernode
 
 
@@ -125,6 +144,8 @@ def require_known_flower() -> None:
     names = supernode.start_client_internal.__code__.co_names
     if _OPENS not in names or _BELOW in names:
         raise FlowerChanged(f"a main loop that reaches the server by {_OPENS} alone")
+    if _PUSHES not in names:
+        raise FlowerChanged(f"a main loop that sends what apps send by {_PUSHES}")
 
 
 def checked_connection(connection: object) -> Connection:

@@ -24,11 +24,13 @@ from fl_dp.clients.records import config_of
 from fl_dp.clients.running_app import RunningApp
 from fl_dp.promise import Enforcement
 from fl_dp.protocol.flower_compat import ErrorCode
+from fl_dp.protocol.gate_marks import mark
 from fl_dp.protocol.identity import NodeIdentity
-from fl_dp.protocol.keys import IDENTITY_ACTION
+from fl_dp.protocol.keys import IDENTITY_ACTION, INSTRUCTION_KEY
 from fl_dp.secagg import Refused
 
 from .judged_run import JudgedRun
+from .older_api import in_todays_names, older_names
 from .policy import GatePolicy
 from .ways import Chain, Way, way_of
 
@@ -41,9 +43,9 @@ APP = "gate of fl-dp"
 class GateHost(ModHost):
     """A gate as mods ask it: it knows the app, which runs in another process."""
 
-    def __init__(self, app: RunningApp, enforcement: Enforcement) -> None:
-        """Name the app, and what keeps it to the policy."""
-        self._app, self._enforcement = app, enforcement
+    def __init__(self, app: RunningApp, enforcement: Enforcement, message_id: str) -> None:
+        """Name the app, what keeps it to the policy, and the message."""
+        self._app, self._enforcement, self._message_id = app, enforcement, message_id
 
     def running_app(self) -> RunningApp:
         """Return the app, with all digits of its bundle's hash."""
@@ -52,6 +54,10 @@ class GateHost(ModHost):
     def enforcement(self) -> Enforcement:
         """Return what keeps the app to the charge."""
         return self._enforcement
+
+    def message_id(self) -> str:
+        """Return the id that the server has given the message."""
+        return self._message_id
 
     def apps_are_verified(self) -> bool:
         """Return True: whichever app runs, none can leave out what the owner requires."""
@@ -136,6 +142,7 @@ class Gate:
         message's form, and the numbers that the policy names; all else is constant, or depends on
         the message and the owner's policy alone.
         """
+        has_instruction = _has_instruction(asked)  # before a mod has changed the message
         context = Context(
             run_id=asked.metadata.run_id,
             node_id=asked.metadata.dst_node_id,
@@ -144,9 +151,13 @@ class Gate:
             run_config=dict(run.config),  # which goes into the masks of a sum
         )
         way = way_of(policy, run)
-        chain = self._chain(asked, way, handler)
-        with hosted_by(GateHost(run.app, self._enforcement_of(way))):
-            return guarded(chain.handler, chain.mods)(asked, context)
+        chain = self._chain(asked, way, in_todays_names(handler))
+        names = older_names([metric.name for metric in policy.keys.evaluation])
+        host = GateHost(run.app, self._enforcement_of(way), asked.metadata.message_id)
+        with hosted_by(host):
+            answer = guarded(chain.handler, [names, *chain.mods])(asked, context)
+        # A server that knows nothing of fl-dp expects no mark.
+        return mark(answer, self._enforcement_of(way)) if has_instruction else answer
 
     def _chain(self, asked: Message, way: Way, handler: ClientAppCallable) -> Chain:
         category, _, action = asked.metadata.message_type.partition(".")
@@ -172,12 +183,19 @@ class Gate:
             try:
                 way.require_rehearsed(config_of(message))
             except PolicyRefusal as refused:
-                logger.warning("this gate will refuse the training: %s", refused)
+                logger.warning("this gate will refuse what the server plans: %s", refused)
                 identity = replace(identity, refuses=True)
             reply.content[key] = identity.to_config()
             return reply
 
         return introduce
+
+
+def _has_instruction(asked: Message) -> bool:
+    """Tell whether a message is a training with an instruction, well-formed or not."""
+    is_training = asked.metadata.message_type.partition(".")[0] == MessageType.TRAIN
+    configs = asked.content.config_records.values()
+    return is_training and any(INSTRUCTION_KEY in config for config in configs)
 
 
 def _may_reach_app(asked: Message) -> bool:

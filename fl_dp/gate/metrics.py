@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, MetricRecord, RecordDict
@@ -122,7 +123,12 @@ def require_allowed_evaluation(message: Message, policy: GatePolicy) -> None:
         PolicyRefusal: If it asks for anything else than the owner's numbers in their ranges.
         ValueError: If the message asks for nothing, or what can't be read.
     """
-    query = _query_of(message)
+    require_allowed_query(_config_of(message), policy)
+
+
+def require_allowed_query(config: Mapping[str, Any], policy: GatePolicy) -> None:
+    """Refuse a query that the owner does not allow. See `require_allowed_evaluation`."""
+    query = _query_in(config)
     ranges = zip(query.names, query.lows, query.highs, strict=True)
     asked = [ScalarMetric(name=name, low=low, high=high) for name, low, high in ranges]
     require_allowed(asked, policy.keys.evaluation)
@@ -136,7 +142,7 @@ def summed_evaluation(app: ClientAppCallable) -> ClientAppCallable:
     """
 
     def handle(message: Message, context: Context) -> Message:
-        query = _query_of(message)
+        query = _query_in(_config_of(message))
         contribution = np.zeros(query.dimension)
         with Contained("the app's evaluation failed, and this site adds zero to the sum"):
             numbers = numbers_in(app(message, context), [_EXAMPLES, *query.names])
@@ -148,9 +154,12 @@ def summed_evaluation(app: ClientAppCallable) -> ClientAppCallable:
     return handle
 
 
-def _query_of(message: Message) -> Evaluation:
+def _config_of(message: Message) -> Mapping[str, Any]:
     configs = without_terms(message.content).config_records
-    config = only_record(configs, "ConfigRecord")[1] if configs else {}
+    return only_record(configs, "ConfigRecord")[1] if configs else {}
+
+
+def _query_in(config: Mapping[str, Any]) -> Evaluation:
     if STATISTIC_QUERY_KEY not in config:
         raise PolicyRefusal("an evaluation outside of a secure sum is not private")
     query = query_from_json(str(config[STATISTIC_QUERY_KEY]))

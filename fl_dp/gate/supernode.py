@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .connection import GatedConnection
-from .flower_hook import Connection, supernode_behind_gate
+from .flower_hook import supernode_behind_gate
 from .gate import Gate
 
 
@@ -27,10 +27,7 @@ def gated_supernode(policy: Path, options: Sequence[str], *, isolated: bool) -> 
     """
     gate = Gate(policy, isolated=isolated)
 
-    def wrap(real: Connection) -> Connection:
-        return GatedConnection(gate, real, abandon).functions()
-
-    flower_supernode = supernode_behind_gate(wrap)
+    flower_supernode = supernode_behind_gate(lambda real: GatedConnection(gate, real, abandon))
 
     def run() -> None:
         sys.argv = ["flower-supernode", *options]

@@ -53,6 +53,7 @@ from .metrics import (
     numbers_in,
     require_allowed,
     require_allowed_evaluation,
+    require_allowed_query,
     summed_evaluation,
 )
 from .pinned import pinned_content, plan_by_terms, require_pinned_run
@@ -102,7 +103,7 @@ class Way(ABC):
         """
 
     def require_rehearsed(self, config: Config) -> None:
-        """Refuse a training of which the rehearsal tells, as `require` does.
+        """Refuse a training or a statistic of which the rehearsal tells, before it is charged.
 
         Args:
             config: Of the rehearsal's query.
@@ -113,6 +114,8 @@ class Way(ABC):
         instruction = RoundInstruction.of(config)
         if instruction is not None:
             self.require(instruction)
+        if STATISTIC_QUERY_KEY in config:
+            require_allowed_query(config, self._policy)
 
     @abstractmethod
     def training(self, app: ClientAppCallable) -> Chain:

@@ -77,6 +77,7 @@ NODE_SCHEMA = 4  # 1: a record was an `example`; 2: an entry was a `record`, too
 _UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
 _MOST_ENTRIES = 2**63
+_LONGEST_ID = 64  # a SHA-256, as Flower makes ids
 _ROUNDING = 1e-12  # relative
 _AHEAD = 1.25  # times what is asked for: certified at once, so that few questions compute
 # By event, epsilon, delta and relation: number of releases of one kind that is known to fit.
@@ -92,22 +93,27 @@ class Use:
         purpose: Type of the message that asked, for instance `train`.
         app: The app that asked, as far as the node knew it.
         enforcement: What kept the app to the charge, where that was a gate.
+        message: Flower's id of the message that asked, where a gate has it: charged once.
     """
 
     run: int
     purpose: str
     app: str | None = None
     enforcement: Enforcement | None = None
+    message: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Validate.
 
         Raises:
-            ValueError: If a text is empty or can't be printed.
+            ValueError: If a text is empty, too long or can't be printed.
         """
         require_printable(self.purpose)
-        if self.app is not None:
-            require_printable(self.app)
+        for text in (self.app, self.message):
+            if text is not None:
+                require_printable(text)
+        if self.message is not None and len(self.message) > _LONGEST_ID:
+            raise ValueError(f"a message's id has {_LONGEST_ID} characters at most")
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
@@ -124,8 +130,9 @@ class Use:
     def to_fields(self) -> dict[str, Any]:
         """Return what an entry says; of no gate nothing."""
         fields = asdict(self)
-        if self.enforcement is None:
-            del fields["enforcement"]
+        for of_a_gate in ("enforcement", "message"):
+            if fields[of_a_gate] is None:
+                del fields[of_a_gate]
         return fields
 
 
@@ -541,6 +548,10 @@ class Spending(Tally):
             self.runs.setdefault(run, Tally()).absorb(tally)
 
 
+class MessageCharged(PrivacyBudgetExhausted):
+    """The message was charged before: it is answered once, and nothing is released again."""
+
+
 class ConsentRevoked(PrivacyBudgetExhausted):
     """The owner of the data has revoked every use; nothing was released or charged."""
 
@@ -559,6 +570,7 @@ class NodeLedger(ChainedLedger):
         self._unread: dict[int, Charge] = {}
         self._revoked: str | None = None
         self._marks: dict[str, Marks] = {}
+        self._messages: set[str] = set()  # that were charged or relied upon
         self._uses: dict[tuple[Use | None, str, str], UseOfData] = {}
         self._reliances: dict[tuple[Use, str], Reliance] = {}
 
@@ -673,6 +685,7 @@ class NodeLedger(ChainedLedger):
 
         Raises:
             ConsentRevoked: If the owner has revoked every use; then nothing is written.
+            MessageCharged: If the message was answered before; then nothing is written.
             LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If an argument is out of range.
         """
@@ -683,6 +696,7 @@ class NodeLedger(ChainedLedger):
                 raise ConsentRevoked(
                     f"no answer is allowed: the owner revoked every use on {self._revoked}"
                 )
+            self._require_new(use)
             self._append(
                 connection,
                 {
@@ -740,6 +754,7 @@ class NodeLedger(ChainedLedger):
             PrivacyBudgetExhausted: If it would exceed either, which it names; then nothing is
                 written.
             ConsentRevoked: If the owner has revoked every use; then nothing is written.
+            MessageCharged: If the message of `use` was charged before; then nothing is written.
             LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If an argument is out of range.
         """
@@ -850,6 +865,7 @@ class NodeLedger(ChainedLedger):
                 raise ConsentRevoked(
                     f"{what} is not allowed: the owner revoked every use on {self._revoked}"
                 )
+            self._require_new(use)
             spending = self._of_source(account) if unread else self._joined(account)
             exceeded = spending.limit_exceeded(charge)
             if exceeded is not None:
@@ -876,6 +892,19 @@ class NodeLedger(ChainedLedger):
                 },
             )
         return entry.sequence
+
+    def _require_new(self, use: Use | None) -> None:
+        """Refuse a message that was charged before.
+
+        Raises:
+            MessageCharged: If it was.
+        """
+        if use is not None and use.message in self._messages:
+            raise MessageCharged(f"message {use.message} of run {use.run} was charged before")
+
+    def _note_message(self, use: Use | None) -> None:
+        if use is not None and use.message is not None:
+            self._messages.add(use.message)
 
     def _fits_the_data(self, charge: Charge, fingerprint: str) -> bool:
         """Tell whether a charge that is among the spent fits behind all others of its data."""
@@ -944,6 +973,7 @@ class NodeLedger(ChainedLedger):
     def _replay_use(self, charge: Charge, fields: dict[str, Any]) -> None:
         account = charge.account
         use = Use.of(fields["use"]) if "use" in fields else None
+        self._note_message(use)
         day = str(fields.get("day", "unknown"))
         require_printable(day)
         found = self._uses.setdefault(
@@ -959,6 +989,7 @@ class NodeLedger(ChainedLedger):
     def _replay_reliance(self, fields: dict[str, Any]) -> None:
         use, source, day = Use.of(fields["use"]), fields["source"], fields["day"]
         norm = fields["clipping_norm"]
+        self._note_message(use)
         require_printable(source)
         require_printable(day)
         require_positive(clipping_norm=norm)

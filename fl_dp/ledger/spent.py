@@ -125,8 +125,8 @@ class SpentLedger(ChainedLedger):
 
     @property
     def enforcement(self) -> Enforcement:
-        """What the promise holds by at all nodes that were asked, as they said themselves."""
-        return self._state.enforcement or Enforcement.APP
+        """What the promise holds by at all nodes that were asked, as each round's answers say."""
+        return self._state.enforcement
 
     @property
     def randomness(self) -> frozenset[str]:

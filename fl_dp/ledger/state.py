@@ -90,7 +90,6 @@ class TrainingState:
         randomness: Every source of randomness that the ledger was opened with.
         choice: Hyper-parameters that were chosen for this training; None: unknown.
         changed_by_hand: Whether the ledger was opened with other settings after that.
-        enforcement: The weakest that a release was made under; None: nothing was released.
     """
 
     def __init__(self) -> None:
@@ -114,8 +113,7 @@ class TrainingState:
         self.randomness: set[str] = set()
         self.choice: Choice | None = None
         self.changed_by_hand = False
-        self.enforcement: Enforcement | None = None
-        self._present: dict[str, Enforcement] = {}  # by the opening
+        self._enforced: dict[int, Enforcement] = {}  # by the entry of a round's reservation
 
     @property
     def plan(self) -> Plan:
@@ -135,9 +133,20 @@ class TrainingState:
         reserved = self.rounds.total()
         return self.plan.charged_of(reserved + 1) > self.plan.charged_of(reserved)
 
-    def present_enforcement(self, run: str) -> Enforcement:
-        """Return what an opening's next round is made under."""
-        return self._present.get(run, Enforcement.APP)
+    @property
+    def enforcement(self) -> Enforcement:
+        """The weakest that a release was made under; `APP` where one shows nothing."""
+        return weakest(self._enforced.get(entry, Enforcement.APP) for entry in self.reserved)
+
+    def require_shows_nothing(self, entry: int) -> None:
+        """Check that an entry reserves a round of which no enforcement is written.
+
+        Raises:
+            ValueError: If it does not, or one is.
+        """
+        is_round = entry in self.reserved and self.reserved[entry].index is not None
+        if not is_round or entry in self._enforced:
+            raise ValueError(f"entry {entry} is no round that waits for its enforcement")
 
     def require_rested(self, units: Iterable[str], index: int) -> None:
         """Check that units may take part at an index, after the ones at which they did.
@@ -361,9 +370,9 @@ class TrainingState:
             case "chosen":
                 self._take_in_choice(fields)
             case "enforcement":
-                if fields["run"] not in self._openings:
-                    raise ValueError("it belongs to no opening of the ledger")
-                self._present[fields["run"]] = Enforcement(fields["enforcement"])
+                reserved = fields["reserved"]
+                self.require_shows_nothing(reserved)
+                self._enforced[reserved] = Enforcement(fields["enforcement"])
             case "commit":
                 reserved = fields["reserved"]
                 if reserved not in self.reserved or reserved in self.committed:
@@ -462,10 +471,6 @@ class TrainingState:
             noise_multiplier=fields.get("noise_multiplier"),
             index=self.rounds.total() if is_round else None,
         )
-        # Another release may ask nodes that said nothing of themselves.
-        present = self.present_enforcement(fields["run"]) if is_round else Enforcement.APP
-        before = [] if self.enforcement is None else [self.enforcement]
-        self.enforcement = weakest([present, *before])
         # Beyond the cap, or where it is another's turn, a round charges no unit more than before.
         if not is_round or self.charges_another_round:
             self.gate.spend(self.plan.charged_event(event) if is_round else event)

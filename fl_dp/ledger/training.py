@@ -352,19 +352,28 @@ class PrivacyLedger(SpentLedger):
                 },
             )
 
-    def note_enforcement(self, enforcement: Enforcement) -> None:
-        """Write down what the promise holds by at the nodes of the next rounds, where it changes.
+    def note_enforcement(self, reservation: Reservation, enforcement: Enforcement) -> None:
+        """Write down what a round's promise held by at its nodes, as their answers showed.
+
+        A round of which nothing is written counts as `APP`.
 
         Args:
-            enforcement: The weakest of all nodes that may be asked.
+            reservation: Of the round.
+            enforcement: The weakest of all nodes that may have been asked.
 
         Raises:
             LedgerUnavailable: If it can't be written.
+            ValueError: If the reservation is no round of this ledger, or was noted before.
         """
-        if self._state.present_enforcement(self._run_id) == enforcement:
+        if enforcement is Enforcement.APP:
             return
         with self._transaction() as connection:
-            entry = {"kind": "enforcement", "run": self._run_id, "enforcement": str(enforcement)}
+            self._state.require_shows_nothing(reservation.sequence)
+            entry = {
+                "kind": "enforcement",
+                "reserved": reservation.sequence,
+                "enforcement": str(enforcement),
+            }
             self._append(connection, entry)
 
     def commit(self, reservation: Reservation) -> None:

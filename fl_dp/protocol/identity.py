@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 
 from fl_dp.accounting.budget import Limit
 from fl_dp.documents import document
-from fl_dp.promise import Enforcement
+from fl_dp.promise import Enforcement, enforcement_named
 from fl_dp.protocol.keys import WIRE, WIRE_KEY
 
 _NAME_KEY, _ABOUT_KEY = "name", "fl-dp-about"
@@ -128,7 +128,7 @@ class NodeIdentity:
                 falls_short=about.get("falls_short") is True,
                 exhausted=_limit(about.get("exhausted")),
                 abilities=frozenset(map(Ability, about["abilities"])),
-                enforcement=_enforcement(about.get("enforcement")),
+                enforcement=enforcement_named(about.get("enforcement")),
                 wire=wire,
             )
         except Exception:  # whatever a hostile text makes Python raise
@@ -155,11 +155,6 @@ def _wire(config: Mapping[str, Any]) -> int | None:
 def _limit(value: object) -> Limit | None:
     """Return the limit of that name, else nothing."""
     return next((limit for limit in Limit if limit == value), None)
-
-
-def _enforcement(value: object) -> Enforcement:
-    """Return that of this name, else the weakest."""
-    return next((each for each in Enforcement if each == value), Enforcement.APP)
 
 
 def _text(value: object) -> str:

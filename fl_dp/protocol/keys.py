@@ -35,6 +35,9 @@ STATISTIC_VALUES_KEY = "fl-dp-values"
 NOISED_KEY = "fl-dp-noised"
 """Under which name a reply says of the noise in it what `applied_noise` returns."""
 
+GATE_KEY = "fl-dp-gate-says"
+"""Under which name a gate's reply to a round says what keeps apps there to the policy."""
+
 METRICS_KEY = "metrics"
 """Under which name replies carry their one MetricRecord."""
 

@@ -234,10 +234,11 @@ class SecureWay(Way):
         )
 
     def told(self, compression: Compression | None) -> RoundInstruction:
-        """Return what a sum costs. See `Way.told`."""
+        """Return what is summed, and what it costs. See `Way.told`."""
         return RoundInstruction(
             server_round=1,
             of_records=self._plan.hosting.of_records,
+            bundle=self._plan.bundle(self._plan.noise_multipliers[0]),
             secure_sum=price_of_a_sum(self._plan),
         )
 

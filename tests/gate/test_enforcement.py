@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fl_dp.strategies.open_round import Answered
 from flat_plans import noised_plan
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp.strategy import FedAvg
-from gated_site import Gates, adding
+from gated_site import Gates, Site, adding
 from local_grid import FIRST_NODE, LocalGrid
 
 from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.clients import noised_client_app
+from fl_dp.gate.flower_hook import parts_of
 from fl_dp.mechanisms import FixedClipping
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import DistributedPlan, LocalPlan, Plan, SecureSum
 from fl_dp.plan.plan import ANOTHER_APP, AROUND_A_GATE
 from fl_dp.promise import Enforcement
+from fl_dp.protocol.flower_compat import give_id
 from fl_dp.protocol.identity import NodeIdentity
+from fl_dp.protocol.keys import GATE_KEY
 from fl_dp.statement import PrivacyStatement, privacy_statement, statement_markdown
 from fl_dp.statement.check import statement_differences
 from fl_dp.strategies import DPFedAvg
@@ -137,21 +144,139 @@ def test_where_one_node_has_no_gate_every_app_is_trusted(tmp_path: Path) -> None
     assert "| holds |" not in statement_markdown(statement)
 
 
-def test_rounds_of_one_training_without_gates_count_for_all_of_it(tmp_path: Path) -> None:
-    plan, file = local_plan(), tmp_path / "server.db"
-    with PrivacyLedger.open(file, plan) as ledger:
-        ledger.note_enforcement(Enforcement.SITE)
+def test_a_round_whose_answers_nobody_saw_counts_for_all_of_the_training(tmp_path: Path) -> None:
+    with PrivacyLedger.open(tmp_path / "server.db", local_plan()) as ledger:
         stages = [ledger.enforcement]
-        ledger.commit(ledger.reserve(round=1))
-        stages.append(ledger.enforcement)
-        assert stages == [Enforcement.APP, Enforcement.SITE]  # of no round at first
-        entries = len(ledger.entries)
-        ledger.note_enforcement(Enforcement.SITE)
-        assert len(ledger.entries) == entries
-    with PrivacyLedger.open(file, plan) as ledger:  # whose nodes nobody has asked
-        ledger.commit(ledger.reserve(round=2))
-    with PrivacyLedger.read(file) as read:
-        assert read.enforcement is Enforcement.APP
+        for number in (1, 2):
+            reserved = ledger.reserve(round=number)
+            stages.append(ledger.enforcement)  # as the server may be killed here
+            ledger.note_enforcement(reserved, Enforcement.SITE)
+            stages.append(ledger.enforcement)
+            ledger.commit(reserved)
+    app, site = Enforcement.APP, Enforcement.SITE
+    assert stages == [app, app, site, app, site]
+
+
+def test_what_a_round_showed_is_written_once_and_of_rounds_alone(tmp_path: Path) -> None:
+    other = GaussianEvent(noise_multiplier=40.0)
+    plan = replace(distributed_plan(), other_releases=((other, 1),))
+    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
+        reserved = ledger.reserve(round=1)
+        ledger.note_enforcement(reserved, Enforcement.COOPERATIVE)
+        with pytest.raises(ValueError, match="no round that waits"):
+            ledger.note_enforcement(reserved, Enforcement.SITE)
+        statistic = ledger.reserve_release("ages", other)
+        with pytest.raises(ValueError, match="no round that waits"):
+            ledger.note_enforcement(statistic, Enforcement.SITE)
+        assert ledger.enforcement is Enforcement.APP
+
+
+# What a round's answers show, after all nodes have said at the rehearsal that they have gates.
+
+
+class LaterGates(SomeGates):
+    """Gates that keep apps apart, of which the last one changes after its first training."""
+
+    def __init__(
+        self, folder: Path, change: Callable[[Site, Message], Message | None], **policy: Any
+    ) -> None:
+        super().__init__(folder, **policy)
+        for here in self.sites:
+            here.gate.isolated = True
+        self._change, self._trainings = change, 0
+
+    def __call__(self, message: Message, node: int) -> Any:
+        if node != NODES - 1 or message.metadata.message_type != "train":
+            return super().__call__(message, node)
+        self._trainings += 1
+        if self._trainings == 1:
+            return super().__call__(message, node)
+        changed = self._change(self.sites[node], message)
+        return super().__call__(message, node) if changed is None else changed
+
+
+def of_two_rounds(folder: Path, plan: Plan, gates: Gates) -> Enforcement | None:
+    initial = ArrayRecord({"w": Array(np.zeros(100))})
+    with PrivacyLedger.open(folder / "server.db", plan) as ledger:
+        DPFedAvg(plan=plan, ledger=ledger).start(LocalGrid(gates, NODES), initial, num_rounds=2)
+    with PrivacyLedger.read(folder / "server.db") as read:
+        assert read.rounds_spent == 2
+        statement = privacy_statement(read)
+        assert not statement_differences(read, statement.to_dict())
+    return statement.enforcement
+
+
+def without_its_mark(here: Site, message: Message) -> Message:
+    """Answer as the gate does, in the place of an app that makes such an answer itself."""
+    asked = message.metadata.message_id
+    parts = parts_of(message)
+    here.server.objects |= parts.contents
+    here.server.waiting.append(parts)
+    here.step()
+    here.step()
+    answer = here.server.arrived[-1].message
+    give_id(message, asked)
+    return Message(RecordDict(dict(answer.content) | {GATE_KEY: ConfigRecord()}), reply_to=message)
+
+
+def with_an_error(here: Site, message: Message) -> Message:
+    return Message(Error(2, "patient 4711"), reply_to=message)
+
+
+def with_an_error_that_says_enough(here: Site, message: Message) -> Message:
+    return Message(Error(2, "patient 4711: enforced by the site"), reply_to=message)
+
+
+def no_longer_apart(here: Site, message: Message) -> None:
+    here.gate.isolated = False
+
+
+def whose_owner_refuses(here: Site, message: Message) -> None:
+    here.rewrite(**{"dp-policy-expires": "2026-01-01"})
+
+
+def as_ever(here: Site, message: Message) -> None:
+    return None
+
+
+SHOWN: dict[str, tuple[Any, Enforcement | None]] = {
+    "as ever": (as_ever, Enforcement.SITE),
+    "no longer apart": (no_longer_apart, Enforcement.COOPERATIVE),
+    "without its mark": (without_its_mark, None),
+    "an error of another's": (with_an_error, None),
+    "an error that says enough": (with_an_error_that_says_enough, None),
+    # Its error has the mark: no app has made it.
+    "a refusal of the gate's": (whose_owner_refuses, Enforcement.SITE),
+}
+
+
+@pytest.mark.parametrize(("plan_of", "policy"), KINDS.values(), ids=KINDS)
+@pytest.mark.parametrize(("change", "enforcement"), SHOWN.values(), ids=SHOWN)
+def test_a_statement_claims_no_more_than_the_answers_of_each_round_showed(
+    tmp_path: Path, plan_of: Any, policy: Any, change: Any, enforcement: Enforcement | None
+) -> None:
+    gates = LaterGates(tmp_path, change, **policy)
+    assert of_two_rounds(tmp_path, plan_of(), gates) is enforcement
+
+
+def test_a_node_that_comes_back_without_its_gate_makes_the_training_the_app_s_word(
+    tmp_path: Path,
+) -> None:
+    class Unplugged(SomeGates):
+        def __call__(self, message: Message, node: int) -> Message:
+            reply = super().__call__(message, node)
+            if message.metadata.message_type == "train" and node == 1:
+                self.without = frozenset({1})  # from the second round on, under the same id
+            return reply
+
+    gates = Unplugged(tmp_path)
+    for here in gates.sites:
+        here.gate.isolated = True
+    assert of_two_rounds(tmp_path, local_plan(), gates) is None
+
+
+def test_a_node_that_gives_no_answer_counts_as_it_said() -> None:
+    assert Answered().enforcement is Enforcement.SITE
 
 
 def test_a_promise_that_trusts_the_server_says_nothing_of_gates(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.modes.base import RoundFailed
+from fl_dp.strategies.rehearsal import RehearsalFailed
 from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord
 from flwr.serverapp.strategy import FedAvg
@@ -261,15 +261,22 @@ def test_a_mean_of_metrics_leaves_in_the_sum_of_updates(tmp_path: Path) -> None:
 def test_a_metric_that_the_owner_does_not_name_so_is_refused(tmp_path: Path, named: Any) -> None:
     gates = Gates(tmp_path, NODES, **SUMS, **{"dp-gate-metrics": named})
     plan = plan_of(metrics=(ScalarMetric(name="loss", low=0.0, high=5.0),))
-    with pytest.raises(RoundFailed):
-        trained_in_sums(tmp_path, gates, plan)
+    require_ended_by_the_rehearsal(tmp_path, gates, plan)
+
+
+def test_a_norm_that_is_larger_than_the_owner_s_is_refused_before_anything_is_charged(
+    tmp_path: Path,
+) -> None:
+    gates = Gates(tmp_path, NODES, **SUMS, **{"dp-gate-clipping-norm": 0.9})
+    require_ended_by_the_rehearsal(tmp_path, gates, plan_of())
+
+
+def require_ended_by_the_rehearsal(folder: Path, gates: Gates, plan: DistributedPlan) -> None:
+    with pytest.raises(RehearsalFailed, match="owner does not allow this training"):
+        trained_in_sums(folder, gates, plan)
+    with PrivacyLedger.read(folder / "server.db") as ledger:
+        assert ledger.rounds_spent == 0
     for here in gates.sites:
-        reasons = {
-            arrived.message.error.reason
-            for arrived in here.server.arrived
-            if arrived.message.has_error()
-        }
-        assert reasons == {"PolicyRefusal"}
         assert not here.seen
         assert here.charges() == 0
 
@@ -305,10 +312,24 @@ def test_means_of_evaluations_leave_in_a_secure_sum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [None, {"loss": [0, 5]}, {"loss": [0, 5], "accuracy": [0, 2]}])
-def test_an_evaluation_in_a_sum_that_the_owner_does_not_allow_is_refused(
+def test_an_evaluation_in_a_sum_that_the_owner_does_not_allow_is_refused_before_it_is_charged(
     tmp_path: Path, named: Any
 ) -> None:
     gates = Gates(tmp_path, NODES, **SUMS, **{"dp-gate-evaluation": named})
+    with pytest.raises(RehearsalFailed, match="owner does not allow"):
+        evaluated_in_sum(tmp_path, gates)
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        assert not ledger.history
+    assert all(not here.seen and here.charges() == 0 for here in gates.sites)
+
+
+def test_a_server_that_rehearses_nothing_is_refused_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "fl_dp.strategies.charged_sum.require_willing", lambda *args, **options: None
+    )
+    gates = Gates(tmp_path, NODES, **SUMS)
     with pytest.raises(SecureSumFailed, match="0 of 3 clients replied"):
         evaluated_in_sum(tmp_path, gates)
     assert all(not here.seen and here.charges() == 0 for here in gates.sites)

@@ -18,6 +18,7 @@ from fl_dp.gate.flower_hook import Parts
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Use
 from fl_dp.promise import Enforcement
+from fl_dp.protocol.failures import kind_in
 from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY, STATISTIC_ACTION, UTILITY_ACTION
@@ -34,7 +35,7 @@ def refusal(here: Site) -> str:
     [arrived] = here.server.arrived
     assert arrived.message.has_error(), "it was not refused"
     assert len(here.server.confirmed) == 1
-    return str(arrived.message.error.reason)
+    return kind_in(arrived.message.error.reason)
 
 
 @pytest.mark.parametrize(

@@ -124,16 +124,22 @@ def test_no_update_moves_the_answer_by_more_than_the_norm(
     assert arrived.arrays["w"] == pytest.approx([moved], abs=8e-4)
 
 
-def test_noise_is_fresh_for_each_answer_to_one_message(site: Any) -> None:
-    here = site(adding(0.0))
-    here.server.train(LARGE)
-    again = here.server.waiting[0]
-    here.server.waiting.append(again)
+def test_a_message_that_comes_again_is_trained_and_charged_once(site: Any) -> None:
+    here = site(adding(1e6), **{"dp-gate-noise-multiplier": 0.01, "dp-max-epsilon": 1e12})
+    here.server.train({"w": np.zeros(1)})
+    here.server.waiting *= 2
     here.step()
     here.step()
     first, second = (arrived.arrays["w"] for arrived in here.server.arrived)
+    assert len(here.seen) == here.charges() == 1
+    # Noise alone is 8 standard deviations from the first.
+    assert first == pytest.approx([NORM], abs=0.08)
+    assert second == pytest.approx([0.0], abs=0.08)
+
+
+def test_noise_is_fresh_for_each_message(site: Any) -> None:
+    first, second = (arrived.arrays["w"] for arrived in site(adding(0.0)).answers(LARGE, rounds=2))
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(SIZE)
-    assert here.charges() == 2
 
 
 # Hostile apps.

@@ -28,8 +28,13 @@ class GatedDeployment(Deployment):
         """Return the file of a site's ledger."""
         return self._folder / name / "ledger.db"
 
+    def exit_status(self, name: str) -> int:
+        """Wait until a gate has ended, and return its status."""
+        return self._nodes.pop(name).wait()
+
     def _supernode(self, name: str) -> Sequence[str]:
         file = self._folder / f"{name}.yaml"
+        self.ledger_of(name).parent.mkdir(exist_ok=True)
         own = {"dp-ledger-path": str(self.ledger_of(name)), "dp-unit-name": name}
         file.write_text(yaml.safe_dump(own | self._keys))
         command = (sys.executable, "-m", "fl_dp", "supernode", "--policy", str(file))

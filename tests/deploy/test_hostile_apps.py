@@ -1,0 +1,229 @@
+"""Real SuperNodes behind gates, and apps that do in their own processes what they should not.
+
+One federation plays one after another. In one process: tests/gate.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gated_deployment import GatedDeployment
+
+from fl_dp.ledger import NodeLedger
+
+SITES = {"north": "patient 4711", "south": "x" * 29}
+POLICY: dict[str, Any] = {
+    "max_epsilon": 1e9,
+    "gate_promise": "local",
+    "gate_clipping_norm": 1.0,
+    "gate_noise_multiplier": 0.01,  # of length 0.1 over the model
+    "gate_answer_after": 50.0,
+}
+KILLS = "kills its gate"
+WAYS = (
+    "patches fl-dp",
+    "answers twice and goes on in another process",
+    "replays another round and answers",
+)
+AFTERWARDS = ("behaves", "never answers")
+WITHOUT_UPDATE = {"never answers"}
+MODEL = ["train", "", ["arrays", "metrics"], {"num-examples": 1}, [["w", "float32", [100], 528]]]
+APP = {
+    "pyproject.toml": """\
+[project]
+name = "hostile"
+version = "1.0.0"
+description = "Does what it should not"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "stranger"
+
+[tool.flwr.app.components]
+serverapp = "hostile.server:app"
+clientapp = "hostile.client:app"
+
+[tool.flwr.app.config]
+hydra-overrides = ""
+""",
+    "hostile/__init__.py": "",
+    "hostile/client.py": """\
+import json
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+def of_the_process():
+    # What Flower's process of this app pushes its reply by.
+    frame = sys._getframe()
+    while frame.f_code.co_name != "run_clientapp":
+        frame = frame.f_back
+    return frame.f_globals["push_message"], frame.f_locals["client"], frame.f_locals["context"]
+
+def push(reply):
+    function, client, context = of_the_process()
+    function(client, reply, context)
+
+def trained(message, secret, update=1e6):
+    model = message.content["arrays"]["w"].numpy()
+    arrays = ArrayRecord({"w": Array((model + update).astype(model.dtype))})
+    metrics = MetricRecord({"num-examples": len(secret)})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)
+
+def patched():
+    import fl_dp.mechanisms
+    from fl_dp.gate import connection, gate, ways
+    from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+    fl_dp.mechanisms.clip_by_norm = ways.clip_by_norm = lambda update, norm: update
+    GaussianMechanism.privatize = lambda self, values, rng: values
+    gate.Gate.judge = connection.GatedConnection._release = None
+
+def goes_on(message, secret):
+    if os.fork():
+        return
+    os.setsid()
+    while True:  # as long as anybody takes it
+        time.sleep(1.0)
+        try:
+            push(trained(message, secret, 7.0))
+        except Exception:
+            os._exit(0)
+
+def kill_its_gate():
+    pid = os.getpid()
+    while True:
+        status = Path(f"/proc/{pid}/status").read_text()
+        pid = int(status.partition("PPid:")[2].split()[0])
+        if b"supernode" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(3600)
+
+@app.train()
+def train(message, context):
+    secret, way = str(context.node_config["secret"]), message.content["config"]["way"]
+    kept = Path(TOLD, f"{secret} id")
+    reply = trained(message, secret)
+    if way == "patches fl-dp":
+        patched()
+    elif way == "answers twice and goes on in another process":
+        kept.write_text(json.dumps(message.metadata.message_id))
+        goes_on(message, secret)
+        push(reply)
+        reply = trained(message, secret, -1e6)
+    elif way == "replays another round and answers":
+        replayed = trained(message, secret, -1e6)
+        earlier = json.loads(kept.read_text())
+        replayed.metadata.__dict__["_reply_to_message_id"] = earlier
+        with suppress(Exception):  # Flower may have dropped it before it is whole
+            push(replayed)
+    Path(TOLD, f"{secret} {way}").touch()
+    if way == "never answers":
+        time.sleep(3600)
+    if way == "kills its gate" and secret.startswith("x"):
+        kill_its_gate()
+    return reply
+""",
+    "hostile/server.py": """\
+import json, shlex, time
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+app = ServerApp()
+
+def told(reply):
+    metadata = reply.metadata
+    said = [metadata.message_type, metadata.group_id]
+    if reply.has_error():
+        return {"said": [*said, reply.error.code, reply.error.reason]}
+    content = reply.content
+    arrays = content["arrays"]
+    forms = [[key, each.dtype, each.shape, len(each.data)] for key, each in arrays.items()]
+    said += [sorted(content), dict(content["metrics"]), forms]
+    return {"said": said, "model": arrays["w"].numpy().tolist()}
+
+@app.main()
+def main(grid, context):
+    while len(nodes := list(grid.get_node_ids())) != 2:  # one that was killed is there a while
+        time.sleep(0.5)
+    arrived = {}
+    for way in shlex.split(context.run_config["hydra-overrides"]):
+        model = ArrayRecord({"w": Array(np.zeros(100, np.float32))})
+        content = RecordDict({"arrays": model, "config": ConfigRecord({"way": way})})
+        messages = [Message(content, dst_node_id=node, message_type="train") for node in nodes]
+        replies = grid.send_and_receive(messages, timeout=90.0)
+        arrived[way] = [told(reply) for reply in replies]
+        Path(TOLD, "arrived.json").write_text(json.dumps(arrived))
+""",
+}
+
+
+def require_noised_models(arrived: dict[str, Any], way: str) -> None:
+    """Both sites' answers are a model and no more, with the update that was trained, clipped."""
+    replies = arrived[way]
+    assert [reply["said"] for reply in replies] == [MODEL] * len(SITES)
+    for reply in replies:
+        # Of the app's first answer to this round; another would have the other sign, or none.
+        moved = sum(reply["model"]) / 10.0
+        # Eight standard deviations of the noise.
+        assert moved == pytest.approx(0.0 if way in WITHOUT_UPDATE else 1.0, abs=0.08)
+
+
+@pytest.mark.nightly
+@pytest.mark.simulation
+@pytest.mark.xdist_group("simulation")
+@pytest.mark.timeout(1200)
+def test_whatever_an_app_does_in_its_process_a_noised_model_arrives_and_is_charged_once(
+    tmp_path: Path,
+) -> None:
+    app = tmp_path / "hostile"
+    for name, text in APP.items():
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_text(text.replace("TOLD", repr(str(tmp_path))))
+    told = tmp_path / "arrived.json"
+
+    def charges() -> list[int]:
+        counts = []
+        for name in SITES:
+            with NodeLedger.read(running.ledger_of(name)) as ledger:
+                [spending] = ledger.spendings
+                counts.append(spending.charges)
+        return counts
+
+    with GatedDeployment(tmp_path / "processes", **POLICY) as running:
+        for name, secret in SITES.items():
+            running.join(name, {"secret": secret})
+        assert running.run(app, [*WAYS, KILLS], timeout=900) == "finished:completed"
+        arrived = json.loads(told.read_text())
+        assert running.exit_status("south") == -signal.SIGKILL
+        # The killed gate's message was charged, and nothing came of it.
+        assert [reply["said"] for reply in arrived[KILLS] if "model" in reply] == [MODEL]
+        assert charges() == [len(WAYS) + 1] * 2
+        for way in WAYS:
+            require_noised_models(arrived, way)
+
+        running.join("south", {"secret": SITES["south"]})
+        assert running.run(app, AFTERWARDS, timeout=900) == "finished:completed"
+        arrived = json.loads(told.read_text())
+        assert charges() == [len(WAYS) + 1 + len(AFTERWARDS)] * 2
+        for way in AFTERWARDS:
+            require_noised_models(arrived, way)
+    for way in (*WAYS, KILLS, *AFTERWARDS):
+        for secret in SITES.values():
+            assert (tmp_path / f"{secret} {way}").exists()  # the app was there, and knew it
