@@ -18,11 +18,13 @@ algorithm 1. What a round is, `private_loop.py` says.
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import wraps
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, ParamSpec, Self
 
 from flwr.serverapp.strategy import Strategy
 
@@ -63,7 +65,30 @@ from .selection import LawSelection, Selection
 from .server_optimizer import refuse_unfit
 from .together import check_together
 
+_Given = ParamSpec("_Given")
+
 logger = logging.getLogger("flwr.fl_dp")
+
+
+def _sends_budgets_to_with_budget(
+    constructor: Callable[_Given, None],
+) -> Callable[_Given, None]:
+    """Let a constructor refuse names that it does not have, and say whose a budget's are."""
+    own = inspect.signature(constructor).parameters
+
+    @wraps(constructor)
+    def construct(*positional: _Given.args, **named: _Given.kwargs) -> None:
+        kind = type(positional[0]).__name__
+        if of_budget := [name for name in named if name in _OF_BUDGET - own.keys()]:
+            raise ArgumentError(
+                f"{kind} has no argument '{of_budget[0]}', as it takes a plan and its ledger: "
+                f"write {kind}.with_budget(epsilon=4.0, rounds=60, num_clients=200, "
+                'sampling_rate=0.25, ledger="ledger.db")'
+            )
+        require_known(named, own, of=kind)
+        constructor(*positional, **named)
+
+    return construct
 
 
 class DPFedAvg(RoundStrategy):
@@ -87,23 +112,7 @@ class DPFedAvg(RoundStrategy):
     plan_class: ClassVar[type[Plan]] = CentralPlan
     loop: PrivateLoop
 
-    def __new__(cls, *positional: object, **named: object) -> Self:
-        """Send a budget to `with_budget`.
-
-        Raises:
-            TypeError: If an argument is one of `with_budget`, or of nothing.
-        """
-        if cls.__init__ is DPFedAvg.__init__:
-            name, own = cls.__name__, keywords_of(cls)
-            if of_budget := [given for given in named if given in _OF_BUDGET - own]:
-                raise ArgumentError(
-                    f"{name} has no argument '{of_budget[0]}', as it takes a plan and its ledger: "
-                    f"write {name}.with_budget(epsilon=4.0, rounds=60, num_clients=200, "
-                    'sampling_rate=0.25, ledger="ledger.db")'
-                )
-            require_known(named, own, of=name)
-        return super().__new__(cls)
-
+    @_sends_budgets_to_with_budget
     @with_read_arguments("plan", "ledger")
     def __init__(
         self,
