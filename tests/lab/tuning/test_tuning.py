@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import typer
-from command_line import call, said_on_stderr
+from command_line import call, changed, said_on_stderr
 from fl_dp.strategies.server_optimizer import ServerOptimizer
 from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.supercore.task_identity import TaskIdentity
@@ -356,7 +356,7 @@ def test_what_can_t_be_is_refused_in_one_line_before_anything_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = call("tune", *SMALL, *overrides)
+    result = call("tune", *changed(SMALL, *overrides))
     assert result.exit_code == 2
     assert said in said_on_stderr(result)
     assert not (tmp_path / "runs").exists()
