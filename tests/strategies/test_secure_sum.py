@@ -235,7 +235,7 @@ def test_a_committee_that_the_plan_is_not_for_costs_nothing(tmp_path: Path) -> N
     for context in nodes.contexts.values():
         context.node_config = dict(context.node_config) | owner | {"dp-max-epsilon": 1e6}
     roster = Roster.read(roster_file)
-    with pytest.raises(RehearsalFailed, match=r"secure_sum\.committee=5"):
+    with pytest.raises(RehearsalFailed, match=r"SecureSum\(committee=5\)"):
         trained(tmp_path, nodes, plan, secure_roster=roster)
     with PrivacyLedger.read(tmp_path / "server.db") as ledger:
         assert ledger.rounds_spent == 0
