@@ -273,4 +273,4 @@ def test_a_plan_for_fewer_who_collude_than_nodes_of_the_roster_suppose_is_said(
     )
     with caplog.at_level(logging.WARNING, logger="flwr.fl_dp"):
         assert secure_sums_of(plan, Nodes(11, pinned=11).roster) is not None
-    assert caplog.text.count("Write privacy.secure_sum.colluding=2") == said
+    assert caplog.text.count("SecureSum(colluding=2)") == said

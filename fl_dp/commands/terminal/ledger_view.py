@@ -200,7 +200,7 @@ def ledger_summary(ledger: SpentLedger) -> list[str]:
         lines.append("INSECURE noise: nothing is promised")
     accountant = ACCOUNTANTS.get(spent.best_name, spent.best_name)
     lines.append(
-        f"Spent: epsilon {rounded_up(spent.best)} of {rounded_up(budget.epsilon)} at delta "
+        f"Spent: epsilon {rounded_up(spent.best)} of {budget.epsilon:g} at delta "
         f"{delta_rounded_up(budget.delta)}, by {accountant} ({spent.best_name})"
     )
     promised = ledger.promise().best
