@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import call, json_of, said_on_stderr, train_here, use
+from command_line import call, changed, json_of, said_on_stderr, train_here, use
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.local.flower_runs import RunStatus
@@ -120,12 +120,10 @@ def stop_after(trainings: int, root: Path) -> Any:
 def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an experiment of which one training is done, one begun, one missing."""
     root = tmp_path_factory.mktemp("stopped")
-    one = [part for part in TINY if not part.startswith("sweep.only")]
     with pytest.MonkeyPatch.context() as monkeypatch:
         use(monkeypatch, stop_after(1, root))
-        result = call(
-            "run", *one, "sweep.only=[constant]", "seed=0", "rounds=2,3,4", f"output_dir={root}"
-        )
+        one = changed(TINY, "sweep.only=[constant]", "seed=0", "rounds=2,3,4")
+        result = call("run", *one, f"output_dir={root}")
     assert result.exit_code == 130
     assert f"`fl-dp run resume={root / 's'}` continues it" in said_on_stderr(result)
     return root / "s"

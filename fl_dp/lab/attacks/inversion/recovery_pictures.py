@@ -108,7 +108,8 @@ def draw_resistance(summaries: Sequence[Summary], target: Path, *, title: str) -
     _baselines(network, parts["network"])
     batch.set_title(title)
     drawn = [each for of_part in parts.values() for each in of_part]
-    highest = max(_shown(each) + each.deviations["psnr"] for each in drawn)
+    tops = [_shown(each) + each.deviations["psnr"] for each in drawn]
+    highest = max((top for top in tops if math.isfinite(top)), default=0.0)  # NaN of one image
     for axes in (batch, epochs, network):
         axes.set_ylim(0.0, highest + 3.0)
     save_picture(figure, target)
