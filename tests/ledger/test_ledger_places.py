@@ -145,7 +145,7 @@ def test_a_ledger_that_another_process_holds_is_not_corrupted(
 
 def test_a_ledger_in_a_folder_that_takes_no_file_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "ledger.db").mkdir()
-    with pytest.raises(LedgerUnavailable):
+    with pytest.raises(ValueError, match=r"is a folder: name the ledger's file"):
         PrivacyLedger.open(tmp_path / "ledger.db", PLAN)
     with pytest.raises(LedgerUnavailable, match=r"can't be created.*Name a file"):
         PrivacyLedger.open(tmp_path / ("x" * 300), PLAN)
