@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -70,7 +71,7 @@ class LedgerStore:
         path = _sqlite_path(location)
         if path is None:
             return cls(*postgresql_engine(str(location), writable=True), writable=True)
-        if path.is_dir():
+        if os.path.isdir(path):  # noqa: PTH112  # pathlib raises for a name that is too long
             raise OptionError(f"{path} is a folder: name the ledger's file in it, as ledger.db")
         if not path.parent.is_dir():
             raise OptionError(

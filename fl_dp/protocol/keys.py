@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-WIRE = 4  # 1: nodes could be offered prices; 2: queries had no `kind`; 3: gates told no promise
+WIRE = 5  # since 4: a gate marks its answers to a round
 """Version of all that crosses between server and nodes; one more when the other end must follow."""
 
 WIRE_KEY = "fl-dp-wire"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import json_of, train_here, use
+from command_line import changed, json_of, train_here, use
 from flwr.app import Message
 from ledger_files import start_python
 from local_grid import LocalGrid, answer_with_app
@@ -130,8 +130,7 @@ def test_a_sweep_is_worked_off_by_one_process(
         "run",
         "--json",
         "-m",
-        *SMALL,
-        "rounds=1",
+        *changed(SMALL, "rounds=1"),
         "seed=0,1",
         "sweep.side_by_side=1",
         f"output_dir={tmp_path}",
