@@ -43,7 +43,7 @@ EXPERIMENTS := privacy_levels privacy_levels_fashion privacy_levels_cifar10 clie
 BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))
 
 # `make federation`: central, dp_sgd, local or distributed.
-PRIVACY ?= dp_sgd
+PRIVACY ?= local
 
 # `make flower`: what stands in for the locked Flower, a nightly of its next version among them.
 FLWR ?= flwr==1.41.*
@@ -69,7 +69,7 @@ help: ## What there is
 demo: $(STAMP) ## Train digits under client-level DP at epsilon 2 and 8, about two minutes
 	$(BIN)/fl-dp run -m privacy.epsilon=2,8 simulation.engine=flower
 
-federation: $(STAMP) ## SuperLink and SuperNodes with all protections on, a training, two minutes
+federation: $(STAMP) ## SuperLink and SuperNodes behind gates, all protections on, a training, two minutes
 	$(BIN)/python deploy/federation.py --privacy $(PRIVACY)
 
 quick: $(STAMP) ## Unit tests, under a minute

@@ -6,9 +6,10 @@
 
 Three hospital wards train one model. The SuperLink has TLS, a database and the keys of its
 SuperNodes; other users and machines reach the SuperNodes' interface of it alone. Each ward has a
-table, a policy, a ledger with a witness elsewhere, and runs signed apps only. What each of them
-spent is printed last. Everything lies in a folder of its own and listens on free ports of loopback.
-What was started is taken down at the end, also after Ctrl-C and after a failure, and nothing else.
+table, a policy, a ledger with a witness elsewhere, runs signed apps only, and stands behind a gate.
+What each of them spent is printed, and then what the server gets from a signed app that sends the
+wards' tables. Everything lies in a folder of its own and listens on free ports of loopback. What
+was started is taken down at the end, also after Ctrl-C and after a failure, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,20 +26,23 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
+import numpy as np
 import yaml
 from apps import shelf, sign
 from deployment import Deployment
 from keys import load_signer, make_node, make_server, make_signer, trusted_line
+from numpy.typing import NDArray
 from wards import ROOT, SETTINGS, write_tables
 
 from fl_dp.app.local.processes import descendants, kill_all
 from fl_dp.app.local.superlink import OPEN_TO_NODES
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.clients.secure_node import IDENTITY_FILE
+from fl_dp.gate.exchange import LATE
 from fl_dp.ledger import NodeLedger, PrivacyLedger, witness_at
 from fl_dp.promise import brief_epsilon, delta_rounded_up
 from fl_dp.secagg import Identity
@@ -46,7 +50,10 @@ from fl_dp.secagg.roster import Member
 
 WARDS = ("north", "south", "east")
 ROUNDS = 2
+CURIOUS = ROOT / "deploy" / "curious"
+"""An app that sends the table of its ward."""
 _BIN = Path(sys.executable).parent
+_OPTIONS = dict[str, str | int | float]
 _LAST_LINES = 15  # of each log, where something went wrong
 
 
@@ -56,26 +63,42 @@ class Mode:
 
     Attributes:
         overrides: Settings of the training.
-        required: `dp-require-privacy` of each ward.
-        policy: Further keys of each ward's policy.
+        said: What the gates do, in words.
+        policy: Keys of each ward's policy, besides names and files.
+        gate: What the gate of each ward does; empty: it has none, and the app keeps the policy.
+        has_roster: Whether the wards' owners have compared their identities.
         server_counts: Whether the server keeps a ledger, too, which then has a witness.
     """
 
     overrides: tuple[str, ...]
-    required: str
-    policy: Mapping[str, str | int | float] | None = None
+    said: str
+    policy: Mapping[str, str | int | float] = field(default_factory=_OPTIONS)
+    gate: Mapping[str, str | int | float] = field(default_factory=_OPTIONS)
+    has_roster: bool = False
     server_counts: bool = True
 
 
+_CAP = {"dp-max-epsilon": 100.0, "dp-max-delta": 0.1}
+_GATE = {"dp-gate-clipping-norm": 0.5, "dp-gate-answer-after": 30.0}
+
 MODES = {
-    # The wards trust the server with plain updates: it adds the noise and keeps the count.
-    "central": Mode(overrides=("privacy=central", "privacy.epsilon=40"), required="none"),
+    "central": Mode(
+        overrides=("privacy=central", "privacy.epsilon=40"),
+        said="gates clip each update, and trust the server to add the noise and to count",
+        gate=_GATE | {"dp-gate-promise": "clip"},
+    ),
     "dp_sgd": Mode(
         overrides=("privacy=dp_sgd", "dp_sgd.steps=5", f"dp_sgd.participations={ROUNDS}"),
-        required="record",
+        said="no gates: they hide a whole ward, and records are hidden by the signed app's DP-SGD",
+        policy=_CAP | {"dp-require-privacy": "record"},
         server_counts=False,  # records alone: each ward counts its own
     ),
-    "local": Mode(overrides=("privacy=local", "privacy.epsilon=40"), required="local"),
+    "local": Mode(
+        overrides=("privacy=local", "privacy.epsilon=10"),
+        said="gates clip each update and add noise to it",
+        policy=_CAP,
+        gate=_GATE | {"dp-gate-promise": "local", "dp-gate-noise-multiplier": 0.4},
+    ),
     "distributed": Mode(
         overrides=(
             "privacy=distributed",
@@ -85,8 +108,10 @@ MODES = {
             "privacy.secure_sum.colluding=0",
             "privacy.secure_sum.threshold=2",
         ),
-        required="distributed",
-        policy={"dp-secagg-colluding": 0},
+        said="gates clip each update, add a share of noise and mask it: sums alone are opened",
+        policy=_CAP | {"dp-secagg-colluding": 0},
+        gate=_GATE | {"dp-gate-promise": "distributed"},
+        has_roster=True,
     ),
 }
 """How `--privacy` trains; the app is the same, and so is its bundle."""
@@ -97,6 +122,7 @@ class Federation(Deployment):
 
     Attributes:
         app: The signed app's name and version, for `flwr run`.
+        curious: The same of an app that sends tables; a reviewer has signed it.
     """
 
     def __init__(self, place: Path, mode: Mode) -> None:
@@ -113,9 +139,10 @@ class Federation(Deployment):
         make_signer(place / "reviewer" / "key")
         for ward in WARDS:
             self._write_ward(ward)
-        if "distributed" in mode.required:
+        if mode.has_roster:
             self._write_roster()
-        self.app = self._signed_app()
+        (place / "apps").mkdir()
+        self.app, self.curious = self._signed_app(ROOT), self._signed_app(CURIOUS)
         self._shelf = shelf(place / "apps", 0)
         port = self._shelf.server_address[1]
         # Where Flower's SuperLink looks for bundles with signatures.
@@ -132,7 +159,7 @@ class Federation(Deployment):
         try:
             for ward in WARDS:
                 self._register(ward)
-                self.join(ward, {"dp-policy-path": str(self._place / ward / "policy.yaml")})
+                self.join(ward, self._node_config(ward))
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -162,6 +189,26 @@ class Federation(Deployment):
             raise RuntimeError(f"the run did not end well: {_end_of(ended)}")
         return RunFolder(self._place / "runs" / name)
 
+    def send_tables(self) -> list[dict[str, Any]]:
+        """Run the app that sends the wards' tables, and return what the server got from each.
+
+        Raises:
+            RuntimeError: If the run ends otherwise than it should.
+        """
+        folder = self._place / "runs"
+        ended = self.run(self.curious, [f"output_dir={folder}"], timeout=None)
+        if ended != "finished:completed":
+            raise RuntimeError(f"the run did not end well: {_end_of(ended)}")
+        arrived: list[dict[str, Any]] = json.loads((folder / "arrived.json").read_text())
+        return arrived
+
+    def tables(self) -> list[NDArray[np.float64]]:
+        """Return the numbers of each ward's table."""
+        files = [self._place / ward / "train.csv" for ward in WARDS]
+        return [
+            np.loadtxt(file, delimiter=",", skiprows=1, usecols=(0, 1)).ravel() for file in files
+        ]
+
     def overrides(self, name: str) -> list[str]:
         """Return the settings of a run of that name."""
         place = self._place
@@ -176,7 +223,7 @@ class Federation(Deployment):
         ]
         if self._mode.server_counts:
             overrides += ["privacy.delta=0.01", f"privacy.witness_dir={place / 'witness'}"]
-        if "distributed" in self._mode.required:
+        if self._mode.has_roster:
             overrides.append(f"privacy.secure_sum.roster={place / 'roster.json'}")
         return overrides
 
@@ -213,11 +260,14 @@ class Federation(Deployment):
         )
 
     def _supernode(self, name: str) -> Sequence[str]:
+        started = ["fl_dp.app.local.supernode"]
+        if self._mode.gate:
+            started = ["fl_dp", "supernode", "--policy", str(self._policy(name)), "--cooperative"]
         return (
             "python",
             "-P",
             "-m",
-            "fl_dp.app.local.supernode",
+            *started,
             "--root-certificates",
             str(self._authority),
             "--auth-supernode-private-key",
@@ -238,20 +288,31 @@ class Federation(Deployment):
             ),
             encoding="utf-8",
         )
-        policy = {
+        policy: _OPTIONS = {
             "dp-unit-name": ward,
-            "dp-data-path": str(self._place / ward),
-            "dp-data-schema": str(schema),
             "dp-ledger-path": str(self.ledger_of(ward)),
             "dp-witness-path": str(self.witness_of(ward)),
-            "dp-max-epsilon": 100.0,
-            "dp-max-delta": 0.1,
-            "dp-require-privacy": self._mode.required,
-            **(self._mode.policy or {}),
+            **self._mode.policy,
+            **self._mode.gate,
         }
-        if "distributed" in self._mode.required:
+        if self._mode.has_roster:
             policy["dp-secagg-roster"] = str(self._place / "roster.json")
-        (self._place / ward / "policy.yaml").write_text(yaml.safe_dump(policy), encoding="utf-8")
+        if not self._mode.gate:
+            policy |= self._data_of(ward)
+        self._policy(ward).write_text(yaml.safe_dump(policy), encoding="utf-8")
+
+    def _policy(self, ward: str) -> Path:
+        return self._place / ward / "policy.yaml"
+
+    def _node_config(self, ward: str) -> _OPTIONS:
+        """Return what apps get: a gate tells them nothing of the policy."""
+        return (
+            self._data_of(ward) if self._mode.gate else {"dp-policy-path": str(self._policy(ward))}
+        )
+
+    def _data_of(self, ward: str) -> _OPTIONS:
+        place = self._place / ward
+        return {"dp-data-path": str(place), "dp-data-schema": str(place / "schema.yaml")}
 
     def _write_roster(self) -> None:
         """Write down the identities that the wards' owners have compared."""
@@ -265,12 +326,12 @@ class Federation(Deployment):
         roster = {"federation": "three wards", "members": members}
         (self._place / "roster.json").write_text(json.dumps(roster), encoding="utf-8")
 
-    def _signed_app(self) -> str:
-        """Bundle the checkout, sign it, and have the wards trust who signed."""
+    def _signed_app(self, source: Path) -> str:
+        """Bundle an app, sign it, and have the wards trust who signed."""
         folder, key = self._place / "apps", self._place / "reviewer" / "key"
-        folder.mkdir()
-        self._flwr("build", "--app", str(ROOT), cwd=folder)
-        [bundle] = folder.glob("*.fab")
+        before = set(folder.glob("*.fab"))
+        self._flwr("build", "--app", str(source), cwd=folder)
+        [bundle] = set(folder.glob("*.fab")) - before
         app = sign(bundle, key)
         line = trusted_line(load_signer(key).public_key())
         (self._place / "trusted.yaml").write_text(f"{line}\n", encoding="utf-8")
@@ -301,6 +362,9 @@ def spent_lines(federation: Federation, run: RunFolder) -> Iterator[str]:
             yield f"  {ward}: nothing of its own; the server's ledger counts in this mode"
             continue
         with NodeLedger.read(file, witness=witness_at(str(federation.witness_of(ward)))) as ledger:
+            if reliances := ledger.reliances:
+                answers = sum(reliance.answers for reliance in reliances)
+                yield f"  {ward}: no epsilon of its own, {answers} answers relied upon the server"
             for spending in ledger.spendings:
                 assert spending.budget is not None  # it has spent
                 spent, budget = spending.epsilon().best, spending.budget
@@ -312,6 +376,43 @@ def spent_lines(federation: Federation, run: RunFolder) -> Iterator[str]:
     if run.ledger.exists():
         with PrivacyLedger.read(run.ledger) as kept:
             yield f"  the server's ledger: {kept.rounds_committed} rounds released"
+
+
+def arrived_lines(
+    tables: Sequence[NDArray[np.float64]], arrived: Sequence[Mapping[str, Any]]
+) -> Iterator[str]:
+    """Say what the server got from each ward, beside what the app there has sent.
+
+    Args:
+        tables: Numbers of each ward's table.
+        arrived: What the server has written down of each reply.
+    """
+    for answer in arrived:
+        if "error" in answer:
+            yield f"  an error, {answer['error']}: the gate did not start the app"
+            continue
+        [numbers] = answer["arrays"]
+        likeness = max(float(np.corrcoef(numbers, table)[0, 1]) for table in tables)
+        yield (
+            f"  model: {len(numbers)} numbers, correlation with the table {likeness:.2f}; metrics: "
+            f"{_shown(answer['metrics'])}; texts: {_shown(answer['texts'])}"
+        )
+
+
+def _shown(records: list[dict[str, Any]]) -> str:
+    lines = [f"{name}={value!s:.20}" for record in records for name, value in record.items()]
+    return ", ".join(lines) or "none"
+
+
+def late_lines(logs: Mapping[str, str]) -> Iterator[str]:
+    """Say whose app was late: the gate has answered for it, with noise alone.
+
+    Args:
+        logs: What the SuperNode of each ward has said.
+    """
+    for ward, log in logs.items():
+        if times := log.count(f"TimeoutError: {LATE}"):
+            yield f"  {ward}: {times} answers without the app, which was late on a busy machine"
 
 
 class _Progress:
@@ -343,18 +444,27 @@ def run_federation(mode: str, place: Path) -> None:
     Raises:
         RuntimeError: If something does not start or the run fails; its text has the logs' ends.
     """
-    say = _Progress()
-    say(f"keys, certificates, policies and a signed app in {place}")
-    federation = Federation(place, MODES[mode])
+    say, asked = _Progress(), MODES[mode]
+    say(f"keys, certificates, policies and two signed apps in {place}")
+    federation = Federation(place, asked)
     try:
         say("SuperLink with TLS, the keys of its SuperNodes and a database")
         with federation:
-            say(f"SuperNodes of {', '.join(WARDS)} have joined; training, privacy={mode}")
+            say(f"SuperNodes of {', '.join(WARDS)} have joined; {asked.said}")
+            say(f"training, privacy={mode}")
             run = federation.train(mode)
             say(f"trained: {run.read_metrics()[-1]['test_accuracy']:.0%} right on the public table")
             print("What was spent:")
-            for line in spent_lines(federation, run):
+            said_by_wards = {ward: federation.log(ward) for ward in WARDS}
+            for line in (*spent_lines(federation, run), *late_lines(said_by_wards)):
                 print(line)
+            if asked.gate:
+                say("an app that a reviewer has signed by mistake sends the table of each ward")
+                arrived = federation.send_tables()
+                print("Each ward's app sent the table as a model, its first age as a metric, and")
+                print("all of it as a text. What the server got of that, behind the gates:")
+                for line in arrived_lines(federation.tables(), arrived):
+                    print(line)
             say("taking down what was started")
     except RuntimeError as error:
         logs = "\n".join(
@@ -379,7 +489,7 @@ def _stop(*_: object) -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Bring up the federation that the command line asks for, and take it down."""
     parser = argparse.ArgumentParser(description="A federation on this machine, all protections on")
-    parser.add_argument("--privacy", choices=MODES, default="dp_sgd", help="(default: dp_sgd)")
+    parser.add_argument("--privacy", choices=MODES, default="local", help="(default: local)")
     parser.add_argument("--keep", type=Path, help="an empty folder that stays, with all logs")
     asked = parser.parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):

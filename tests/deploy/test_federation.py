@@ -9,12 +9,24 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
-from federation import MODES, ROUNDS, WARDS, Federation, Mode, spent_lines
+from federation import (
+    CURIOUS,
+    MODES,
+    ROUNDS,
+    WARDS,
+    Federation,
+    Mode,
+    arrived_lines,
+    late_lines,
+    spent_lines,
+)
 from waiting import until
 from wards import ROOT, write_tables
 
@@ -70,6 +82,30 @@ def simulated(place: Path, overrides: list[str]) -> RunFolder:
     return RunFolder(place / "simulated")
 
 
+def patient(mode: Mode) -> Mode:
+    """Return a mode whose gates give apps the time that they take on a busy machine."""
+    if not mode.gate:
+        return mode
+    return replace(mode, gate=dict(mode.gate) | {"dp-gate-answer-after": 150.0})
+
+
+def what_arrives(name: str, federation: Federation, arrived: list[dict[str, Any]]) -> None:
+    """Check what the server gets of a table that an app sends by every way."""
+    lines = list(arrived_lines(federation.tables(), arrived))
+    if name == "distributed":
+        assert arrived == [{"error": "PolicyRefusal"}] * len(WARDS)
+        return
+    for answer in arrived:
+        assert (answer["metrics"], answer["texts"]) == ([{"num-examples": 1}], [])
+        [numbers] = answer["arrays"]
+        assert len(numbers) == 400
+        if name == "central":  # whose server is trusted with updates
+            assert np.linalg.norm(numbers) == pytest.approx(0.5, rel=1e-5)
+        else:  # noise of .4 times .5 at least on each number
+            assert np.linalg.norm(numbers) > 0.2 * 400**0.5 / 2
+    assert all(("table 1.00" in line) == (name == "central") for line in lines)
+
+
 def said_of_privacy(folder: RunFolder) -> dict[str, Any]:
     statement = folder.read_statement()
     return {key: statement.get(key) for key in OF_THE_PRIVACY}
@@ -92,6 +128,34 @@ def test_the_workflow_runs_the_federation_in_every_mode() -> None:
     steps = workflow["jobs"]["federation"]["steps"]
     runs = [step["env"]["PRIVACY"] for step in steps if step.get("run") == "make federation"]
     assert tuple(runs) == ALL
+
+
+def test_the_federation_says_what_has_arrived_of_a_table() -> None:
+    tables = [np.arange(4.0), np.array([5.0, 1.0, 2.0, 0.0])]
+    sent = {
+        "arrays": [[0.0, 0.1, 0.2, 0.3]],
+        "metrics": [{"age": 47.0}],
+        "texts": [{"a": "b" * 99}],
+    }
+    made = {"arrays": [[1.0, 1.0, 0.0, 0.0]], "metrics": [{"num-examples": 1}], "texts": []}
+    refused = {"error": "PolicyRefusal"}
+    first, second, third = arrived_lines(tables, [sent, made, refused])
+    assert "4 numbers, correlation with the table 1.00; metrics: age=47.0; texts: a=bbb" in first
+    assert len(first) < 120
+    assert "table 0.53; metrics: num-examples=1; texts: none" in second
+    assert "PolicyRefusal: the gate did not start the app" in third
+
+
+def test_the_federation_says_whose_app_was_late() -> None:
+    late = "the client failed\nTraceback:\nTimeoutError: the app gave no answer in its time\n"
+    [line] = late_lines({"north": "all is well", "south": 2 * late})
+    assert line.startswith("  south: 2 answers without the app")
+
+
+def test_the_app_that_sends_tables_knows_nothing_of_fl_dp() -> None:
+    texts = [file.read_text(encoding="utf-8") for file in CURIOUS.rglob("*.py")]
+    assert len(texts) == 3
+    assert not any(re.search(r"import fl_dp|from fl_dp", text) for text in texts)
 
 
 @pytest.mark.slow
@@ -117,7 +181,7 @@ def test_a_federation_that_is_stopped_leaves_nothing_running(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", ALL)
 def test_the_same_app_runs_in_a_simulation_and_on_the_federation(name: str, tmp_path: Path) -> None:
-    mode: Mode = MODES[name]
+    mode = patient(MODES[name])
     with Federation(tmp_path / "place", mode) as federation:
         run = federation.train(name)
         assert run.read_metrics()[-1].get("test_accuracy", 1.0) > 0.6  # .5 untrained
@@ -125,8 +189,12 @@ def test_the_same_app_runs_in_a_simulation_and_on_the_federation(name: str, tmp_
         assert processes_of(tmp_path / "place")
         lines = "\n".join(spent_lines(federation, run))
         for ward in WARDS:
-            assert federation.ledger_of(ward).exists() == (name != "central")
             assert (f"{ward}: epsilon" in lines) == (name != "central")
+            assert (f"{ward}: no epsilon of its own" in lines) == (name == "central")
+        if mode.gate:
+            arrived = federation.send_tables()
+            assert len(arrived) == len(WARDS)
+            what_arrives(name, federation, arrived)
     assert processes_of(tmp_path / "place") == []
     assert len(run.read_metrics()) >= ROUNDS
     (tmp_path / "simulation").mkdir()
@@ -153,7 +221,7 @@ def test_a_node_runs_no_app_that_nobody_signed(tmp_path: Path) -> None:
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(1800)
 def test_buffers_are_filled_on_the_federation(tmp_path: Path) -> None:
-    with Federation(tmp_path / "place", MODES["central"]) as federation:
+    with Federation(tmp_path / "place", patient(MODES["central"])) as federation:
         run = federation.train("buffers", "privacy=buffered", "selection.sampling_rate=0.67")
     with PrivacyLedger.read(run.ledger) as ledger:
         assert ledger.rounds_committed == ledger.rounds_spent == ROUNDS
