@@ -69,7 +69,7 @@ help: ## What there is
 demo: $(STAMP) ## Train digits under client-level DP at epsilon 2 and 8, about two minutes
 	$(BIN)/fl-dp run -m privacy.epsilon=2,8 simulation.engine=flower
 
-federation: $(STAMP) ## SuperLink and SuperNodes behind gates, all protections on, a training, two minutes
+federation: $(STAMP) ## SuperLink and SuperNodes behind gates, all protections on, a training, three minutes
 	$(BIN)/python deploy/federation.py --privacy $(PRIVACY)
 
 quick: $(STAMP) ## Unit tests, under a minute

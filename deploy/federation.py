@@ -63,7 +63,7 @@ class Mode:
 
     Attributes:
         overrides: Settings of the training.
-        said: What the gates do, in words.
+        description: What the gates do, in words.
         policy: Keys of each ward's policy, besides names and files.
         gate: What the gate of each ward does; empty: it has none, and the app keeps the policy.
         has_roster: Whether the wards' owners have compared their identities.
@@ -71,7 +71,7 @@ class Mode:
     """
 
     overrides: tuple[str, ...]
-    said: str
+    description: str
     policy: Mapping[str, str | int | float] = field(default_factory=_OPTIONS)
     gate: Mapping[str, str | int | float] = field(default_factory=_OPTIONS)
     has_roster: bool = False
@@ -84,18 +84,18 @@ _GATE = {"dp-gate-clipping-norm": 0.5, "dp-gate-answer-after": 30.0}
 MODES = {
     "central": Mode(
         overrides=("privacy=central", "privacy.epsilon=40"),
-        said="gates clip each update, and trust the server to add the noise and to count",
+        description="gates clip each update, and trust the server to add the noise and to count",
         gate=_GATE | {"dp-gate-promise": "clip"},
     ),
     "dp_sgd": Mode(
         overrides=("privacy=dp_sgd", "dp_sgd.steps=5", f"dp_sgd.participations={ROUNDS}"),
-        said="no gates: they hide a whole ward, and records are hidden by the signed app's DP-SGD",
+        description="no gates, which hide a whole ward: the signed app's DP-SGD hides records",
         policy=_CAP | {"dp-require-privacy": "record"},
         server_counts=False,  # records alone: each ward counts its own
     ),
     "local": Mode(
         overrides=("privacy=local", "privacy.epsilon=10"),
-        said="gates clip each update and add noise to it",
+        description="gates clip each update and add noise to it",
         policy=_CAP,
         gate=_GATE | {"dp-gate-promise": "local", "dp-gate-noise-multiplier": 0.4},
     ),
@@ -108,7 +108,7 @@ MODES = {
             "privacy.secure_sum.colluding=0",
             "privacy.secure_sum.threshold=2",
         ),
-        said="gates clip each update, add a share of noise and mask it: sums alone are opened",
+        description="gates clip updates, add shares of noise and mask: sums alone are opened",
         policy=_CAP | {"dp-secagg-colluding": 0},
         gate=_GATE | {"dp-gate-promise": "distributed"},
         has_roster=True,
@@ -311,8 +311,8 @@ class Federation(Deployment):
         )
 
     def _data_of(self, ward: str) -> _OPTIONS:
-        place = self._place / ward
-        return {"dp-data-path": str(place), "dp-data-schema": str(place / "schema.yaml")}
+        folder = self._place / ward
+        return {"dp-data-path": str(folder), "dp-data-schema": str(folder / "schema.yaml")}
 
     def _write_roster(self) -> None:
         """Write down the identities that the wards' owners have compared."""
@@ -450,13 +450,13 @@ def run_federation(mode: str, place: Path) -> None:
     try:
         say("SuperLink with TLS, the keys of its SuperNodes and a database")
         with federation:
-            say(f"SuperNodes of {', '.join(WARDS)} have joined; {asked.said}")
+            say(f"SuperNodes of {', '.join(WARDS)} have joined; {asked.description}")
             say(f"training, privacy={mode}")
             run = federation.train(mode)
             say(f"trained: {run.read_metrics()[-1]['test_accuracy']:.0%} right on the public table")
             print("What was spent:")
-            said_by_wards = {ward: federation.log(ward) for ward in WARDS}
-            for line in (*spent_lines(federation, run), *late_lines(said_by_wards)):
+            logs_of_wards = {ward: federation.log(ward) for ward in WARDS}
+            for line in (*spent_lines(federation, run), *late_lines(logs_of_wards)):
                 print(line)
             if asked.gate:
                 say("an app that a reviewer has signed by mistake sends the table of each ward")

@@ -8,9 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from fl_dp.clients.node_config import NodeConfigError
+
 from .connection import GatedConnection
+from .description import describe_gate
 from .flower_hook import supernode_behind_gate
 from .gate import Gate
+from .policy import GatePolicy
 
 
 def gated_supernode(policy: Path, options: Sequence[str], *, isolated: bool) -> Callable[[], None]:
@@ -22,11 +26,13 @@ def gated_supernode(policy: Path, options: Sequence[str], *, isolated: bool) -> 
         isolated: Whether root has tried, and found, that apps can't go around the gate.
 
     Raises:
-        NodeConfigError: If the policy can't be read or can't be meant.
+        NodeConfigError: If the policy can't be read or can't be meant, or its ledger or another
+            file would have each message answered by noise alone.
         FlowerChanged: If this Flower is not one that the gate was tested with.
     """
     gate = Gate(policy, isolated=isolated)
-
+    if wrong := describe_gate(GatePolicy.read(policy)).wrong:
+        raise NodeConfigError(f"{policy}: {'; '.join(wrong)}")
     flower_supernode = supernode_behind_gate(lambda real: GatedConnection(gate, real, abandon))
 
     def run() -> None:

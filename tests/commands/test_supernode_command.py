@@ -33,7 +33,10 @@ APART = ("--app-user", "nobody")
 @pytest.fixture
 def policy(tmp_path: Path) -> Path:
     file = tmp_path / "policy.yaml"
-    file.write_text(yaml.safe_dump(POLICY))
+    (tmp_path / "private").mkdir()
+    file.write_text(
+        yaml.safe_dump(POLICY | {"dp-ledger-path": str(tmp_path / "private" / "ledger.db")})
+    )
     return file
 
 
@@ -95,6 +98,17 @@ def test_who_lets_apps_run_as_the_gate_s_user_is_told_what_that_means(
     assert isolated == [False]
 
 
+def test_a_gate_whose_ledger_has_no_folder_does_not_start(
+    policy: Path, started: list[list[str]]
+) -> None:
+    """Else it would answer every round by noise alone."""
+    (policy.parent / "private").rmdir()
+    ended = run("--policy", policy, "--cooperative", "--insecure")
+    assert ended.exit_code == 2
+    assert f"folder {policy.parent / 'private'} does not exist: make it" in said_by(ended)
+    assert not started
+
+
 def test_a_port_that_is_taken_ends_in_one_line(
     policy: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,7 +166,7 @@ def test_a_check_tries_files_of_the_policy_and_of_flower_s_options(
     ended = run("--policy", policy, *APART, "--check", *flower, *key)
     assert (ended.exit_code, started) == (0, [])
     [guarded] = asked
-    ledger = Path(POLICY["dp-ledger-path"])
+    ledger = policy.parent / "private" / "ledger.db"
     keys = [ledger.with_name(name) for name in ("secagg-identity.pem", "secagg.db")]
     assert guarded.secrets == (policy, ledger, *keys, Path("/srv/node.key"))
     assert guarded.unwritable == (Path("/srv/trusted.yaml"),)
@@ -236,7 +250,7 @@ def test_packages_of_a_named_app_are_not_installed_at_the_server_s_wish(
 ) -> None:
     terms = {"noise-multiplier": 1.1, "sampling-rate": 0.01, "steps": 20, "clipping-norm": 1.0}
     named = {
-        "dp-ledger-path": "/srv/private/ledger.db",
+        "dp-ledger-path": str(policy.parent / "private" / "ledger.db"),
         "dp-max-epsilon": 4.0,
         "dp-allowed-apps": "hospital/heart@" + "0f" * 32,
         "dp-gate-promise": "record",

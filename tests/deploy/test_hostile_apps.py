@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from gated_deployment import GatedDeployment
+from written_apps import write_app
 
 from fl_dp.ledger import NodeLedger
 
@@ -32,27 +33,8 @@ WAYS = (
 AFTERWARDS = ("behaves", "never answers")
 WITHOUT_UPDATE = {"never answers"}
 MODEL = ["train", "", ["arrays", "metrics"], {"num-examples": 1}, [["w", "float32", [100], 528]]]
-APP = {
-    "pyproject.toml": """\
-[project]
-name = "hostile"
-version = "1.0.0"
-description = "Does what it should not"
-license = "Apache-2.0"
-dependencies = []
 
-[tool.flwr.app]
-publisher = "stranger"
-
-[tool.flwr.app.components]
-serverapp = "hostile.server:app"
-clientapp = "hostile.client:app"
-
-[tool.flwr.app.config]
-hydra-overrides = ""
-""",
-    "hostile/__init__.py": "",
-    "hostile/client.py": """\
+CLIENT = """\
 import json
 import os
 import signal
@@ -136,8 +118,9 @@ def train(message, context):
     if way == "kills its gate" and secret.startswith("x"):
         kill_its_gate()
     return reply
-""",
-    "hostile/server.py": """\
+"""
+
+SERVER = """\
 import json, shlex, time
 from pathlib import Path
 
@@ -170,8 +153,7 @@ def main(grid, context):
         replies = grid.send_and_receive(messages, timeout=90.0)
         arrived[way] = [told(reply) for reply in replies]
         Path(TOLD, "arrived.json").write_text(json.dumps(arrived))
-""",
-}
+"""
 
 
 def require_noised_models(arrived: dict[str, Any], way: str) -> None:
@@ -192,10 +174,7 @@ def require_noised_models(arrived: dict[str, Any], way: str) -> None:
 def test_whatever_an_app_does_in_its_process_a_noised_model_arrives_and_is_charged_once(
     tmp_path: Path,
 ) -> None:
-    app = tmp_path / "hostile"
-    for name, text in APP.items():
-        (app / name).parent.mkdir(parents=True, exist_ok=True)
-        (app / name).write_text(text.replace("TOLD", repr(str(tmp_path))))
+    app = write_app(tmp_path / "hostile", client=CLIENT, server=SERVER, TOLD=str(tmp_path))
     told = tmp_path / "arrived.json"
 
     def charges() -> list[int]:

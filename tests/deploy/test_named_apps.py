@@ -14,6 +14,7 @@ import yaml
 from deployment import Deployment
 from flwr.cli.build import build_fab_from_disk
 from waiting import until
+from written_apps import PUBLISHER, write_app
 
 from fl_dp import PrivacyBudget
 from fl_dp.ledger import NodeLedger
@@ -29,27 +30,8 @@ PLAN = RecordPlan(
     participations=2,
     clipping_norm=1.0,
 )
-APP = {
-    "pyproject.toml": """\
-[project]
-name = "heart"
-version = "1.4.0"
-description = "Stands for an app with DP-SGD of its own"
-license = "Apache-2.0"
-dependencies = []
 
-[tool.flwr.app]
-publisher = "hospital"
-
-[tool.flwr.app.components]
-serverapp = "heart.server:app"
-clientapp = "heart.client:app"
-
-[tool.flwr.app.config]
-hydra-overrides = "seed=1"
-""",
-    "heart/__init__.py": "",
-    "heart/client.py": """\
+CLIENT = """\
 import threading
 from pathlib import Path
 
@@ -71,8 +53,9 @@ def train(message, context):
         "texts": ConfigRecord({"site": context.node_config["site"]}),
     })
     return Message(content, reply_to=message)
-""",
-    "heart/server.py": """\
+"""
+
+SERVER = """\
 import json, time
 from pathlib import Path
 
@@ -99,8 +82,7 @@ def main(grid, context):
         messages = [Message(content, dst_node_id=node, message_type="train") for node in nodes]
         arrived.append([told(reply) for reply in grid.send_and_receive(messages, timeout=300.0)])
     Path(TOLD, "arrived.json").write_text(json.dumps(arrived))
-""",
-}
+"""
 
 
 class NamedApps(Deployment):
@@ -125,7 +107,7 @@ class NamedApps(Deployment):
             "dp-ledger-path": str(self.ledger(name)),
             "dp-unit-name": name,
             "dp-max-epsilon": 8.0,
-            "dp-allowed-apps": f"hospital/heart@{self._hash}",
+            "dp-allowed-apps": f"{PUBLISHER}/heart@{self._hash}",
             "dp-gate-promise": "record",
             "dp-gate-dp-sgd": terms,
             "dp-gate-run-config": {"hydra-overrides": "seed=7"},
@@ -145,10 +127,8 @@ class NamedApps(Deployment):
 def test_one_app_is_admitted_and_charged_and_a_server_can_t_change_what_it_does(
     tmp_path: Path,
 ) -> None:
-    app, rounds, arrived = tmp_path / "heart", tmp_path / "rounds.json", tmp_path / "arrived.json"
-    for name, text in APP.items():
-        (app / name).parent.mkdir(parents=True, exist_ok=True)
-        (app / name).write_text(text.replace("TOLD", repr(str(tmp_path))))
+    app = write_app(tmp_path / "heart", client=CLIENT, server=SERVER, TOLD=str(tmp_path))
+    rounds, arrived = tmp_path / "rounds.json", tmp_path / "arrived.json"
     with NamedApps(tmp_path / "processes", app) as running:
         for name in SITES:
             running.join(name, {"site": name})
