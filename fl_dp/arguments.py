@@ -114,7 +114,7 @@ def with_read_arguments(
             hints = {name: hint for name, hint in hints_of(function).items() if name not in but}
             first = read_arguments(dict(zip(names, positional, strict=False)), hints)
             others = read_arguments(named, hints)
-            return function(*first.values(), *positional[len(first) :], **others)  # type: ignore[arg-type]  # as given
+            return function(*first.values(), *positional[len(first) :], **others)  # type: ignore[arg-type]  # those given, read
 
         return call
 

@@ -61,7 +61,7 @@ def _require_app(client: object) -> None:
     if isinstance(client, ClientApp):
         return
     try:
-        inspect.signature(client).bind("message", "context")  # type: ignore[arg-type]  # or TypeError
+        inspect.signature(client).bind("message", "context")  # type: ignore[arg-type]  # TypeError: not callable
     except TypeError as error:
         raise ArgumentError(
             f"client must be an app, which answers a message in a context, got {client!r:.80}: "
