@@ -462,7 +462,8 @@ def run_federation(mode: str, place: Path) -> None:
                 say("an app that a reviewer has signed by mistake sends the table of each ward")
                 arrived = federation.send_tables()
                 print("Each ward's app sent the table as a model, its first age as a metric, and")
-                print("all of it as a text. What the server got (1.00 is the table itself):")
+                print("all of it as a text. What the server got (1.00 is the table itself, which")
+                print("gates that add no noise let a trusted server have):")
                 for line in arrived_lines(federation.tables(), arrived):
                     print(line)
             say("taking down what was started")
