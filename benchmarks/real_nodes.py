@@ -1,9 +1,10 @@
-"""Seconds a round on three real SuperNodes: secure sums beside plain sums, in turn.
+"""Seconds a round on three real SuperNodes, in turn: secure and plain sums, with and without gates.
 
 A SuperLink and three SuperNodes each, all on this machine: what is compared is how many messages a
-round waits for and what Flower does for each, not a network.
+round waits for and what Flower does for each, not a network. A gate answers at a public instant
+whatever the app took, so what it costs is the processor's time of its SuperNode, too.
 
-    python benchmarks/real_nodes.py [--rounds 6] [--turns 2] [--json]
+    python benchmarks/real_nodes.py [--only sums] [--rounds 6] [--turns 2] [--json]
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +35,13 @@ from wards import train_wards, write_tables
 
 NODES = ("north", "south", "east")
 PLAIN, SECURE = "plain sums", "secure sums"
+APP, GATE = "noise in the app", "noise in the gate"  # of 1 M parameters
+ANSWER_AFTER = 15.0
+"""Seconds from a message to the answer of a gate."""
+
+BESIDE = {PLAIN: PLAIN, SECURE: PLAIN, APP: APP, GATE: APP}
+"""What the time of each is divided by."""
+
 SHARED = (
     "task.num_clients=3",
     "privacy.epsilon=40",
@@ -47,20 +56,46 @@ OVERRIDES = {
         "privacy.secure_sum.colluding=0",
         "privacy.secure_sum.threshold=2",
     ),
+    APP: ("privacy=local", "model=mlp", "model.hidden=200000"),
 }
+OVERRIDES[GATE] = OVERRIDES[APP]
+
+
+class GatedDeployment(Deployment):
+    """SuperNodes behind gates."""
+
+    def _supernode(self, name: str) -> Sequence[str]:
+        folder = self._folder.parent / name
+        policy = {
+            "dp-unit-name": name,
+            "dp-ledger-path": str(folder / "ledger" / "ledger.db"),
+            "dp-max-epsilon": 500.0,
+            "dp-max-delta": 0.5,
+            "dp-gate-promise": "local",
+            "dp-gate-clipping-norm": 0.5,
+            "dp-gate-noise-multiplier": 0.1,
+            "dp-gate-answer-after": ANSWER_AFTER,
+        }
+        file = folder / "gate.yaml"
+        file.write_text(yaml.safe_dump(policy), encoding="utf-8")
+        command = (sys.executable, "-P", "-m", "fl_dp", "supernode", "--policy", str(file))
+        return (*command, "--cooperative", "--insecure")
 
 
 def configured(place: Path, name: str, kind: str) -> dict[str, str | float]:
-    """Return what an owner configures."""
+    """Return what an owner configures, or what apps behind a gate get."""
+    if kind == GATE:
+        return {"dp-data-path": str(place / name)}
     config: dict[str, str | float] = {
         "dp-data-path": str(place / name),
         "dp-unit-name": name,
         "dp-ledger-path": str(place / name / "ledger" / "ledger.db"),
         "dp-allow-unverified-apps": True,  # the SuperLink is our own
     }
-    if kind == SECURE:
+    if kind != PLAIN:
         # Owners of plain sums trust the server: a cap would require more.
         config |= {"dp-max-epsilon": 500.0, "dp-max-delta": 0.5}
+    if kind == SECURE:
         config["dp-require-privacy"] = "distributed"
         config["dp-secagg-roster"] = str(place / "roster.json")
         config["dp-secagg-colluding"] = 0
@@ -106,6 +141,15 @@ def clocked(metrics: Path) -> Iterator[list[float]]:
         thread.join()
 
 
+def processor_time(deployment: Deployment) -> float:
+    """Return the seconds that the SuperNodes' own processes have worked, on average."""
+    ticks = 0
+    for name in NODES:
+        fields = Path(f"/proc/{deployment.pid(name)}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])  # in user mode and in the kernel
+    return ticks / os.sysconf("SC_CLK_TCK") / len(NODES)
+
+
 def seconds_of_rounds(
     deployment: Deployment, place: Path, kind: str, turn: int, rounds: int
 ) -> list[float]:
@@ -120,36 +164,51 @@ def seconds_of_rounds(
 
 
 def main() -> None:
-    """Time both and print a table, or JSON with `--json`."""
+    """Time each kind and print a table, or JSON with `--json`."""
     parser = argparse.ArgumentParser(description="Rounds on real SuperNodes")
+    parser.add_argument("--only", default="", help="time what has this text in its name")
     parser.add_argument("--rounds", type=int, default=6, help="rounds of a training (default: 6)")
     parser.add_argument("--turns", type=int, default=2, help="trainings a side (default: 2)")
     parser.add_argument("--json", action="store_true", help="print the timings as JSON")
     options = parser.parse_args()
-    times: dict[str, list[float]] = {PLAIN: [], SECURE: []}
+    times: dict[str, list[float]] = {kind: [] for kind in OVERRIDES if options.only in kind}
+    worked: dict[str, list[float]] = {kind: [] for kind in times}
     with tempfile.TemporaryDirectory() as folder:
         places = {kind: Path(folder) / kind.replace(" ", "-") for kind in times}
         for place in places.values():
             write_place(place)
         for turn in range(options.turns):
             for kind in sorted(times, reverse=turn % 2 == 1):
+                print(f"{kind}, training {turn + 1} of {options.turns}", file=sys.stderr)
                 # One deployment at a time: idle nodes ask for work, too.
                 place = places[kind]
-                with Deployment(place / f"processes-{turn}") as deployment:
+                deployed = GatedDeployment if kind == GATE else Deployment
+                with deployed(place / f"processes-{turn}") as deployment:
                     for name in NODES:
                         deployment.join(name, configured(place, name, kind))
+                    before = processor_time(deployment)
                     times[kind] += seconds_of_rounds(deployment, place, kind, turn, options.rounds)
-    medians = {kind: statistics.median(found) for kind, found in times.items()}
+                    spent = processor_time(deployment) - before
+                    worked[kind].append(spent / options.rounds)
+    medians = {kind: statistics.median(seconds) for kind, seconds in times.items()}
     if options.json:
-        document = {"load": os.getloadavg()[0], "seconds": times, "median_s": medians}
+        document = {
+            "load": os.getloadavg()[0],
+            "answer_after_s": ANSWER_AFTER,
+            "seconds": times,
+            "median_s": medians,
+            "processor_s_per_round": worked,
+        }
         print(json.dumps(document, indent=2))
         return
     table = Table(title=f"Seconds of a round on {len(NODES)} SuperNodes of this machine")
-    for column in ("", "least", "median", "of plain"):
+    for column in ("", "least", "median", "ratio", "a SuperNode's processor"):
         table.add_column(column, justify="right" if column else "left")
-    for kind, found in times.items():
-        share = f"{medians[kind] / medians[PLAIN]:.2f}"
-        table.add_row(kind, f"{min(found):.2f}", f"{medians[kind]:.2f}", share)
+    for kind, seconds in times.items():
+        base = medians.get(BESIDE[kind])
+        ratio = "" if base is None else f"{medians[kind] / base:.2f}"
+        work = f"{statistics.median(worked[kind]):.2f}"
+        table.add_row(kind, f"{min(seconds):.2f}", f"{medians[kind]:.2f}", ratio, work)
     Console().print(table)
 
 

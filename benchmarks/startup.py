@@ -273,8 +273,11 @@ def main() -> None:
             before = Checkout(path=options.before.resolve(), scratch=scratch / "before")
         for checkout in filter(None, (ours, before)):
             checkout.scratch.mkdir()
-        asked = [each for each in cases(ours, before) if options.only in each.name]
-        results = {each.name: timed(each, options.repeats) for each in asked}
+        results: dict[str, dict[str, float]] = {}
+        for case in cases(ours, before):
+            if options.only in case.name:
+                print(case.name, file=sys.stderr)
+                results[case.name] = timed(case, options.repeats)
     load = os.getloadavg()[0]
     if options.json:
         print(json.dumps({"load": load, "seconds": results}, indent=2))

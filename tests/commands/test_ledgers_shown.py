@@ -161,7 +161,8 @@ def test_a_ledger_without_a_witness_says_what_would_not_show(path: Path) -> None
 
 
 def test_answers_that_relied_upon_the_server_are_a_table_of_their_own(tmp_path: Path) -> None:
-    use = Use(run=5, purpose="train", app="heart", enforcement=Enforcement.COOPERATIVE)
+    bundle = f"hospital/heart@4f0c2f7d8a5b{'1' * 52}"
+    use = Use(run=5, purpose="train", app=bundle, enforcement=Enforcement.COOPERATIVE)
     with NodeLedger.open(tmp_path / "node.db") as ledger:
         for _ in range(3):
             ledger.note_reliance("north", clipping_norm=0.5, use=use)
@@ -169,5 +170,6 @@ def test_answers_that_relied_upon_the_server_are_a_table_of_their_own(tmp_path: 
         tables = node_uses_tables(ledger)
         assert len(tables) == 3
         [shown] = tables[2].columns[1].cells
-        assert str(shown) == "heart (cooperative)"
+        assert str(shown) == "hospital/heart@4f0c2f7d8a5b... (cooperative)"
+    assert told["app"] == bundle
     assert (told["data"], told["answers"], told["purpose"]) == ("north", 3, "train")

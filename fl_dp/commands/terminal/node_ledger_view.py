@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from fl_dp.statement.words import describe_event
 
 from .sheets import sheet
 
+_WHOLE_HASH = re.compile(r"@([0-9a-f]{12})[0-9a-f]{52}$")
 _PURPOSES = {
     "train": "training",
     "evaluate": "evaluation",
@@ -156,8 +158,11 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
 
 
 def _app(use: Use) -> str:
-    """Return which app asked, and what kept it to the charge where that was a gate."""
-    app = use.app or "not known"
+    """Return which app asked, and what kept it to the charge where that was a gate.
+
+    Of a bundle's hash the first digits: all 64 would fill the column, and `--json` has them.
+    """
+    app = _WHOLE_HASH.sub(r"@\1...", use.app or "not known")
     return app if use.enforcement is None else f"{app} ({use.enforcement})"
 
 
