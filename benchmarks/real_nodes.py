@@ -56,7 +56,7 @@ OVERRIDES = {
         "privacy.secure_sum.colluding=0",
         "privacy.secure_sum.threshold=2",
     ),
-    APP: ("privacy=local", "model=mlp", "model.hidden=200000"),
+    APP: ("privacy=local", "model=mlp", "model.hidden=1000"),
 }
 OVERRIDES[GATE] = OVERRIDES[APP]
 
