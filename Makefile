@@ -125,7 +125,7 @@ docs: $(STAMP) ## Write the generated tables, follow every link, run the example
 	PYTHONPATH=tests/support $(BIN)/python docs/rests_on.py
 	$(BIN)/python docs/draw_rooms.py
 	$(BIN)/python docs/draw_secure_sum.py
-	$(BIN)/python -m pytest -q tests/docs
+	$(BIN)/python -m pytest -q -m "" tests/docs
 
 site: $(STAMP) ## The documentation as a site that loads nothing from elsewhere: site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -7,6 +7,7 @@ them are then used in one process.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -537,17 +538,24 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    copy = copy_with(ADDITIONS, tmp_path_factory.mktemp("added"), without=("viewer",))
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the package with all that is added, each by the lines that stand there once."""
+    return copy_with(ADDITIONS, tmp_path_factory.mktemp("added"), without=("viewer",))
+
+
+@pytest.fixture(scope="module")
+def found(copy: Path) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(run_in(copy, PROGRAM).splitlines()[-1])
     return told
 
 
 @pytest.mark.parametrize("addition", ADDITIONS, ids=[each.row for each in ADDITIONS])
-def test_the_row_names_the_files_and_their_number(addition: Addition) -> None:
+def test_the_row_names_the_files_and_their_number(addition: Addition, copy: Path) -> None:
     check_row(addition)
+    assert all((copy / name).is_file() for name in addition.files)
 
 
+@pytest.mark.nightly
 def test_a_selection_that_was_added_chooses_and_is_charged_by_its_law(
     found: dict[str, Any],
 ) -> None:
@@ -556,6 +564,7 @@ def test_a_selection_that_was_added_chooses_and_is_charged_by_its_law(
     assert found["selection"]["charged"] == [[event, 3]]
 
 
+@pytest.mark.nightly
 def test_a_mechanism_that_was_added_draws_its_law_and_a_plan_charges_its_event(
     found: dict[str, Any],
 ) -> None:
@@ -564,6 +573,7 @@ def test_a_mechanism_that_was_added_draws_its_law_and_a_plan_charges_its_event(
     assert found["mechanism"]["planned"] == 2
 
 
+@pytest.mark.nightly
 def test_a_client_scheme_that_was_added_trains_is_charged_and_has_its_key(
     found: dict[str, Any],
 ) -> None:
@@ -574,12 +584,14 @@ def test_a_client_scheme_that_was_added_trains_is_charged_and_has_its_key(
     assert scheme["planned"]["epsilon"]["pld"] <= scheme["planned"]["budget"]
 
 
+@pytest.mark.nightly
 def test_a_task_that_was_added_is_loaded_and_planned_by_its_name(found: dict[str, Any]) -> None:
     assert found["task"]["records"] == 80
     assert found["task"]["form"]
     assert found["task"]["planned"]["epsilon"]["pld"] > 0.0
 
 
+@pytest.mark.nightly
 def test_a_name_of_the_app_that_was_added_is_planned(found: dict[str, Any]) -> None:
     # One round of each client in turn, of 9 planned.
     assert found["selection of the app"]["planned"]["expected_cohort"] == 50.0
@@ -592,14 +604,17 @@ def test_a_name_of_the_app_that_was_added_is_planned(found: dict[str, Any]) -> N
     assert found["promise of the app"]["planned"]["promise"]["trusted"]
 
 
+@pytest.mark.nightly
 def test_a_setting_that_was_added_is_read_and_explained(found: dict[str, Any]) -> None:
     assert found["setting"]["planned"]["delta"] == pytest.approx(200**-2)
     assert found["setting"]["help"].startswith("A delta that nobody writes")
 
 
+@pytest.mark.nightly
 def test_a_server_optimizer_that_was_added_makes_its_step(found: dict[str, Any]) -> None:
     assert found["server optimizer"] == ["FedAvgM", 0.5]
 
 
+@pytest.mark.nightly
 def test_a_tracker_that_was_added_is_told(found: dict[str, Any]) -> None:
     assert found["tracker"] == ["wards", "1 {'epsilon': 1.0}"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,19 +148,26 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the library with both, each by the lines that stand there once."""
     without = ("app", "commands", "lab", "tasks", "viewer")
-    copy = copy_with(ADDITIONS, tmp_path_factory.mktemp("added"), without=without)
+    return copy_with(ADDITIONS, tmp_path_factory.mktemp("added"), without=without)
+
+
+@pytest.fixture(scope="module")
+def found(copy: Path) -> dict[str, Any]:
     told: dict[str, Any] = json.loads(run_in(copy, PROGRAM).splitlines()[-1])
     return told
 
 
 @pytest.mark.parametrize("addition", ADDITIONS, ids=[addition.row for addition in ADDITIONS])
-def test_it_touches_three_files_at_most_which_its_row_names(addition: Addition) -> None:
+def test_it_touches_three_files_at_most_which_its_row_names(addition: Addition, copy: Path) -> None:
     check_row(addition)
     assert len(addition.files) <= 3
+    assert all((copy / name).is_file() for name in addition.files)
 
 
+@pytest.mark.nightly
 def test_a_law_that_was_added_is_drawn_charged_read_back_and_stated(found: dict[str, Any]) -> None:
     law = found["law of cohorts"]
     [(event, count)] = law["charged"]
@@ -170,6 +178,7 @@ def test_a_law_that_was_added_is_drawn_charged_read_back_and_stated(found: dict[
     assert "two independent secret coins for each client" in law["statement"]
 
 
+@pytest.mark.nightly
 def test_a_kind_that_was_added_trains_and_is_charged_read_back_and_stated(
     found: dict[str, Any],
 ) -> None:

@@ -78,20 +78,11 @@ def test_the_readme_s_python_runs_and_ends_in_one_line_the_second_time(
     assert not caplog.records
 
 
-PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_links_between_documents_lead_somewhere(page: str) -> None:
-    here = ROOT / page
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", here.read_text()):
-        assert (here.parent / target).exists(), target
-
-
 def test_the_version_is_the_same_in_the_package_and_its_metadata() -> None:
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert metadata["project"]["version"] == fl_dp.__version__
     assert f"## {fl_dp.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {fl_dp.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def test_the_table_of_client_schemes_is_what_calibration_gives() -> None:

@@ -65,11 +65,6 @@ def small_dinov2() -> Any:
     return transformers.Dinov2Model(transformers.Dinov2Config(**sizes))
 
 
-def small_beit() -> Any:
-    transformers = pytest.importorskip("transformers")
-    return transformers.BeitModel(transformers.BeitConfig(**SMALL))
-
-
 def small_clip() -> Any:
     transformers = pytest.importorskip("transformers")
     texts = SMALL | {"vocab_size": 8, "bos_token_id": 0, "eos_token_id": 1}
@@ -78,7 +73,7 @@ def small_clip() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [small_dinov2, small_beit, small_clip])
+@pytest.mark.parametrize("make", [small_dinov2, small_clip])
 def test_a_folder_of_transformers_becomes_an_encoder_as_the_page_says(
     make: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_page_is_in_the_site(site: Path) -> None:
     pages = [page.relative_to(DOCS).with_suffix(".html") for page in DOCS.rglob("*.md")]
     left_out = {Path("decisions/TEMPLATE.html")}
@@ -41,7 +41,7 @@ def test_every_page_is_in_the_site(site: Path) -> None:
     assert {name for name in names if not (site / name).is_file()} == left_out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     loads = re.compile(r"<(?:script|img|iframe|link)\b[^>]*(?:src|href)=\"?(?:https?:)?//")
     assert [page.name for page in site.rglob("*.html") if loads.search(page.read_text())] == []
@@ -49,7 +49,7 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     assert "iframe-worker/shim" not in scripts and "fonts.googleapis" not in scripts
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_api_is_written_from_docstrings(site: Path) -> None:
     page = (site / "reference.html").read_text(encoding="utf-8")
     assert "A Flower strategy whose every released model is differentially private." in page
