@@ -37,7 +37,7 @@ BY_FLOWER = """
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the library alone."""
     folder = tmp_path_factory.mktemp("library")
-    ignored = shutil.ignore_patterns("__pycache__", *APP)
+    ignored = shutil.ignore_patterns(*APP)
     for package in ("fl_dp", "strategies"):
         shutil.copytree(ROOT / package, folder / package, ignore=ignored)
     return folder
@@ -104,21 +104,28 @@ def nodes_of(files: Iterable[Path]) -> Iterator[tuple[Path, ast.AST]]:
 
 def test_no_string_of_the_library_names_a_module_or_class_of_the_app(copy: Path) -> None:
     rooms = [ROOT / "fl_dp" / name for name in APP if not name.endswith(".py")]
-    library = list(nodes_of(copy.rglob("*.py")))
-    own = {node.id for _, node in library if isinstance(node, ast.Name)}
-    classes = {
-        node.name
-        for room in rooms
-        for _, node in nodes_of(room.rglob("*.py"))
-        if isinstance(node, ast.ClassDef) and node.name not in own
-    }
+    library = {file: file.read_text(encoding="utf-8") for file in copy.rglob("*.py")}
+    of_app = [file.read_text(encoding="utf-8") for room in rooms for file in room.rglob("*.py")]
+    classes = {name for text in of_app for name in re.findall(r"^class (\w+)", text, re.MULTILINE)}
     assert "InProcessGrid" in classes
+    quoted = {name for text in library.values() for name in re.findall(r"[\"'](\w+)[\"']", text)}
+    quoted &= classes
+    own = {
+        node.id
+        for text in library.values()
+        if any(name in text for name in quoted)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Name)
+    }
+    assert quoted - own == set()
     module = re.compile(rf"fl_dp[./](?:{'|'.join(room.name for room in rooms)})\b")
     naming = [
         (file.relative_to(copy).as_posix(), node.value)
-        for file, node in library
+        for file, text in library.items()
+        if module.search(text)
+        for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if node.value in classes or module.search(node.value)
+        if module.search(node.value)
     ]
     assert naming == []
 

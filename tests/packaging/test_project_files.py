@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 import tomllib
@@ -11,20 +10,13 @@ from typing import Any
 
 import pytest
 import yaml
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = PYPROJECT["project"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-FORMS = sorted(
-    set((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
-    - {ROOT / ".github" / "ISSUE_TEMPLATE" / "config.yml"}
-)
-CITATION = ROOT / "CITATION.cff"
 HOOKS = ROOT / ".pre-commit-config.yaml"
 
 # What `make bench` leaves out, and why.
@@ -63,32 +55,17 @@ def make_targets() -> dict[str, str]:
     return dict(rules)
 
 
-def makefile_list(name: str) -> list[str]:
-    [value] = re.findall(rf"^{name} := *((?:.*\\\n)*.*)$", MAKEFILE, re.MULTILINE)
-    return str(value).replace("\\\n", " ").split()
-
-
 def classified_versions() -> list[str]:
     lines = [re.fullmatch(r".* :: Python :: (3\.\d+)", line) for line in PROJECT["classifiers"]]
     return [line.group(1) for line in lines if line]
 
 
-def in_lock_file(requirement: str) -> bool:
-    name = canonicalize_name(Requirement(requirement).name)
-    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
-    return re.search(rf"^{re.escape(name)}==", lock, re.MULTILINE) is not None
-
-
 # Workflows.
-
-
-def test_workflows_lint_test_build_the_documents_and_the_wheel() -> None:
-    runs = {step["run"] for path in WORKFLOWS for step in steps(path) if "run" in step}
-    assert {"make lint", "make test", "make test-all", "make docs", "make wheel"} <= runs
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_a_workflow_calls_targets_of_the_makefile_alone(path: Path) -> None:
+    assert steps(path)
     for step in steps(path):
         for line in step.get("run", "").splitlines():
             command, *arguments = shlex.split(line)
@@ -182,23 +159,6 @@ def test_the_tests_run_on_every_version_that_the_package_is_said_to_support() ->
     assert PYPROJECT["tool"]["mypy"]["python_version"] == oldest
 
 
-def test_a_workflow_s_python_is_one_of_the_supported() -> None:
-    for step in (step for path in WORKFLOWS for step in steps(path)):
-        version = step.get("with", {}).get("python-version", "${{ matrix.python-version }}")
-        assert version in [*classified_versions(), "${{ matrix.python-version }}"]
-
-
-def test_types_are_checked_strictly_wherever_there_is_python() -> None:
-    mypy = PYPROJECT["tool"]["mypy"]
-    shipped = PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    rooms = {name for name in shipped if any((ROOT / name).glob("**/*.py"))}
-    # `make wheel` checks examples/ as their reader has them.
-    assert set(mypy["files"]) == rooms - {"examples"}
-    assert mypy["strict"]
-    # Overrides excuse packages without types, and slacken nothing.
-    assert all(set(each) == {"module", "ignore_missing_imports"} for each in mypy["overrides"])
-
-
 # The Makefile.
 
 
@@ -212,19 +172,6 @@ def test_a_page_names_only_targets_that_the_makefile_has() -> None:
         assert set(named) <= set(make_targets()), page.name
 
 
-def test_the_quick_tests_are_of_rooms_that_are_there() -> None:
-    rooms = makefile_list("QUICK")
-    assert rooms and [name for name in rooms if not (ROOT / name).is_dir()] == []
-
-
-def test_the_marks_that_the_quick_tests_leave_out_are_declared() -> None:
-    marks = {
-        line.partition(":")[0] for line in PYPROJECT["tool"]["pytest"]["ini_options"]["markers"]
-    }
-    left_out = re.findall(r"not (\w+)", make_targets()["quick"])
-    assert left_out and set(left_out) <= marks
-
-
 def test_every_benchmark_is_run_or_left_out_for_a_reason() -> None:
     scripts = {
         path.stem
@@ -234,24 +181,6 @@ def test_every_benchmark_is_run_or_left_out_for_a_reason() -> None:
     run = set(re.findall(r"^BENCH_(\w+) :=", MAKEFILE, re.MULTILINE))
     assert run | set(NEEDS_MORE) == scripts
     assert not run & set(NEEDS_MORE)
-
-
-@pytest.mark.parametrize("script", re.findall(r"^BENCH_(\w+) :=", MAKEFILE, re.MULTILINE))
-def test_a_benchmark_is_given_options_that_it_has(script: str) -> None:
-    """The script's own options count, and those of `side_by_side` where it is used."""
-    source = (ROOT / "benchmarks" / f"{script}.py").read_text(encoding="utf-8")
-    shared = (ROOT / "benchmarks" / "side_by_side.py").read_text(encoding="utf-8")
-    text = source + (shared if "side_by_side" in source else "")
-    known = {
-        argument.value
-        for call in ast.walk(ast.parse(text.replace("from __future__ import annotations", "")))
-        if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "add_argument"
-        for argument in call.args
-        if isinstance(argument, ast.Constant)
-    }
-    given = {word for word in makefile_list(f"BENCH_{script}") if word.startswith("--")}
-    assert given <= known
-    assert ("--json" in known) == ("--json" in given)
 
 
 # Hooks.
@@ -273,45 +202,7 @@ def test_the_hooks_are_the_checks_of_make_lint() -> None:
     assert bare[: len(lint)] == bare[len(lint) :]
 
 
-def test_the_hooks_commands_are_in_the_environment_that_make_sets_up() -> None:
-    packages = {"ruff": "ruff", "mypy": "mypy", "lint-imports": "import-linter"}
-    for command, *_ in hook_entries():
-        assert command.startswith(".venv/bin/")
-        assert in_lock_file(packages[Path(command).name])
-
-
-def test_the_tools_for_developers_are_pinned() -> None:
-    dev = [line for line in PROJECT["optional-dependencies"]["dev"] if not line.startswith("fl-dp")]
-    assert "pytest-cov>=7" in dev
-    assert [line for line in dev if not in_lock_file(line)] == []
-
-
-# Citation and templates.
-
-
-def test_the_citation_has_what_its_format_asks_for_and_says_what_the_project_says() -> None:
-    citation = load(CITATION)
-    assert citation["cff-version"] == "1.2.0"
-    assert citation["type"] == "software"
-    assert citation["message"] and citation["title"].startswith(PROJECT["name"])
-    assert citation["authors"] == PROJECT["authors"]
-    assert citation["version"] == PROJECT["version"]
-    assert citation["license"] == PROJECT["license"]
-    assert set(citation["keywords"]) == {word.lower() for word in PROJECT["keywords"]}
-    known = {"abstract", "authors", "cff-version", "date-released", "doi", "keywords", "license"}
-    known |= {"message", "repository-code", "title", "type", "url", "version"}
-    assert set(citation) <= known
-
-
-@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
-def test_an_issue_form_has_the_parts_that_github_reads(path: Path) -> None:
-    form = load(path)
-    assert {"name", "description", "body"} <= set(form) <= {"name", "description", "body", "labels"}
-    ids = [part["id"] for part in form["body"] if part["type"] != "markdown"]
-    assert len(set(ids)) == len(ids) > 0
-    for part in form["body"]:
-        assert part["type"] in ("markdown", "textarea", "input", "dropdown", "checkboxes")
-        assert part["attributes"]["value" if part["type"] == "markdown" else "label"]
+# Templates.
 
 
 def test_who_reports_a_fault_is_sent_to_the_private_way_first() -> None:
