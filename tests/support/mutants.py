@@ -131,7 +131,9 @@ def is_noticed(mutant: Mutant, tree: Path) -> tuple[bool, str]:
 def main() -> int:
     """Try the mutants of one list, and print those that no test noticed."""
     mutants = read_mutants(LISTS / sys.argv[1])
-    first, last = (int(number) for number in [*sys.argv[2:], 1, len(mutants)][:2])
+    bounds = [int(number) for number in sys.argv[2:]]
+    first = bounds[0] if bounds else 1
+    last = bounds[1] if len(bounds) > 1 else len(mutants)
     survivors = 0
     with tempfile.TemporaryDirectory() as folder:
         copy_tree(Path(folder))
