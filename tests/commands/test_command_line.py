@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -31,7 +30,6 @@ from fl_dp.app.cautions import cautions
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.local.flower_runs import RunStatus
-from fl_dp.app.local.launch import LaunchError
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.commands.terminal.numbers import epsilon_text
 from fl_dp.commands.terminal.progress import TimeLeft, describe_round, progress_line
@@ -75,32 +73,14 @@ print(json.dumps(sorted(sys.modules)))
     assert heavy & set(json.loads(done.stdout)) == set()
 
 
-@pytest.mark.parametrize(
-    "package",
-    [
-        "fl_dp",
-        *(
-            f"fl_dp.{room}"
-            for room in (
-                "accounting",
-                "plan",
-                "ledger",
-                "statement",
-                "statistics",
-                "tasks.datasets",
-                "tasks.training",
-                "updates",
-            )
-        ),
-    ],
-)
-def test_every_name_of_a_package_is_imported_when_it_is_asked_for(package: str) -> None:
+def test_every_name_of_a_package_is_imported_when_it_is_asked_for() -> None:
     """No name is that of a module, which would take the name's place once it is imported."""
-    module = import_module(package)
-    lazily = set(module.__all__) - {"__version__"}
-    assert [name for name in lazily if isinstance(getattr(module, name), ModuleType)] == []
-    modules = {each.name for each in pkgutil.iter_modules(module.__path__)}
-    assert lazily & modules == set()
+    rooms = ("accounting", "plan", "ledger", "statement", "statistics", "tasks.datasets", "updates")
+    for package in ("fl_dp", "fl_dp.tasks.training", *(f"fl_dp.{room}" for room in rooms)):
+        module = import_module(package)
+        lazily = set(module.__all__) - {"__version__"}
+        assert [name for name in lazily if isinstance(getattr(module, name), ModuleType)] == []
+        assert lazily & {part.name for part in pkgutil.iter_modules(module.__path__)} == set()
 
 
 def test_a_misspelt_command_is_said_once_with_the_nearest() -> None:
@@ -117,8 +97,6 @@ def test_a_misspelt_command_is_said_once_with_the_nearest() -> None:
         (["--epsilon", "4"], "privacy.epsilon=4"),
         (["--epsilon=4", "--json"], "privacy.epsilon=4"),
         (["--noise-multiplier", "--json"], "privacy.noise_multiplier=null"),
-        (["--rounds", "3"], "rounds=3"),
-        (["--epsilon", ""], "privacy.epsilon="),
     ],
 )
 def test_a_setting_written_as_an_option_is_said_as_an_override(
@@ -130,17 +108,12 @@ def test_a_setting_written_as_an_option_is_said_as_an_override(
     assert said.endswith(f"as {meant}")
 
 
-@pytest.mark.parametrize("option", ["--config-dir", "--config-name", "--config-path"])
-def test_hydra_s_own_options_are_told_where_experiment_files_go(option: str) -> None:
-    result = call("run", "-m", option, "mine", "experiment=mine")
+def test_hydra_s_own_options_are_told_where_experiment_files_go() -> None:
+    result = call("run", "-m", "--config-dir", "mine", "experiment=mine")
     assert result.exit_code == 2
     (said,) = result.stderr.splitlines()
     [file] = re.findall(r"(/\S+)/NAME\.yaml", said)
     assert (Path(file) / "privacy_levels.yaml").is_file()
-
-
-def test_an_option_like_no_setting_is_answered_by_the_options_that_there_are() -> None:
-    assert "--json" in call("plan", "--jsn").stderr
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])
@@ -183,12 +156,6 @@ def test_config_lists_every_key_with_its_default_and_help() -> None:
         of = f"; with {key.of_options}" if key.of_options else ""
         assert f"{key.name}={key.default_text} ({key.allowed}{of})" in shown
         assert " ".join(key.help.split()) in shown
-
-
-def test_config_lists_one_group_with_the_names_that_it_loads() -> None:
-    told = json_of("config", "clipping", "--json")
-    assert {each["key"].partition(".")[0] for each in told["keys"]} == {"clipping"}
-    assert told["options"] == {"clipping": ["fixed", "adaptive", "per_layer"]}
 
 
 def test_config_of_a_group_that_is_none_names_the_nearest() -> None:
@@ -279,14 +246,12 @@ def quick_plan() -> Any:
     return json_of("plan", "--json", *QUICK)
 
 
-def test_plan_json_has_the_documented_keys(quick_plan: Any) -> None:
-    assert {"delta", "epsilon", "noise_multipliers", "sampling_rate", "rounds"} <= set(quick_plan)
-    assert set(quick_plan["epsilon"]) == {"pld", "rdp", "naive"}
-
-
-def test_plan_json_has_one_noise_multiplier_a_round(quick_plan: Any) -> None:
+def test_plan_json_says_what_is_planned(quick_plan: Any) -> None:
     assert quick_plan["noise_multipliers"] == [2.0] * 12
-    assert quick_plan["rounds"] == 12
+    assert (quick_plan["rounds"], quick_plan["sampling_rate"]) == (12, 0.25)
+    assert quick_plan["delta"] == pytest.approx(200**-1.1, rel=1e-12)
+    epsilon = quick_plan["epsilon"]
+    assert epsilon["pld"] < epsilon["rdp"] < epsilon["naive"]
 
 
 def test_plan_says_what_the_noise_leaves_of_the_configured_model(quick_plan: Any) -> None:
@@ -314,24 +279,6 @@ def test_plan_of_records_says_it_of_a_step() -> None:
     assert (left["step"], left["size"], left["releases"]) == ("step", 650, 6)
 
 
-def test_plan_json_repeats_the_sampling_rate(quick_plan: Any) -> None:
-    assert quick_plan["sampling_rate"] == 0.25
-
-
-def test_plan_assumes_a_delta_of_the_clients_to_the_power_of_minus_1_1(quick_plan: Any) -> None:
-    assert quick_plan["delta"] == pytest.approx(200**-1.1, rel=1e-12)
-
-
-def test_plan_takes_a_delta_of_ones_own() -> None:
-    planned = json_of("plan", "--json", *changed(QUICK, *NO_SAMPLING), "privacy.delta=1e-5")
-    assert planned["delta"] == 1e-5
-
-
-def test_plan_orders_its_three_bounds(quick_plan: Any) -> None:
-    epsilon = quick_plan["epsilon"]
-    assert epsilon["pld"] < epsilon["rdp"] < epsilon["naive"]
-
-
 def test_plan_agrees_with_an_accountant_of_its_own(quick_plan: Any) -> None:
     expected = independent_epsilon({(2.0, 0.25): 12}, 200**-1.1)
     assert quick_plan["epsilon"]["pld"] == pytest.approx(expected, rel=1e-6)
@@ -340,11 +287,6 @@ def test_plan_agrees_with_an_accountant_of_its_own(quick_plan: Any) -> None:
 def test_plan_shows_a_person_the_same_epsilon_as_a_program(quick_plan: Any) -> None:
     table = call("plan", *QUICK).stdout
     assert f"{quick_plan['epsilon']['pld']:.4f}" in table
-
-
-def test_a_plan_within_the_budget_warns_of_nothing() -> None:
-    overrides = changed(QUICK, "privacy.epsilon=30", "privacy.delta=1e-5")
-    assert call("plan", "--json", *overrides).stderr == ""
 
 
 def test_a_plan_over_the_budget_warns_and_still_succeeds(quick_plan: Any) -> None:
@@ -368,9 +310,6 @@ def test_a_plan_warns_of_a_delta_that_is_not_below_one_over_the_clients(
     ("overrides", "said"),
     [
         ("privacy.epsilon=-1", "privacy.epsilon must be positive and finite, got -1.0"),
-        ("selection.sampling_rate=2", "selection.sampling_rate must lie in (0, 1], got 2.0"),
-        ("privacy.sigma=3", "there is no key 'privacy.sigma'"),
-        ("rounds=many", "rounds must be a whole number, got 'many'"),
         (
             "privacy.epsilon=1e-6 privacy.delta=1e-9",
             "no noise reaches epsilon 1e-06 at delta 1e-09 in 100 rounds",
@@ -382,6 +321,7 @@ def test_a_plan_that_can_t_be_made_is_refused_with_status_2(overrides: str, said
     assert result.exit_code == 2
     assert said in said_on_stderr(result)
     assert result.stdout == ""
+    assert said in json.loads(call("plan", "--json", *overrides.split()).stdout)["error"]
 
 
 SEED_RULE = ["schedule=seed_rule", "schedule.levels=null", "privacy.delta=1e-5", *NO_SAMPLING]
@@ -427,7 +367,7 @@ def test_the_table_of_rounds_reads_what_the_curve_and_the_plan_say() -> None:
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("plan.jpg", "ends in .png"), ("nowhere/plan.png", "no folder"), (".", "ends in .png")],
+    [("plan.jpg", "ends in .png"), ("nowhere/plan.png", "no folder")],
 )
 def test_a_picture_that_can_t_be_written_is_status_2(name: str, said: str, tmp_path: Path) -> None:
     result = call("plan", *changed(QUICK, *NO_SAMPLING), "--plot", str(tmp_path / name))
@@ -441,17 +381,13 @@ def test_a_picture_that_can_t_be_written_is_status_2(name: str, said: str, tmp_p
         ("task.num_clients=200 privacy.delta=1e-5", []),
         ("task.num_clients=99 privacy.delta=1e-5", ["99 clients are few"]),
         ("task.num_clients=200", ["delta 0.00295 (the default for 200) is large"]),
-        ("task.num_clients=50", ["50 clients are few", "delta 0.0136"]),
         ("task.num_clients=50 privacy=none", []),
         ("privacy=none task=csv task.test_fraction=0.2", ["task.test_fraction=0.2 measures"]),
         ("privacy=none task=csv task.validation=true", ["task.validation=true measures"]),
-        ("privacy=none task.validation=true", []),
         ("privacy=none task=csv task.client_column=a", ["task.client_column=a is not used"]),
         ("privacy=none task=csv task.client_column=a task.partition=natural", []),
         ("privacy=dp_sgd task.num_clients=3", ["nobody takes part in 42% of the rounds"]),
-        ("privacy=dp_sgd task.num_clients=5", ["nobody takes part in 24% of the rounds"]),
         ("privacy=dp_sgd task.num_clients=6", []),
-        ("privacy=dp_sgd task.num_clients=3 selection.sampling_rate=1", []),
         ("task.num_clients=3 privacy.delta=1e-5 statistic.query=count", ["3 clients are few"]),
     ],
 )
@@ -484,12 +420,6 @@ def test_clients_without_records_end_a_run_before_an_engine_starts(tmp_path: Pat
     assert planned.exit_code == 0
     assert "`fl-dp run` will refuse: " in said_on_stderr(planned)
     assert "without records" in said_on_stderr(planned)
-
-
-def test_a_refused_plan_is_a_document() -> None:
-    refused = call("plan", "--json", "privacy=distributed", "selection.sampling_rate=0.5")
-    assert refused.exit_code == 2
-    assert "sampling_rate=1" in json.loads(refused.stdout)["error"]
 
 
 @pytest.mark.parametrize(("epsilon", "shown"), [(999.9, "999.9"), (1000.0, "no privacy")])
@@ -534,20 +464,9 @@ CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["privacy.epsilon=0"], "privacy.epsilon must be positive and finite, got 0.0"),
-        (["privacy.epsilon=-2"], "privacy.epsilon must be positive and finite, got -2.0"),
-        (["selection.sampling_rate=1.5"], "selection.sampling_rate must lie in (0, 1], got 1.5"),
-        (["privacy.nonesuch=1"], "there is no key 'privacy.nonesuch'"),
-        (["task=nonesuch"], "there is no task=nonesuch"),
         ([*CHEAP, "task.name=nonesuch"], "task.name must be one of digits"),
         (changed(CHEAP, "task.num_clients=5000"), "num_clients is 5000 but there are 1437 records"),
         (["-m", *CHEAP, "clipping.norm=1,-1"], "clipping.norm must be positive and finite, got -1"),
-        (["-m", *CHEAP, "clipping.norm=interval(0,1)"], "clipping.norm=interval(0,1)"),
-        ([*CHEAP, "rounds=3,5"], "rounds=3,5"),
-        (
-            ["privacy=none", "selection.coins_at_nodes=true"],
-            "or write privacy=central or distributed",
-        ),
         (
             [*CHEAP, "clipping=per_layer", "clipping.norms=[1,1,1]"],
             "clipping.norms has 3 norms and model=logistic has 2",
@@ -562,14 +481,6 @@ def test_a_run_that_can_t_succeed_is_refused_with_status_2(
     assert result.exit_code == 2
     assert said in said_on_stderr(result)
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.usefixtures("nothing_may_start")
-def test_a_run_without_its_data_names_the_folder_it_looked_in(tmp_path: Path) -> None:
-    folder = tmp_path / "nowhere"
-    result = call("run", *CHEAP, "task=fashion_mnist", f"task.data_dir={folder}")
-    assert result.exit_code == 2
-    assert str(folder) in result.stderr
 
 
 @pytest.mark.usefixtures("nothing_may_start")
@@ -633,13 +544,6 @@ def test_a_sweep_starts_nothing_if_one_of_its_runs_can_t_succeed(tmp_path: Path)
 # fl-dp run: how it ends.
 
 
-def fail_with(error: LaunchError | KeyboardInterrupt) -> Callable[..., Any]:
-    def how(overrides: Any, on_progress: Any) -> None:
-        raise error
-
-    return how
-
-
 def test_a_run_that_fails_in_flower_exits_1_with_flower_s_reason(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -649,25 +553,19 @@ def test_a_run_that_fails_in_flower_exits_1_with_flower_s_reason(
     assert "the run ended as 'finished:failed': boom" in said_on_stderr(result)
 
 
-def test_a_run_that_flower_does_not_take_exits_1_with_the_reason(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    use(monkeypatch, fail_with(LaunchError("no port is free")))
-    result = call("run", *CHEAP, f"output_dir={tmp_path}")
-    assert result.exit_code == 1
-    assert "no port is free" in said_on_stderr(result)
-
-
 def test_a_run_that_is_interrupted_exits_130(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    use(monkeypatch, fail_with(KeyboardInterrupt()))
+    def interrupted(overrides: Any, on_progress: Any) -> None:
+        raise KeyboardInterrupt
+
+    use(monkeypatch, interrupted)
     result = call("run", *CHEAP, f"output_dir={tmp_path}")
     assert result.exit_code == 130
     assert "what was reserved stays spent" in said_on_stderr(result)
 
 
-@pytest.mark.parametrize("name", ["plain", "a, b=[c] ü", 'quo"te', "it's", "back\\slash"])
+@pytest.mark.parametrize("name", ["a, b=[c] ü", 'quo"te'])
 def test_flower_is_given_the_absolute_output_folder_whatever_its_name(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -675,21 +573,12 @@ def test_flower_is_given_the_absolute_output_folder_whatever_its_name(
     link = use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details=""))
     (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / name)
-    call("run", *CHEAP, "run_name=first")
+    call("run", *CHEAP, "run_name=first", "task.data_dir=data")
     [(_, overrides)] = link.given
     composed = compose_settings(overrides)
     assert composed.output_dir == str(tmp_path / name / "runs")
+    assert composed.task.data_dir == str(tmp_path / name / "data")
     assert composed.run_name == "first"
-
-
-def test_flower_is_given_the_absolute_data_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    link = use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details=""))
-    monkeypatch.chdir(tmp_path)
-    call("run", *CHEAP, "task.data_dir=data")
-    [(_, overrides)] = link.given
-    assert compose_settings(overrides).task.data_dir == str(tmp_path / "data")
 
 
 SHORT = [*CHEAP, "rounds=2", "client.epochs=1", "selection.sampling_rate=0.5"]
@@ -707,40 +596,15 @@ def test_a_run_that_completes_exits_0_with_what_it_spent(
     assert run["epsilon"] == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """The folder of a sweep over two clipping norms and two seeds, and what it printed."""
-    root = tmp_path_factory.mktemp("sweep")
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        use(monkeypatch, train_here)
-        printed = json_of(
-            "run",
-            "--json",
-            "-m",
-            *SHORT,
-            f"output_dir={root}",
-            "run_name=sweep",
-            "clipping.norm=0.5,1",
-            "seed=0,1",
-        )
-    return root / "sweep", printed
-
-
-def test_a_sweep_gives_each_run_a_folder_of_its_own(sweep: tuple[Path, Any]) -> None:
-    folder, printed = sweep
+def test_a_sweep_gives_each_run_a_folder_and_sums_up_the_seeds_of_each_setting(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    use(monkeypatch, train_here)
+    swept = [*SHORT, f"output_dir={tmp_path}", "run_name=sweep", "clipping.norm=0.5,1", "seed=0,1"]
+    printed, folder = json_of("run", "--json", "-m", *swept), tmp_path / "sweep"
     paths = [str(folder / f"run-{index}") for index in range(4)]
     assert [run["path"] for run in printed["runs"]] == paths
-
-
-def test_a_sweep_writes_the_summary_that_it_prints(sweep: tuple[Path, Any]) -> None:
-    folder, printed = sweep
     assert json.loads((folder / "summary.json").read_text(encoding="utf-8")) == printed
-
-
-def test_a_sweep_sums_up_the_seeds_of_each_setting_under_what_tells_it_apart(
-    sweep: tuple[Path, Any],
-) -> None:
-    _, printed = sweep
     variants = {row["variant"]: row["runs"] for row in printed["variants"]}
     assert variants == {"clipping.norm=0.5": 2, "clipping.norm=1": 2}
 
@@ -786,10 +650,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(
     [
         ({}, "it has no config.yaml", 2),
         ({"config.yaml": "a: [\n"}, "does not fit this version", 2),
-        ({"config.yaml": "somebody: else\n"}, "does not fit this version", 2),
-        ({"config.yaml": b"\xff\xfe\x00"}, "does not fit this version", 2),
         ({"sweep.json": "[1]"}, "is not what a sweep of fl-dp writes", 2),
-        ({"sweep.json": "not json"}, "is not what a sweep of fl-dp writes", 2),
         ({"config.yaml": "rounds: 3\n", "ledger.db": b"not a database " * 99}, "ledger", 1),
     ],
 )
@@ -818,7 +679,7 @@ class _Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("width", [60, 120])
 def test_the_progress_shows_what_matters_at_any_width(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -890,27 +751,6 @@ def test_the_summary_and_the_progress_tell_r2_of_a_number() -> None:
     assert said == "round 1/2, R2 -, epsilon 1/4, time left unknown"
 
 
-def test_the_summary_has_a_column_for_records_where_both_are_protected() -> None:
-    run = RunSummary(
-        path="",
-        variant="dp_sgd.epsilon=3",
-        rounds=9,
-        test_accuracy=0.9,
-        epsilon=7.9,
-        delta=1e-4,
-        record_epsilon=2.9,
-        record_delta=1e-5,
-    )
-    headings = [str(column.header) for column in summary_table([run]).columns]
-    assert headings[3:7] == ["epsilon", "delta", "epsilon of a record", "delta of a record"]
-    [cells] = zip(*(column.cells for column in summary_table([run]).columns), strict=True)
-    assert [str(cell) for cell in cells[3:7]] == ["7.9", "0.0001", "2.9", "1e-05"]
-    alone = replace(run, record_epsilon=None, record_delta=None)
-    assert "epsilon of a record" not in [
-        str(each.header) for each in summary_table([alone]).columns
-    ]
-
-
 # fl-dp ledger
 
 
@@ -940,7 +780,11 @@ def change(path: Path, statement: str) -> None:
 
 
 def test_ledger_tells_an_epsilon_that_follows_from_its_entries_alone(ledger_path: Path) -> None:
+    before = ledger_path.read_bytes()
     told = json_of("ledger", "--json", str(ledger_path))
+    assert ledger_path.read_bytes() == before
+    assert [entry["sequence"] for entry in told["entries"]] == list(range(1, 9))
+    assert (told["rounds_spent"], told["rounds_committed"]) == (4, 2)
     releases = Counter(
         (entry["noise_multiplier"], entry["sampling_rate"])
         for entry in told["entries"]
@@ -948,26 +792,6 @@ def test_ledger_tells_an_epsilon_that_follows_from_its_entries_alone(ledger_path
     )
     assert releases.total() == 4
     assert told["epsilon"]["pld"] == pytest.approx(independent_epsilon(releases, DELTA), rel=1e-6)
-
-
-def test_ledger_counts_every_reserved_round_as_spent(ledger_path: Path) -> None:
-    told = json_of("ledger", "--json", str(ledger_path))
-    assert (told["rounds_spent"], told["rounds_committed"]) == (4, 2)
-
-
-def test_ledger_lists_its_entries_in_order(ledger_path: Path) -> None:
-    entries = json_of("ledger", "--json", str(ledger_path))["entries"]
-    assert [entry["sequence"] for entry in entries] == list(range(1, 9))
-    assert [entry["kind"] for entry in entries] == [
-        "plan",
-        "run",
-        "reserve",
-        "commit",
-        "reserve",
-        "reserve",
-        "commit",
-        "reserve",
-    ]
 
 
 def test_ledger_shows_a_person_the_same_epsilon_as_a_program(ledger_path: Path) -> None:
@@ -981,13 +805,7 @@ def test_ledger_takes_the_folder_of_a_run(ledger_path: Path) -> None:
     assert by_folder == json_of("ledger", "--json", str(ledger_path))
 
 
-def test_looking_at_a_ledger_changes_nothing(ledger_path: Path) -> None:
-    before = ledger_path.read_bytes()
-    call("ledger", str(ledger_path))
-    assert ledger_path.read_bytes() == before
-
-
-@pytest.mark.parametrize("what", ["nowhere.db", "nowhere/ledger.db", "."])
+@pytest.mark.parametrize("what", ["nowhere/ledger.db", "."])
 def test_a_missing_ledger_is_status_2(what: str, tmp_path: Path) -> None:
     result = call("ledger", str(tmp_path / what))
     assert result.exit_code == 2
@@ -1013,15 +831,15 @@ def test_a_missing_ledger_is_status_2(what: str, tmp_path: Path) -> None:
     ],
     ids=["another round", "a cheaper round", "a round removed", "the plan removed"],
 )
-@pytest.mark.parametrize("command_line", [[], ["--json"]])
 def test_a_ledger_that_was_altered_is_status_1(
-    command_line: list[Any], statement: str, said: str, ledger_path: Path
+    statement: str, said: str, ledger_path: Path
 ) -> None:
     change(ledger_path, statement)
-    result = call("ledger", *command_line, str(ledger_path))
-    assert result.exit_code == 1
-    assert said in said_on_stderr(result)
-    assert result.stdout == ""
+    for options in ([], ["--json"]):
+        result = call("ledger", *options, str(ledger_path))
+        assert result.exit_code == 1
+        assert said in said_on_stderr(result)
+        assert result.stdout == ""
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database, but long enough to look at " * 9])
@@ -1041,24 +859,6 @@ def test_the_entries_are_exported_as_csv(ledger_path: Path, tmp_path: Path) -> N
     assert [row["hash"] for row in rows] == [entry["hash"] for entry in entries]
     assert [row["round"] for row in rows if row["kind"] == "reserve"] == ["1", "2", "2", "3"]
     assert json.loads(rows[0]["more"])["plan"]["rounds"] == 6
-
-
-def test_a_database_that_no_ledger_lies_in_is_status_2() -> None:
-    result = call("ledger", "mysql://somewhere/ledger")
-    assert result.exit_code == 2
-    assert "SQLite or PostgreSQL" in said_on_stderr(result)
-
-
-@pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        ("run", "privacy.epsilon=4"),
-        ("plan", "schedule=seed_rule"),
-        ("ledger", "postgresql://user@host/database"),
-    ],
-)
-def test_help_says_what_to_write(command: str, said: str) -> None:
-    assert said in " ".join(call(command, "--help").stdout.split())
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "records.txt"])
@@ -1093,8 +893,8 @@ def test_names_with_markup_and_formulas_are_shown_as_they_are(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("url", "said"),
     [
+        ("mysql://somewhere/ledger", "SQLite or PostgreSQL"),
         ("://", "no database URL"),
-        ("postgresql://u@h:port/d", "no database URL"),
         ("postgresql+nope://u@h/d", "no driver"),
     ],
 )
@@ -1102,7 +902,6 @@ def test_a_url_that_leads_nowhere_is_status_2_with_one_that_would(url: str, said
     result = call("ledger", url)
     assert result.exit_code == 2
     assert said in said_on_stderr(result)
-    assert "postgresql+psycopg://" in said_on_stderr(result)
 
 
 @pytest.mark.parametrize("override", ["privacy.delta=1e-20", "privacy.epsilon=1e9"])

@@ -6,9 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-from command_line import call
-
 CODE = """
 import sys
 sys.argv = ["fl-dp"]
@@ -33,22 +30,10 @@ def completed(words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "offered"),
-    [
-        ("fl-dp ru", ["run", "runs"]),
-        ("fl-dp attack inv", ["inversion"]),
-        ("fl-dp runs --so", ["--sort"]),
-    ],
-)
-def test_a_shell_completes_commands_and_options(words: str, offered: list[str]) -> None:
-    assert completed(words).stdout.split() == offered
+def test_a_shell_completes_commands() -> None:
+    assert completed("fl-dp ru").stdout.split() == ["run", "runs"]
 
 
 def test_a_shell_that_completes_after_a_misspelt_command_is_told_no_error() -> None:
     done = completed("fl-dp rnu --ve")
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, ["--version"], "")
-
-
-def test_help_says_how_to_install_it() -> None:
-    assert "--install-completion" in call("--help").stdout

@@ -207,9 +207,7 @@ def test_a_gate_that_starts_after_a_check_knows_what_root_found(
     ("words", "said"),
     [
         ((), "add --app-user USER"),
-        (("--check",), "add --app-user USER"),
         (("--check", "--cooperative"), "add --app-user USER"),
-        ((*APART, "--isolation", "process"), "leave it out, and write --app-user USER"),
         ((*APART, "--iso=subprocess"), "leave it out, and write --app-user USER"),
         (("--cooperative", *APART), "leave --app-user and --app-socket out"),
         (("--cooperative", "--app-socket", "/run/s"), "leave --app-user and --app-socket out"),
@@ -230,7 +228,6 @@ def test_what_would_leave_the_gate_open_is_refused(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "must hold lines like"),
         ("dp-max-epsilon: 4.0\n", "dp-gate-promise is missing"),
         ("dp-gate-promise: locall\n", "should be 'local', 'distributed', 'clip' or 'record'"),
     ],

@@ -35,11 +35,6 @@ def test_rows_that_fit_are_counted(tmp_path: Path) -> None:
     assert any("mean and std in the schema" in text for text in words.sentences)
 
 
-def test_a_schema_that_scales_needs_no_word_of_scaling(tmp_path: Path) -> None:
-    words = said_of(tmp_path, SCHEMA + "mean: [50, 130]\nstd: [20, 20]\n", train_csv=FITS)
-    assert not any("mean" in text for text in words.sentences)
-
-
 def test_rows_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     words = said_of(tmp_path, train_csv=FITS + "forty,120,no\n40,120,Yes\n")
     assert not words.wrong
@@ -49,9 +44,7 @@ def test_rows_that_do_not_fit_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "table",
     [
-        "age,Pressure,ill\n61,140,yes\n",  # a column of another name
         "age,pressure,ill\n61,140,True\n",  # classes of other names
-        "age;pressure;ill\n61;140;yes\n",  # another separator
         "age,pressure,ill\n",  # a header alone
     ],
 )
@@ -76,11 +69,6 @@ def test_a_schema_by_which_no_row_can_be_read_is_wrong(tmp_path: Path) -> None:
     for schema in ("columns: [age]\n", "classes: [a, b]\n"):
         [wrong] = said_of(tmp_path, schema, train_csv=FITS).wrong
         assert "must name the classes, and the columns" in wrong
-
-
-def test_a_scale_for_another_number_of_columns_is_wrong(tmp_path: Path) -> None:
-    [wrong] = said_of(tmp_path, SCHEMA + "mean: [1]\nstd: [1]\n", train_csv=FITS).wrong
-    assert "mean" in wrong
 
 
 def test_a_file_that_this_user_can_not_read_is_wrong(
