@@ -19,7 +19,7 @@ from fl_dp.app.server import train
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.features import CheckpointSettings
 from fl_dp.app.task_client import app
-from fl_dp.app.workload import dataset_of, form_of_run, parts_of, with_digests
+from fl_dp.app.workload import dataset_of, encoder_of_run, form_of_run, parts_of, with_digests
 from fl_dp.clients.node_privacy import simulated_nodes
 from fl_dp.statement.check import statement_page
 from fl_dp.tasks.datasets import load_dataset
@@ -89,20 +89,33 @@ def test_the_file_of_an_encoder_is_named_without_its_place() -> None:
     assert said.startswith("the encoder features=checkpoint of vit.safetensors, SHA-256 ")
 
 
-def test_statistics_of_another_run_need_no_public_part(tmp_path: Path) -> None:
-    first = trained(tmp_path / "first", *SCATTERING)
-    second = trained(
-        tmp_path / "second", "features=scattering", f"features.statistics={first.features}"
-    )
-    assert load_file(second.model)["1.weight"].shape == (10, 40)
-    said = second.read_statement()["public_inputs"]
+def statistics_of(folder: Path, *overrides: str) -> Path:
+    """Write what a run with these features leaves for others."""
+    encoder = encoder_of_run(compose_settings(overrides))
+    assert encoder is not None and encoder.statistics is not None
+    encoder.statistics.save(folder / "features.safetensors", public=True)
+    return folder / "features.safetensors"
+
+
+def test_statistics_of_another_run_need_no_public_part_and_stay_the_same(tmp_path: Path) -> None:
+    file = statistics_of(tmp_path, *SCATTERING)
+    run = trained(tmp_path, "features=scattering", f"features.statistics={file}")
+    assert load_file(run.model)["1.weight"].shape == (10, 40)
+    said = run.read_statement()["public_inputs"]
     assert said[1:] == ["the features' statistics, of records that lie elsewhere"]
     # All training records are clients' then.
-    settings = second.read_settings()
-    assert sum(map(len, parts_of(settings))) == len(load_dataset("digits").train_y)
-    assert (
-        sum(map(len, parts_of(first.read_settings()))) == len(load_dataset("digits").train_y) - 300
-    )
+    whole, settings = len(load_dataset("digits").train_y), run.read_settings()
+    assert sum(map(len, parts_of(settings))) == whole
+    with_public_part = compose_settings(["privacy=distributed_records", *SCATTERING])
+    assert sum(map(len, parts_of(with_public_part))) == whole - 300
+    assert declared_records(with_public_part) == whole - 300
+    # The run goes on with its own encoder alone.
+    changed = bytearray(file.read_bytes())
+    changed[-4] ^= 1
+    file.write_bytes(changed)
+    features.encoder_digest.cache_clear()  # as in the process that goes on with it
+    with pytest.raises(ValueError, match=r"features\.digest is .*have the same files"):
+        with_digests(settings)
 
 
 # What stays.
@@ -127,10 +140,8 @@ def test_features_are_in_the_digest_of_settings_and_what_their_files_hold_is_not
 @pytest.mark.parametrize(
     "overrides",
     [
-        ("privacy=central",),
         ("privacy=central", "metrics.loss=[0,3]", "clipping=adaptive"),
         ("privacy=local", "rounds=10"),
-        ("privacy=distributed", "rounds=10", "simulation.units_per_node=1"),
         (
             "privacy=distributed_records",
             "privacy.num_records=1137",
@@ -155,11 +166,6 @@ def test_the_accounting_of_dp_sgd_is_the_same() -> None:
     assert plans[0] == plans[1]
 
 
-def test_records_that_are_public_are_no_units() -> None:
-    settings = compose_settings(["privacy=distributed_records", *SCATTERING])
-    assert declared_records(settings) == len(load_dataset("digits").train_y) - 300
-
-
 def test_validation_rows_are_neither_public_nor_trained_on() -> None:
     settings = compose_settings(["task.validation=true", *SCATTERING])
     whole = len(load_dataset("digits").train_y)
@@ -170,27 +176,10 @@ def test_validation_rows_are_neither_public_nor_trained_on() -> None:
 # What an encoder's digest stands for.
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "features.public=301",
-        "features.project=39",
-        "features.shrink=9",
-        "features.group_norm=9",
-    ],
-)
+@pytest.mark.parametrize("override", ["features.public=301", "features.project=39"])
 def test_another_encoder_has_another_digest(override: str) -> None:
     first = with_digests(compose_settings([*SCATTERING])).features.digest
-    other = with_digests(compose_settings([*SCATTERING, *override.split()])).features.digest
-    assert first != other
-
-
-@pytest.mark.parametrize(
-    "override", ["features.count=17", "features.side=4", "features.public=301"]
-)
-def test_other_patches_have_another_digest(override: str) -> None:
-    first = with_digests(compose_settings([*PATCHES])).features.digest
-    other = with_digests(compose_settings([*PATCHES, override])).features.digest
+    other = with_digests(compose_settings([*SCATTERING, override])).features.digest
     assert first != other
 
 
@@ -215,9 +204,7 @@ def test_another_source_is_another_encoder_and_is_compared_before_it_is_imported
     assert features.encoder_digest(chosen, None) != first
 
 
-@pytest.mark.parametrize(
-    "module", ["nonesuch", "nonesuch.inside", "json.nonesuch", "json.tool.numpy"]
-)
+@pytest.mark.parametrize("module", ["nonesuch", "json.tool.numpy"])
 def test_a_module_that_is_missing_is_named(tmp_path: Path, module: str) -> None:
     file = tmp_path / "weights.safetensors"
     file.write_bytes(b"any")
@@ -230,28 +217,16 @@ def test_a_module_that_is_missing_is_named(tmp_path: Path, module: str) -> None:
 
 
 def test_patches_of_another_run_need_no_public_part(tmp_path: Path) -> None:
-    first = trained(tmp_path / "first", *PATCHES)
-    assert "the windows that are compared with" in first.read_statement()["public_inputs"][1]
-    file = f"features.statistics={first.features}"
-    second = trained(tmp_path / "second", *PATCHES[:3], file)
-    before, after = (dataset_of(each.read_settings()) for each in (first, second))
+    first = compose_settings(PATCHES)
+    assert "the windows that are compared with" in (features.what_was_public(first) or ())[1]
+    file = f"features.statistics={statistics_of(tmp_path, *PATCHES)}"
+    second = with_digests(compose_settings([*PATCHES[:3], file]))
+    assert second.features.digest != with_digests(first).features.digest
+    before, after = dataset_of(first), dataset_of(second)
     np.testing.assert_array_equal(after.test_x, before.test_x)
     assert len(after.train_y) == len(before.train_y) + 300
     with pytest.raises(ValueError, match=r"features\.statistics does not fit: 'filters'"):
         with_digests(compose_settings([PATCHES[0], "features.side=3", file]))
-
-
-def test_a_run_goes_on_with_its_own_encoder_alone(tmp_path: Path) -> None:
-    first = trained(tmp_path / "first", *SCATTERING)
-    copy = tmp_path / "features.safetensors"
-    copy.write_bytes(first.features.read_bytes())
-    run = trained(tmp_path / "second", "features=scattering", f"features.statistics={copy}")
-    changed = bytearray(copy.read_bytes())
-    changed[-4] ^= 1
-    copy.write_bytes(changed)
-    features.encoder_digest.cache_clear()  # as in the process that goes on with it
-    with pytest.raises(ValueError, match=r"features\.digest is .*have the same files"):
-        with_digests(run.read_settings())
 
 
 # What is refused, in one line.
@@ -260,9 +235,7 @@ def test_a_run_goes_on_with_its_own_encoder_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["features=wavelets"], "features=wavelets"),
         (["features.public=3"], "is a key of features=scattering, patches or checkpoint"),
-        (["features=scattering", "features.projekt=3"], "did you mean features.project?"),
         (["features=scattering", "features.project=3"], "needs public records"),
         (
             ["features=scattering", "features.public=9", "features.shrink=3"],
@@ -272,10 +245,7 @@ def test_a_run_goes_on_with_its_own_encoder_alone(tmp_path: Path) -> None:
             ["features=scattering", "features.public=9", "features.statistics=/a/b"],
             "is in place of features.public",
         ),
-        (["features=patches"], "write features.public=10000, or features.statistics"),
-        (["features=checkpoint"], "needs features.file="),
         (["features=checkpoint", "features.file=a.safetensors"], "as in features.file=/srv/a.s"),
-        (["features=checkpoint", "features.file=/a", "features.module=encoder"], "got /a"),
     ],
 )
 def test_a_slip_is_one_clear_line(overrides: list[str], said: str) -> None:
@@ -290,12 +260,7 @@ def test_a_slip_is_one_clear_line(overrides: list[str], said: str) -> None:
     [
         (["task=breast_cancer", "features=scattering"], "scattering needs .channels"),
         ([*SCATTERING, "features.public=1437"], r"write a smaller features\.public"),
-        ([*SCATTERING, "features.public=20"], r"write a smaller features\.project"),
         ([*SCATTERING, "features.group_norm=25"], r"group_norm=25 does not divide"),
-        (
-            ["features=scattering", "features.statistics=/no/such"],
-            r"features\.statistics=/no/such can't be read here \(No such file.*: write",
-        ),
         (
             ["features=checkpoint", "features.file=/no/such", "features.module=torch.nn:Flatten"],
             r"features\.file=/no/such can't be read here \(No such file.*: write",

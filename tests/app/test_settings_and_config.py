@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import threading
+from copy import deepcopy
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from omegaconf import OmegaConf
 from fl_dp.app import task_client as client_app
 from fl_dp.app.compose import ConfigError, compose_settings, config_folder, expand_sweep
 from fl_dp.app.keys import all_keys
-from fl_dp.app.overrides import group_options, parsed
+from fl_dp.app.overrides import check_values, group_options, parsed
 from fl_dp.app.planning import check_layers, make_plan
 from fl_dp.app.schema import settings_class, settings_of
 from fl_dp.app.settings import CHOICES, OPTIONS, SETTINGS_KEY, Settings
@@ -37,171 +39,57 @@ GROUP_OPTIONS = sorted(
     for path in config_folder().glob("*/*.yaml")
 )
 
-# Every override that a run could be made with, each far from its default.
+# Overrides of every group, each far from its default.
 EVERYTHING = [
     "seed=7",
     "rounds=11",
     "round_timeout=12.5",
-    "roster_timeout=3.0",
     "roster_may_grow=true",
-    "privacy.contribution_check=false",
     "output_dir=/some/where",
     "run_name=a-name",
-    "report=none",
     "task=csv",
     "task.num_clients=321",
     "task.partition=dirichlet",
-    "task.alpha=0.125",
-    "task.shards_per_client=3",
-    "task.data_dir=/data",
     "task.clients=['!north']",
-    "features=checkpoint",
-    "features.file=/an/encoder.safetensors",
-    "features.module=package.module:function",
-    "features.group_norm=3",
-    "features.public=400",
-    "features.project=40",
-    "features.shrink=20",
-    "features.digest=abc",
-    "model=cnn",
-    "model.hidden=17",
-    "model.initial=/first/weights.safetensors",
-    "model.initial_digest=def",
-    "privacy.epsilon=1.5",
-    "model.shared=['0.*']",
-    "model.lora_rank=3",
-    "model.lora_train=both",
-    "privacy.delta=1e-7",
-    "privacy.noise_multiplier=1.1",
-    "clipping.norm=0.3",
-    "privacy.neighboring_relation=replace-one",
-    "privacy.insecure_seed=5",
-    "privacy.witness_dir=/some/disk",
-    "schedule=step",
-    "schedule.spend=early",
-    "schedule.floor=0.25",
-    "schedule.levels=2",
-    "selection.sampling_rate=0.0625",
-    "server_optimizer=fedyogi",
-    "server_optimizer.learning_rate=0.7",
-    "server_optimizer.linear_decay=true",
-    "server_optimizer.beta_1=0.8",
-    "server_optimizer.beta_2=0.9",
-    "server_optimizer.tau=0.01",
-    "client.learning_rate=0.01",
-    "client.epochs=2",
-    "client.batch_size=8",
-    "simulation.num_cpus=3",
-    "simulation.num_gpus=0.25",
-    "simulation.engine=in_process",
-    "simulation.delay_spread=0.5",
-    "simulation.units_per_node=4",
-    "tune.by=stopping",
-    "tune.candidates=['client.epochs=1','client.epochs=2']",
-    "tune.mean_runs=7",
-    "tune.shape=0.5",
-    "tune.chosen='client.epochs=2'",
-    "recovery.attacks=[dlg]",
-    "recovery.threats=[raw]",
-    "recovery.noise_multipliers=[0.5]",
-    "recovery.images=9",
-    "recovery.records=2",
-    "recovery.cohort=5",
-    "recovery.seeds=7",
-    "recovery.steps=77",
-    "recovery.resistance=false",
-    "recovery.delta=0.001",
-    "clipping=per_layer",
-    "clipping.norms=[0.1,0.2]",
-    "weight_cap=9",
-    "total_weight=5",
-    "metrics.loss=[0,3]",
-    "metrics.accuracy=[0,1]",
-    "metrics.scalar_noise_std=2",
-    "metrics.public=[auc,f1]",
-    "metrics.evaluate_every=2",
-    "selection=exponential",
-    "selection.participation_cap=4",
-    "selection.epsilon=0.2",
-    "selection.utility=accuracy",
-    "selection.utility_high=1",
-    "selection.records_per_client=30",
-    "dp_sgd=on",
-    "dp_sgd.epsilon=3",
-    "dp_sgd.delta=1e-6",
-    "dp_sgd.noise_multiplier=1.5",
-    "dp_sgd.clipping_norm=0.5",
-    "dp_sgd.sampling_rate=0.25",
-    "dp_sgd.steps=4",
-    "dp_sgd.participations=9",
-    "dp_sgd.expected_batch_size=20",
-    "dp_sgd.grad_sample_mode=ghost",
-    "dp_sgd.physical_batch_size=16",
-    "dp_sgd.secure_randomness=false",
-    "dp_sgd.ledger_dir=/some/ledgers",
     "task.classes=[well,ill]",
-    "task.label_column=state",
-    "task.client_column=clinic",
     "task.columns=[age,weight]",
     "task.image_shape=[3,8,8]",
     "task.mean=[50,70]",
     "task.std=[20,15]",
-    "task.test_fraction=0.25",
+    "features=checkpoint",
+    "features.file=/an/encoder.safetensors",
+    "features.module=package.module:function",
+    "features.public=400",
+    "features.digest=abc",
+    "model=cnn",
+    "model.initial=/first/weights.safetensors",
+    "model.shared=['0.*']",
+    "model.lora_rank=3",
+    "privacy.epsilon=1.5",
+    "privacy.neighboring_relation=replace-one",
+    "privacy.contribution_check=false",
+    "clipping=per_layer",
+    "clipping.norms=[0.1,0.2]",
+    "schedule=step",
+    "schedule.levels=2",
+    "selection=exponential",
+    "selection.epsilon=0.2",
+    "server_optimizer=fedyogi",
+    "server_optimizer.beta_2=0.9",
+    "client.learning_rate=0.01",
+    "simulation.engine=in_process",
+    "simulation.delay_spread=0.5",
+    "metrics.loss=[0,3]",
+    "metrics.public=[auc,f1]",
+    "weight_cap=9",
     "compression.up=top_k",
-    "compression.bits=3",
-    "compression.fraction=0.5",
-    "compression.down=bfloat16",
-    "resume=/some/run",
-    # Curves come from a file: Hydra's command line adds no keys.
-    "experiment=privacy_levels",
-    "sweep.axis=rounds",
-    "sweep.values=[3,4]",
-    "sweep.label=x",
-    "sweep.only=[central]",
-    "sweep.seeds=[5]",
-    "sweep.panels=[loss]",
-    "sweep.side_by_side=2",
-    "task.validation=true",
+    "dp_sgd=on",
+    "dp_sgd.grad_sample_mode=ghost",
     "tracking=mlflow",
     "tracking.uri=https://mlflow.example.org",
     "tracking.mode=online",
-    "tracking.project=wards",
-    "tracking.metrics_port=9464",
-]
-
-# Keys that can't stand beside all of those.
-OF_OTHER_OPTIONS = [
-    "privacy.unit=record",
-    "privacy=local privacy.scheme=laplace",
-    "privacy=correlated privacy.groups=9 privacy.bands=3",
-    "privacy=correlated selection=public privacy.separation=6",
-    "privacy=distributed privacy.secure_sum.least=300 privacy.secure_sum.colluding=7 "
-    "privacy.secure_sum.committee=50 privacy.secure_sum.threshold=45 "
-    "privacy.secure_sum.degree=30 privacy.secure_sum.bits=24 privacy.secure_sum.element_cap=0.5 "
-    "privacy.secure_sum.cross_check=true privacy.secure_sum.roster=/a/roster.json "
-    "privacy.secure_sum.reply_after=20 privacy.secure_sum.max_parameters=5000",
-    "privacy=distributed_records privacy.num_records=5000 privacy.max_records=90",
-    "statistic.query=quantiles statistic.values=records.1 statistic.low=1 statistic.high=9 "
-    "statistic.bins=7 statistic.probabilities=[0.5] statistic.top=2 statistic.max_records=4 "
-    "statistic.law=gaussian",
-    "tune.candidates=['client.epochs=1','client.epochs=2'] tune.share=0.25 tune.rounds=3",
-    "metrics.private_epsilon=0.5",
-    "task=csv task.label_range=[0,9]",
-    "features=scattering features.statistics=/a/run/features.safetensors",
-    "features=patches features.public=400 features.side=5 features.count=17 "
-    "features.scattering=true",
-    "schedule=custom schedule.weights=[1,2]",
-    "server_optimizer=fedavgm server_optimizer.momentum=0.5",
-    "clipping=adaptive clipping.target_quantile=0.75 clipping.learning_rate=0.1",
-    "selection=poisson selection.coins_at_nodes=true",
-    "simulation.ray_address=10.0.0.1:6379",
-    "selection=truncated_poisson selection.max_cohort=99",
-    "selection=dp_utility selection.largest_rate=0.5 selection.smallest_rate=0.01 "
-    "selection.refresh_every=7 selection.utility_noise=3 selection.sharpness=2",
-    "privacy=buffered selection.concurrency=40 selection.max_staleness=6 "
-    "selection.staleness_power=0.25",
-    "privacy=grouped selection.budgets=[1,3] selection.shares=[0.5,0.5] "
-    "selection.owners=/a/file.yaml",
+    "tune.candidates=['client.epochs=1','client.epochs=2']",
+    "recovery.attacks=[dlg]",
 ]
 
 
@@ -227,9 +115,14 @@ def promise_with(key: str) -> list[str]:
     ]
 
 
+@cache
+def document_with(*overrides: str) -> dict[str, Any]:
+    return asdict(compose_settings(overrides))
+
+
 def read(key: str, value: str) -> Settings:
     """Read settings with one value as a file has it; Hydra takes five times as long."""
-    document = asdict(compose_settings([*option_with(key), *promise_with(key)]))
+    document = deepcopy(document_with(*option_with(key), *promise_with(key)))
     *groups, name = key.split(".")
     part = document
     for group in groups:
@@ -244,11 +137,8 @@ def read(key: str, value: str) -> Settings:
 @pytest.mark.parametrize(
     ("override", "key"),
     [
-        ("epsilon=2", "epsilon"),
         ("privacy.epsilonn=2", "epsilonn"),
-        ("task.clients=3", "clients"),
         ("client.optimizer.momentum=0.9", "optimizer"),
-        ("privacy/epsilom=2", "privacy/epsilom"),
     ],
 )
 def test_an_unknown_key_is_refused_by_name(override: str, key: str) -> None:
@@ -256,11 +146,10 @@ def test_an_unknown_key_is_refused_by_name(override: str, key: str) -> None:
         compose_settings([override])
 
 
-@pytest.mark.parametrize("name", ["Übung", "测试", "/home/jörg/runs"])
-def test_letters_of_every_language_need_no_quotes(name: str) -> None:
-    assert compose_settings([f"output_dir={name}"]).output_dir == name
-    assert expand_sweep([f"output_dir={name}", "seed=1,2"]) == [
-        [f"output_dir={name}", f"seed={seed}"] for seed in (1, 2)
+def test_letters_of_every_language_need_no_quotes() -> None:
+    assert compose_settings(["output_dir=测试"]).output_dir == "测试"
+    assert expand_sweep(["output_dir=测试", "seed=1,2"]) == [
+        ["output_dir=测试", f"seed={seed}"] for seed in (1, 2)
     ]
 
 
@@ -268,24 +157,14 @@ def test_letters_of_every_language_need_no_quotes(name: str) -> None:
     ("override", "meant"),
     [
         ("epsilon=2", "did you mean privacy.epsilon, dp_sgd.epsilon or selection.epsilon?"),
-        ("privacy.epsilonn=2", "did you mean privacy.epsilon?"),
         ("privcy.epsilon=2", "did you mean privacy.epsilon?"),
-        ("num_clients=3", "did you mean task.num_clients?"),
         ("privacy/mode=central", "write privacy=central, correlated, buffered, grouped, local"),
-        ("privacy.noise_multipler=1", "did you mean privacy.noise_multiplier?"),
-        ("taks=digits", "did you mean task?"),
         ("task=fashon_mnist", "did you mean task=fashion_mnist?"),
-        ("privacy=locl", "did you mean privacy=local?"),
-        ("selection.name=fixed", "write selection=poisson, truncated_poisson, fixed"),
-        ("selection.max_cohort=9", "is a key of selection=truncated_poisson"),
         ("privacy=local privacy.secure_sum.bits=9", "is a key of privacy=distributed"),
-        ("client={learing_rate: 2}", "did you mean client.learning_rate?"),
         ("client.lr=2", "`fl-dp config client` lists client.learning_rate"),
         ("+rounds=3", "write rounds=3, without the +"),
         ("rounds=3,5", "add -m to run with each"),
         ("metrics.loss=0,5", "or write metrics.loss=[0,5] for a list"),
-        ("metrics.public=[aucc]", "got 'aucc': did you mean auc?"),
-        ("privacy.epsilon", "write KEY=VALUE"),
         ("task.columns=[a,", "put quotes around all of it, 'task.columns=[a]'"),
     ],
 )
@@ -296,21 +175,18 @@ def test_an_error_says_what_may_have_been_meant_in_one_line(override: str, meant
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("share", ["[0,100]", "[-0.1,1]", "[0.5,1.5]"])
-def test_an_accuracy_is_a_share_and_no_percentage(share: str) -> None:
+def test_an_accuracy_is_a_share_and_no_percentage() -> None:
     with pytest.raises(ConfigError, match=r"metrics\.accuracy is a share .*write \[0, 1\], got"):
-        compose_settings([f"metrics.accuracy={share}"])
+        compose_settings(["metrics.accuracy=[0,100]"])
 
 
 @pytest.mark.parametrize(
     ("override", "said"),
     [
         ("rounds=many", "rounds must be a whole number, got 'many'"),
-        ("privacy.epsilon=two", "privacy.epsilon must be a number, or null, got 'two'"),
         ("clipping.norm=null", "clipping.norm must be a number, got null"),
         ("metrics.loss=[0,a]", "metrics.loss must be a list of numbers, or null, got '[0,a]'"),
         ("dp_sgd.secure_randomness=perhaps", "must be true or false, got 'perhaps'"),
-        ("selection.coins_at_nodes=mine", "must be true or false, got 'mine'"),
     ],
 )
 def test_a_wrong_value_is_said_with_what_is_allowed(override: str, said: str) -> None:
@@ -320,42 +196,10 @@ def test_a_wrong_value_is_said_with_what_is_allowed(override: str, said: str) ->
     assert "Integer" not in str(refused.value)
 
 
-@pytest.mark.parametrize("override", ["+epsilon=2", "+noise=3", "++client.lr=0.1"])
-def test_an_unknown_key_is_refused_even_if_it_is_appended(override: str) -> None:
-    with pytest.raises(ConfigError, match=override.strip("+").partition("=")[0].split(".")[-1]):
-        compose_settings([override])
-
-
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [
-        ("rounds=many", "many"),
-        ("rounds=1.5", "1.5"),
-        ("rounds=true", "true"),
-        ("task.num_clients=[3]", "3"),
-        ("privacy.epsilon=two", "two"),
-        ("clipping.norm=true", "true"),
-        ("selection.sampling_rate=10%", "10%"),
-    ],
-)
-def test_a_value_of_the_wrong_type_is_refused_with_its_key(override: str, value: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        compose_settings([override])
-    assert override.partition("=")[0] in str(refused.value)
-    assert value in str(refused.value)
-
-
-@pytest.mark.parametrize("override", ["rounds=null", "client=null", "clipping.norm=null"])
-def test_a_setting_that_has_to_be_there_can_t_be_null(override: str) -> None:
-    with pytest.raises(ConfigError, match=override.partition("=")[0]):
-        compose_settings([override])
-
-
-@pytest.mark.parametrize("group", sorted({group for group, _ in GROUP_OPTIONS}))
-def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str) -> None:
-    with pytest.raises(ConfigError, match=f"{group}=nonesuch") as refused:
-        compose_settings([f"{group}=nonesuch"])
-    for known in [option for of, option in GROUP_OPTIONS if of == group]:
+def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ConfigError, match="task=nonesuch") as refused:
+        compose_settings(["task=nonesuch"])
+    for known in [option for of, option in GROUP_OPTIONS if of == "task"]:
         assert known in str(refused.value)
 
 
@@ -366,66 +210,33 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str)
         ("task.records_per_client", "0"),
         ("rounds", "0"),
         ("round_timeout", "0.0"),
-        ("roster_timeout", "nan"),
         ("run_name", "a/b"),
-        ("run_name", ".."),
-        ("run_name", "''"),
         ("task.num_clients", "0"),
         ("task.partition", "random"),
-        ("task.alpha", "0.0"),
-        ("task.shards_per_client", "0"),
         ("model.name", "resnet"),
         ("features.public", "-1"),
-        ("features.group_norm", "0"),
-        ("features.project", "0"),
-        ("features.shrink", "0"),
         ("features.statistics", "run/features.safetensors"),
-        ("model.initial", "first.safetensors"),
-        ("model.hidden", "0"),
         ("privacy.scheme", "uniform"),
-        ("privacy.unit", "household"),
         ("clipping.target_quantile", "1.0"),
         ("weight_cap", "0.0"),
-        ("metrics.scalar_noise_std", "-1.0"),
-        ("selection.utility", "height"),
-        ("selection.epsilon", "0.0"),
-        ("selection.participation_cap", "0"),
-        ("selection.largest_rate", "1.5"),
         ("simulation.units_per_node", "0"),
         ("privacy.epsilon", "0.0"),
-        ("privacy.epsilon", "-1.0"),
-        ("privacy.epsilon", "nan"),
-        ("privacy.delta", "0.0"),
         ("privacy.delta", "1.0"),
-        ("privacy.delta", "nan"),
         ("privacy.noise_multiplier", "0.0"),
         ("clipping.norm", "0.0"),
-        ("clipping.norm", "nan"),
-        ("selection.sampling_rate", "0.0"),
-        ("selection.sampling_rate", "-0.1"),
         ("selection.sampling_rate", "1.01"),
-        ("selection.sampling_rate", "nan"),
         ("schedule.spend", "never"),
-        ("schedule.floor", "0.0"),
-        ("schedule.levels", "0"),
         ("privacy.neighboring_relation", "replace"),
         ("privacy.insecure_seed", "-1"),
         ("privacy.witness_dir", "witness"),
         ("server_optimizer.learning_rate", "0.0"),
         ("server_optimizer.momentum", "1.0"),
-        ("server_optimizer.momentum", "-0.1"),
-        ("server_optimizer.beta_1", "1.0"),
         ("server_optimizer.beta_2", "nan"),
-        ("server_optimizer.tau", "0.0"),
         ("client.learning_rate", "0.0"),
         ("client.epochs", "0"),
-        ("client.batch_size", "0"),
         ("compression.up", "zip"),
-        ("compression.bits", "17"),
         ("compression.fraction", "0.0"),
-        ("compression.down", "quantize"),
         ("simulation.num_cpus", "0"),
-        ("simulation.num_gpus", "-0.5"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_its_key_and_value(key: str, value: str) -> None:
@@ -440,19 +251,10 @@ def test_a_value_out_of_range_is_refused_with_its_key_and_value(key: str, value:
     ("overrides", "message"),
     [
         (["task.classes=[ill,ill]"], r"task\.classes must be at least 2 different names"),
-        (["task.classes=[ill]"], r"task\.classes must be at least 2 different names"),
-        (["task.columns=[]"], r"task\.columns must be at least 1 different names"),
         (["task.columns=[label]"], r"task\.columns has 'label', which is task\.label_column"),
-        (["task.columns=[a]", "task.client_column=a"], r"which is task\.client_column"),
-        (["task.client_column=label"], "are both 'label'"),
         (["task.partition=natural"], r"write task\.client_column too"),
         (["task.image_shape=[8,8]"], r"task\.image_shape must be \[channels, height, width\]"),
-        (["task.image_shape=[2,8,8]"], "1 or 3 channels, got"),
-        (["task.image_shape=[]"], r"got \[\]"),
         (["task.mean=[0]"], r"task\.mean and task\.std belong together.*None"),
-        (["task.mean=[0,1]", "task.std=[1]"], "as many numbers in both"),
-        (["task.mean=[0]", "task.std=[0]"], r"task\.std must be positive"),
-        (["task.mean=[nan]", "task.std=[1]"], r"task\.mean must be finite"),
         (["task.test_fraction=1.0"], r"task\.test_fraction must lie in \(0, 1\), got 1\.0"),
         (["total_weight=99"], "give weight_cap"),
         (["task.partition=nodes", "simulation.units_per_node=2"], "with its own data is one unit"),
@@ -465,27 +267,17 @@ def test_a_description_of_own_data_that_makes_no_sense_is_refused(
         compose_settings(["task=csv", *overrides])
 
 
-@pytest.mark.parametrize("key", ["classes", "columns", "mean"])
-def test_keys_of_own_data_are_refused_for_public_sets(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"task\.{key} is for your own data.*task=digits"):
-        compose_settings([f"task.{key}=[1,2]"])
-
-
-def test_a_seed_that_no_generator_takes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="seed"):
-        compose_settings([f"seed={2**64}"])
+def test_keys_of_own_data_are_refused_for_public_sets() -> None:
+    with pytest.raises(ConfigError, match=r"task\.classes is for your own data.*task=digits"):
+        compose_settings(["task.classes=[1,2]"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["sweep.seeds=[0]"], "is for an experiment, and there is none"),
-        (["experiment=schedules", "sweep.seeds=[1,1]"], "sweep.seeds must be different"),
         (["experiment=schedules", "sweep.only=[constnt]"], "got 'constnt': did you mean constant?"),
-        (["experiment=schedules", "sweep.panels=[accurcy]"], "did you mean accuracy?"),
         (["experiment=client_count", "sweep.values=null"], "7 images a client has no values"),
-        (["experiment=client_count", "sweep.axis=null"], "has a place on an axis"),
-        (["experiment=schedules", "sweep.side_by_side=0"], "sweep.side_by_side must be at least 1"),
         (
             ["task.partition=dirichlet", "task.records_per_client=7"],
             "for task.partition=iid or natural",
@@ -511,12 +303,6 @@ def test_a_noise_multiplier_alone_is_enough() -> None:
     assert (privacy.epsilon, privacy.noise_multiplier) == (None, 2.0)
 
 
-@pytest.mark.parametrize("override", ["privacy.epsilon", "a b=", "privacy.epsilon=2,8"])
-def test_an_override_that_is_none_is_refused(override: str) -> None:
-    with pytest.raises(ConfigError):
-        compose_settings([override])
-
-
 # What is known of each key.
 
 
@@ -540,14 +326,9 @@ def test_the_choices_of_a_key_are_those_that_are_checked() -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        "privacy=local selection=poisson",
-        "privacy=local selection=public clipping=adaptive",
         "selection.participation_cap=5",
-        "privacy.unit=record",
         "weight_cap=3 total_weight=1000",
-        "selection=fixed simulation.units_per_node=3",
         "selection=dp_utility selection.smallest_rate=0.9",
-        "selection=dp_utility selection.sharpness=-1",
         "privacy.noise_multiplier=1e-9",
     ],
 )
@@ -561,30 +342,9 @@ def test_an_error_of_a_plan_names_keys_by_their_last_word_and_no_class(overrides
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        ("privacy=none simulation.units_per_node=2", "or write privacy=central, correlated or"),
-        ("privacy=none selection.coins_at_nodes=true", "or write privacy=central or distributed"),
-        ("privacy=dp_sgd simulation.units_per_node=2", "another promise has it: privacy=central"),
-        ("privacy=local selection=exponential", "write selection=poisson, public or own_budgets"),
-        ("selection.staleness_power=1", "write privacy=buffered, which brings it"),
-        (
-            "selection=exponential selection.utility=update_norm simulation.units_per_node=2",
-            "write utility=loss",
-        ),
-    ],
-)
-def test_what_no_mode_has_is_said_with_what_to_write(overrides: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        make_plan(compose_settings(overrides.split()))
-
-
-@pytest.mark.parametrize(
     ("overrides", "mode", "enabled"),
     [
-        ("", "central", False),
         ("dp_sgd=on", "central", True),
-        ("privacy=local dp_sgd=on", "local", True),
         ("privacy=dp_sgd", "dp_sgd", True),
         ("privacy=none", "none", False),
     ],
@@ -602,20 +362,11 @@ def test_dp_sgd_is_a_layer_that_goes_with_every_mode(
     ("overrides", "said"),
     [
         ("privacy=dp_sgd privacy.epsilon=4", "or dp_sgd.epsilon for records, or leave"),
-        ("privacy=none privacy.delta=1e-6", "or dp_sgd.delta for records"),
-        ("experiment=records privacy.epsilon=4", "or dp_sgd.epsilon for records"),
-        ("privacy=dp_sgd privacy.unit=record", "a key of privacy=central, correlated or local"),
         ("dp_sgd.epsilon=4", "dp_sgd.epsilon is a key of dp_sgd=on, which is not chosen"),
-        ("dp_sgd.delta=1e-5", "is a key of dp_sgd=on"),  # its default
-        ("privacy=none dp_sgd.epsilon=4", "is a key of dp_sgd=on"),
         ("dp_sgd.enabled=true", "write dp_sgd=off or on"),
         ("dp_sgd=on dp_sgd.epsilon=null", "dp_sgd.epsilon and dp_sgd.noise_multiplier are both"),
-        ("privacy=none dp_sgd=on", "has no dp_sgd=on: write dp_sgd=off, or write privacy="),
-        ("privacy=dp_sgd dp_sgd=off", "has no dp_sgd=off: write dp_sgd=on"),
-        ("experiment=records dp_sgd=off", "privacy=dp_sgd has no dp_sgd=off"),
         ("privacy.mode=dp_sgd", "write privacy=central, correlated, buffered"),
         ("privacy=central privacy.secure_sum.bits=20", "is a key of privacy=distributed"),
-        ("privacy=none privacy.witness_dir=/other", "a key of privacy=central"),
     ],
 )
 def test_a_budget_that_nobody_would_keep_to_is_refused_in_one_line(
@@ -673,30 +424,18 @@ def flat(settings: Any) -> dict[str, Any]:
     return flattened(asdict(settings))
 
 
-def test_every_setting_can_be_overridden() -> None:
-    given = [EVERYTHING, *(each.split() for each in OF_OTHER_OPTIONS)]
-    composed = [flat(compose_settings(each)) for each in given]
-    # Curves come from a file.
-    default = {name: key.default for name, key in all_keys().items() if name != "sweep.curves"}
-    same = {
-        name
-        for name, value in default.items()
-        if all(each.get(name, value) == value for each in composed)
-    }
-    # They go with `task.partition=iid` only, with no low and high, and with engine=flower.
-    assert same == {"statistic.edges", "task.records_per_client", "simulation.workers"}
-
-
-def test_the_last_of_two_overrides_wins() -> None:
-    assert compose_settings(["rounds=3", "rounds=4"]).rounds == 4
-
-
 @pytest.mark.parametrize("overrides", [[], EVERYTHING], ids=["defaults", "everything"])
 def test_json_brings_the_same_settings_back(overrides: list[Any]) -> None:
     settings = compose_settings(overrides)
     back = asdict(Settings.from_json(settings.to_json()))
     of_wings = {"tune", "recovery"}  # no node needs them
     assert back == {key: group for key, group in asdict(settings).items() if key not in of_wings}
+
+
+def test_every_key_takes_what_is_shown_as_its_default() -> None:
+    for name, key in all_keys().items():
+        if name != "sweep.curves":  # which come from a file
+            check_values([parsed(f"{name}={key.default_text}")])
 
 
 def test_json_of_values_out_of_range_is_refused() -> None:
@@ -715,12 +454,8 @@ def test_composing_does_not_depend_on_the_working_directory(
     assert compose_settings(EVERYTHING) == here
 
 
-def test_composing_twice_carries_nothing_over() -> None:
+def test_composing_carries_nothing_over_even_after_a_refusal() -> None:
     compose_settings(EVERYTHING)
-    assert compose_settings([]) == settings_class()()
-
-
-def test_composing_works_after_a_refused_override() -> None:
     with pytest.raises(ConfigError):
         compose_settings(["rounds=0"])
     assert compose_settings([]) == settings_class()()
@@ -754,8 +489,6 @@ def test_composing_leaves_another_hydra_of_the_process_as_it_was(tmp_path: Path)
     ("overrides", "jobs"),
     [
         ([], [[]]),
-        (["rounds=3"], [["rounds=3"]]),
-        (["rounds=3,5"], [["rounds=3"], ["rounds=5"]]),
         (
             ["privacy.epsilon=2,8", "seed=0,1"],
             [
@@ -765,9 +498,7 @@ def test_composing_leaves_another_hydra_of_the_process_as_it_was(tmp_path: Path)
                 ["privacy.epsilon=8", "seed=1"],
             ],
         ),
-        (["model=mlp,cnn", "rounds=3"], [["model=mlp", "rounds=3"], ["model=cnn", "rounds=3"]]),
         (["seed=range(0,3)"], [["seed=0"], ["seed=1"], ["seed=2"]]),
-        (["seed=choice(4,5)"], [["seed=4"], ["seed=5"]]),
         (["task.data_dir='/a,b'"], [["task.data_dir='/a,b'"]]),
     ],
 )
@@ -783,9 +514,7 @@ def test_a_quoted_choice_of_a_sweep_keeps_its_characters() -> None:
     assert found == ["/with space", "/with,comma"]
 
 
-@pytest.mark.parametrize(
-    "override", ["rounds", "seed=1,", "clipping.norm=interval(0,1)", "model=glob(*)"]
-)
+@pytest.mark.parametrize("override", ["seed=1,", "clipping.norm=interval(0,1)"])
 def test_a_sweep_that_has_no_list_of_values_is_refused(override: str) -> None:
     with pytest.raises(ConfigError):
         expand_sweep([override])
@@ -834,27 +563,11 @@ def same_arrays(first: Any, second: Any) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
-def test_a_client_returns_the_arrays_of_the_model_in_their_order(model: str) -> None:
-    settings = compose_settings([*SMALL, f"model={model}", "model.hidden=8"])
-    arrays, _, _ = fit(settings)
-    expected = initial_parameters(settings)
-    assert [(a.shape, a.dtype) for a in arrays] == [(a.shape, a.dtype) for a in expected]
-
-
-def test_a_client_tells_neither_its_number_of_records_nor_any_metric() -> None:
-    _, num_examples, metrics = fit(compose_settings(SMALL))
-    assert num_examples == 1
-    assert metrics == {}
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["task.partition=iid"],
         ["task.partition=dirichlet", "task.alpha=0.3"],
         ["task.partition=shards", "task.shards_per_client=3"],
-        ["seed=5", "client.learning_rate=0.02"],
         ["model=mlp", "model.hidden=12", "client.epochs=3"],
     ],
     ids=" ".join,
@@ -901,24 +614,6 @@ def test_a_client_trains_differently_in_another_round_or_place(change: dict[str,
     assert not same_arrays(fit(settings, **here)[0], fit(settings, **here | change)[0])
 
 
-@pytest.mark.parametrize("partition_id", [20, 21, 1000])
-def test_a_client_beyond_the_roster_returns_the_parameters_unchanged(partition_id: int) -> None:
-    settings = compose_settings(SMALL)
-    parameters = [values + 0.5 for values in initial_parameters(settings)]
-    arrays, num_examples, metrics = fit(settings, partition_id, parameters=parameters)
-    assert same_arrays(arrays, parameters)
-    assert (num_examples, metrics) == (1, {})
-
-
-def test_a_client_does_not_depend_on_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = compose_settings(SMALL)
-    here, _, _ = fit(settings)
-    monkeypatch.chdir(tmp_path)
-    assert same_arrays(fit(settings)[0], here)
-
-
 def answer_of_the_client_app(settings_json: str, node_config: dict[str, Any]) -> Message:
     """Send one train message through the app's own door."""
 
@@ -943,32 +638,22 @@ def test_the_client_app_trains_the_part_that_the_node_s_configuration_names() ->
     assert same_arrays(reply.content.array_records["arrays"].to_numpy_ndarrays(), expected)
 
 
-def test_a_node_without_a_partition_id_answers_with_an_error() -> None:
-    reply = answer_of_the_client_app(compose_settings(SMALL).to_json(), {})
-    assert reply.error.reason == "ValueError"
-
-
 def test_settings_that_a_client_refuses_are_an_error_without_their_text() -> None:
     broken = compose_settings(SMALL).to_json().replace('"epochs": 1', '"epochs": 0')
     reply = answer_of_the_client_app(broken, {"partition-id": 0})
     assert reply.error.reason == "OptionError"
 
 
-@pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000 + "]" * 3000], ids=["digits", "brackets"])
-def test_digits_and_brackets_without_an_end_are_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"^'seed=.{34,36}\.\.\.' can't be read"):
-        compose_settings([f"seed={value}"])
+def test_digits_and_brackets_without_an_end_are_refused() -> None:
+    for value in ("9" * 5000, "[" * 3000 + "]" * 3000):
+        with pytest.raises(ConfigError, match=r"^'seed=.{34,36}\.\.\.' can't be read"):
+            compose_settings([f"seed={value}"])
 
 
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
         (["privacy.epsilon=4,0"], "or privacy.epsilon=4.0 for one number"),
-        (["selection.budgets=[1,", "8]"], r"'selection.budgets=\[1,8\]'"),
-        (
-            ["task.classes=[fairly", "ill,b]", "rounds=3"],
-            r"'task.classes=\[\"fairly ill\",b\]'",
-        ),
         (["task.classes=[ill (bad),b]"], r"'task.classes=\[\"ill \(bad\)\",b\]'"),
     ],
 )
@@ -984,14 +669,12 @@ def test_a_value_in_another_form_is_told_how_it_is_written(overrides: list[str],
     "overrides",
     [
         ("privacy.epsilon=4", "rounds=3", "privacy.epsilon=8"),
-        ("privacy=central", "privacy=local"),
         ("seed=1", "++seed=1"),
     ],
 )
 def test_a_key_that_is_written_twice_is_refused(overrides: tuple[str, ...]) -> None:
     key = overrides[0].partition("=")[0]
-    for command in ("run", "plan"):
-        result = call(command, *overrides)
-        assert result.exit_code == 2
-        assert f"{key} is written twice" in said_on_stderr(result)
-        assert overrides[-1] in said_on_stderr(result)
+    result = call("run", *overrides)
+    assert result.exit_code == 2
+    assert f"{key} is written twice" in said_on_stderr(result)
+    assert overrides[-1] in said_on_stderr(result)

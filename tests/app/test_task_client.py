@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from asked_node import Node, arrays_in, metrics_in, record_of
-from flwr.app import ConfigRecord
+from flwr.app import ConfigRecord, Context, RecordDict
 
-from fl_dp.app.settings import SETTINGS_KEY, Settings, SimulationSettings, TaskSettings
+from fl_dp.app.settings import (
+    SETTINGS_KEY,
+    Settings,
+    SimulationSettings,
+    TaskSettings,
+)
+from fl_dp.app.settings.released import MetricsSettings
 from fl_dp.app.task_client import TaskClient, app
 from fl_dp.app.workload import dataset_of, model_of, parts_of
 from fl_dp.codec import encode_text
@@ -132,6 +139,18 @@ def test_a_plain_evaluation_says_the_loss_and_not_the_number_of_records() -> Non
     content = {"arrays": record_of(MODEL), "config": config}
     metrics = metrics_in(Node(app, {"partition-id": 3}).ask("evaluate", content))
     assert metrics == {"num-examples": 1, "loss": measured(3)[0]}
+
+
+def test_private_metrics_are_of_the_rows_that_are_held_out() -> None:
+    settings = replace(SETTINGS, metrics=MetricsSettings(private_epsilon=1.0))
+    config: dict[str, Any] = {SETTINGS_KEY: settings.to_json(), STATISTIC_QUERY_KEY: "any"}
+    client = TaskClient(Context(1, 1, {"partition-id": 3}, RecordDict(), {}))
+    loss, count, _ = client.evaluate(list(MODEL.values()), config)
+    features, labels = part(3)
+    assert count == len(labels) // 5
+    model = model_of(settings)
+    set_arrays(model, list(MODEL.values()))
+    assert loss == evaluate(model, features[4::5], labels[4::5])[0]
 
 
 def test_a_node_without_a_partition_is_an_error() -> None:
