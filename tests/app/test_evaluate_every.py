@@ -10,7 +10,6 @@ from local_grid import LocalGrid, answer_with_app
 
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.overrides import ConfigError
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
@@ -77,8 +76,3 @@ def test_the_progress_line_keeps_the_last_score(capsys: pytest.CaptureFixture[st
         told({"round": 2, "test_loss": None, "test_accuracy": None, "epsilon": 2.0})
     said = capsys.readouterr().out
     assert "round 2/2, accuracy 0.750, epsilon 2" in " ".join(said.split())
-
-
-def test_a_round_at_least_lies_between() -> None:
-    with pytest.raises(ConfigError, match=r"metrics\.evaluate_every must be at least 1"):
-        compose_settings(["metrics.evaluate_every=0"])

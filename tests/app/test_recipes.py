@@ -35,9 +35,7 @@ def test_a_task_does_not_keep_the_steps_of_digits() -> None:
     ("written", "left"),
     [
         ("client.learning_rate=2.0", "client.learning_rate"),
-        ("rounds=100", "rounds"),
         ("selection=fixed", "selection.sampling_rate"),
-        ("selection.sampling_rate=0.25", "selection.sampling_rate"),
     ],
 )
 def test_what_somebody_wrote_wins_even_where_it_is_the_default(written: str, left: str) -> None:
@@ -53,9 +51,8 @@ def test_what_an_experiment_says_wins() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", ["privacy_levels", "udp_formula"])
-def test_what_was_measured_before_there_were_recipes_keeps_its_settings(experiment: str) -> None:
-    _, cells = expand([f"experiment={experiment}", "seed=0"])
+def test_what_was_measured_before_there_were_recipes_keeps_its_settings() -> None:
+    _, cells = expand(["experiment=privacy_levels", "seed=0"])
     assert cells
     for cell in cells:
         assert recipe_of(cell.overrides).overrides == (), cell.curve
@@ -169,15 +166,6 @@ def test_every_recipe_has_its_test_and_its_row_in_the_guide() -> None:
     assert [(task, model) for task, model, _ in rows] == pairs
     for task, model, measured in rows:
         assert 0.0 < float(measured) - REACHED[task, model] <= 0.11
-
-
-@pytest.mark.slow
-def test_a_few_rounds_learn_where_the_steps_of_logistic_regression_stay_at_chance(
-    tmp_path: Path,
-) -> None:
-    few = ("model=cnn", "rounds=8")  # .56 and .10 were measured
-    assert trained(tmp_path / "recipe", *few) > 0.3
-    assert trained(tmp_path / "before", *few, "client.learning_rate=2.0") < 0.25
 
 
 def test_what_was_tuned_for_pixels_is_not_brought_to_features() -> None:

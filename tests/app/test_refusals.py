@@ -22,9 +22,8 @@ from fl_dp import PrivacyLedger, server_app
 from fl_dp.app import server, simulate
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.overrides import ConfigError
-from fl_dp.app.refusals import REFUSALS
 from fl_dp.app.workload import check_data
-from fl_dp.strategies import DPFedAvg, RosterTooLarge, UnfitModel
+from fl_dp.strategies import DPFedAvg, RosterTooLarge
 
 
 def logged(error: Exception) -> str:
@@ -129,19 +128,12 @@ def never(seconds: float) -> None:
     [
         ({"num_clients": -5}, {}, "num_clients .*-5"),
         ({"epsilon": "3"}, {}, "epsilon must be a number, got '3'"),
-        ({"epsilom": 3}, {}, "no argument 'epsilom': did you mean 'epsilon'"),
-        ({"rounds": 0}, {}, "rounds must be at least 1"),
         ({"ledger": ":memory:"}, {}, "':memory:': name a file"),
-        ({"ledger": ""}, {}, "'': name a file"),
-        ({"ledger": "nowhere/ledger.db"}, {}, "no folder .*nowhere"),
         ({"ledger": "/"}, {}, "/ is a folder: name the ledger's file"),
         ({"initial": [np.zeros(3)]}, {}, "initial_arrays must be ArrayRecord, got .*list"),
         ({}, {"num_nodes": 20}, "20 nodes are connected.*num_nodes"),
-        ({}, {"num_nodes": 5}, "5 nodes are connected.*num_nodes"),
         ({}, {"num_nodes": 0}, "num_nodes must be .*0"),
         ({}, {"client": Client}, r"class Client: write numpy_client_app\(lambda context: Client"),
-        ({}, {"client": Client()}, r"write numpy_client_app\(client_fn\)"),
-        ({}, {"client": lambda context: Client()}, r"write numpy_client_app\(client_fn\)"),
     ],
     ids=lambda value: re.sub(" at 0x.*>", ">", str(value)),  # an address differs by process
 )
@@ -206,10 +198,6 @@ def test_a_script_ends_in_one_line_and_a_traceback_where_no_node_can_contribute(
 def test_a_mistake_in_a_script_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         simulate(failing(ZeroDivisionError()), answer, num_nodes=1)
-
-
-def test_a_model_that_noise_would_ruin_is_refused_in_one_line() -> None:
-    assert issubclass(UnfitModel, REFUSALS)
 
 
 def test_a_partition_that_leaves_most_clients_without_records_is_refused_in_one_line() -> None:

@@ -11,13 +11,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from local_grid import LocalGrid
 from trainings import record
 
-from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.optimizers import (
-    FedAdagradSettings,
     FedAdamSettings,
     FedAvgMSettings,
-    FedYogiSettings,
 )
 
 FALLING = [
@@ -88,20 +85,12 @@ def test_a_falling_rate_falls_in_a_trial_on_the_copy_alone(name: str) -> None:
     assert {key: value for key, value in vars(inner).items() if key != "aggregate_train"} == before
 
 
-@pytest.mark.parametrize("name", OPTIONS["server_optimizer"])
-def test_each_server_optimizer_can_be_chosen(name: str) -> None:
-    assert compose_settings([f"server_optimizer={name}"]).server_optimizer.name == name
-
-
 @pytest.mark.parametrize(
     ("settings", "key", "value", "instead"),
     [
         (FedAvgMSettings, "learning_rate", 0.0, "positive and finite"),
         (FedAvgMSettings, "momentum", 1.0, "for example 0.9"),
-        (FedAdamSettings, "beta_1", 1.0, "for example 0.9"),
         (FedAdamSettings, "beta_1", float("nan"), "for example 0.9"),
-        (FedYogiSettings, "beta_2", -0.1, "for example 0.99"),
-        (FedAdagradSettings, "tau", 0.0, "for example 0.001"),
     ],
 )
 def test_a_wrong_setting_says_what_to_write(

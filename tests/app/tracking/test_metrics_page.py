@@ -155,16 +155,11 @@ def test_a_run_that_goes_on_is_healthy_and_one_that_has_ended_answers_nobody() -
 
 @pytest.mark.parametrize(
     ("host", "status"),
-    [("127.0.0.1:1", 200), ("localhost", 200), ("evil.example", 403), ("evil.example:9464", 403)],
+    [("localhost", 200), ("evil.example:9464", 403)],
 )
 def test_a_page_of_the_web_can_not_read_it_under_its_own_name(host: str, status: int) -> None:
     with page_at(Clock()) as page:
         assert get(page, "/health", host)[0] == get(page, "/metrics", host)[0] == status
-
-
-def test_only_this_machine_reaches_it() -> None:
-    with page_at(Clock()) as page:
-        assert page._server.server_address[0] == "127.0.0.1"
 
 
 def test_a_port_that_somebody_has_is_an_error_before_anything_is_written() -> None:
