@@ -15,7 +15,6 @@ from run_notebooks import FOLDER, NOTEBOOKS, executed, read_notebook
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 200_000
-MOST_WORDS = 25
 # A folder that somebody's machine has, also one that is not ours.
 PLACES = re.compile(
     r"/(?:home|root|Users|tmp|var|private|work|opt|mnt|srv)/|[A-Z]:\\|site-packages|\.venv"
@@ -38,13 +37,6 @@ def shown(path: Path) -> str:
             texts += [data[form] for form in data if form.startswith("text/")]
             texts.append(output.get("text", ""))
     return "\n".join(texts)
-
-
-def prose(path: Path) -> list[str]:
-    """Return the lines of a notebook's prose, without headings, tables and links' targets."""
-    lines = [line for cell in cells(path, "markdown") for line in cell.source.splitlines()]
-    plain = [re.sub(r"`[^`]*`", "code", re.sub(r"\]\([^)]*\)", "]", line)) for line in lines]
-    return [line.removeprefix("- ") for line in plain if line and not line.startswith(("|", "#"))]
 
 
 def test_there_are_the_four_notebooks_that_the_folder_s_page_lists() -> None:
@@ -99,14 +91,6 @@ def test_metadata_say_neither_when_nor_on_what_it_ran(path: Path) -> None:
         "language_info": {"name": "python"},
     }
     assert [cell["metadata"] for cell in document["cells"] if cell["metadata"]] == []
-
-
-@by_notebook
-def test_a_line_of_prose_is_one_short_sentence(path: Path) -> None:
-    lines = prose(path)
-    assert lines
-    assert [line for line in lines if len(line.split()) > MOST_WORDS] == []
-    assert [line for line in lines if re.search(r"[.?!] ", line)] == []
 
 
 @by_notebook
