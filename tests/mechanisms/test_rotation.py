@@ -15,7 +15,7 @@ from fl_dp.mechanisms.rotation import ROTATED, largest_stretch, rotated, rotated
 SIZES = (0, 1, 2, 3, 7, 8, 50, 64, 100, 20_000)
 
 
-@pytest.mark.parametrize("size", range(1, 20))
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 19])
 def test_it_is_orthogonal(size: int) -> None:
     matrix = np.array([rotated(row) for row in np.eye(size)])
     assert np.allclose(matrix @ matrix.T, np.eye(size), atol=1e-14)

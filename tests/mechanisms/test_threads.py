@@ -104,20 +104,6 @@ def test_a_fork_draws_in_threads_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@pytest.mark.parametrize("processors", [1, 4])
-def test_a_part_that_fails_fails_the_whole(
-    processors: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threads, "processors", lambda: processors)
-
-    def work(index: int) -> None:
-        if index == 5:
-            raise MemoryError("of a part")
-
-    with pytest.raises(MemoryError, match="of a part"):
-        threads.share(9, work)
-
-
 def test_where_a_part_fails_in_another_thread_no_other_begins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-DRAWS = 1_000_000
+DRAWS = 200_000  # a scale that is 5 % off is rejected, whatever the number of cells here
 ALARM = 1e-6  # how often a test of a law may fail although the law is right
 
 
