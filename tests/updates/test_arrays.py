@@ -168,12 +168,6 @@ def test_undeclared_integers_are_integers() -> None:
     assert values.dtype == np.uint16
 
 
-def test_flower_itself_holds_no_pytorch_bfloat16_tensor() -> None:
-    torch = pytest.importorskip("torch")
-    with pytest.raises(TypeError, match="BFloat16"):
-        Array(torch.ones(2, dtype=torch.bfloat16))
-
-
 # Bytes from someone who wants to do harm
 
 EIGHT = b"\x00" * 8

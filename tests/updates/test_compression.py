@@ -60,11 +60,6 @@ def test_top_k_keeps_the_largest_magnitudes_and_nothing_else(name: str) -> None:
     assert not received[others].any()
 
 
-def test_top_k_of_everything_is_quantization() -> None:
-    received = EVERY["all of it"].decode(encoded(EVERY["all of it"]), SIZE)
-    np.testing.assert_allclose(received, update(), atol=2e-4)
-
-
 @each
 @pytest.mark.parametrize("size", [0, 1, 2, 9, 2049])
 def test_vectors_of_every_length_come_back_in_that_length(
@@ -92,18 +87,12 @@ def test_without_an_encoding_there_is_nothing_to_encode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "named"),
-    [
-        ({"up": "zip"}, "up must be one of none, float16"),
-        ({"down": "quantize"}, "down must be one of none, float16, bfloat16"),
-        ({"bits": 0}, r"bits must lie in \[1, 16\], got 0"),
-        ({"bits": 17}, r"bits must lie in \[1, 16\], got 17"),
-        ({"fraction": 0.0}, r"fraction must lie in \(0, 1\], got 0.0"),
-        ({"fraction": float("nan")}, r"fraction must lie in \(0, 1\], got nan"),
-    ],
+    "wrong",
+    [{"up": "zip"}, {"down": "quantize"}, {"bits": 0}, {"bits": 17}, {"fraction": 0.0}],
+    ids=str,
 )
-def test_a_wrong_setting_is_named(wrong: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
+def test_a_wrong_setting_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError):
         Compression(**wrong)
 
 
@@ -130,11 +119,6 @@ def test_an_encoding_is_as_short_as_its_bits(name: str, bits: float) -> None:
     model = model_of(1_000_000)
     sent = EVERY[name].reply_bytes(model, VectorLayout.of(model))
     assert bits * 125_000 <= sent <= bits * 125_000 + 384 + 16 * 489
-
-
-def test_without_an_encoding_a_reply_is_as_long_as_the_model() -> None:
-    model = model_of(1000)
-    assert Compression().reply_bytes(model, VectorLayout.of(model)) == array_bytes(model)
 
 
 def test_a_sum_of_units_is_eight_bytes_a_coordinate() -> None:
