@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from flat_plans import calibrated_plan, noised_plan
 
 from fl_dp import Plan, PrivacyLedger
@@ -103,10 +102,3 @@ def _central(folder: Path) -> PrivacyLedger:
     with PrivacyLedger.open(folder / "central.db", plan) as ledger:
         ledger.commit(ledger.reserve(round=1))
     return PrivacyLedger.read(folder / "central.db")
-
-
-def test_before_the_first_round_nothing_is_quoted(tmp_path: Path) -> None:
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan_of()) as ledger:
-        statement = privacy_statement(ledger).to_dict()
-    assert statement["secure_sums"]["epsilon_of_models"] == pytest.approx(0.0)
-    assert "against others" not in statement_page(statement)

@@ -264,13 +264,6 @@ def test_records_of_one_client_move_its_update_no_more_than_one_of_them(tmp_path
     assert "one person's records at one client" in statement_markdown(made)
 
 
-def test_where_the_unit_is_a_client_nothing_is_said_of_several_records(
-    statement: dict[str, Any],
-) -> None:
-    assert "epsilon_of_several" not in statement
-    assert "one person's records" not in statement_page(statement)
-
-
 def test_dp_accountings_figure_stands_beside_ours(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     with PrivacyLedger.open(path, PLAN) as ledger:
@@ -326,13 +319,6 @@ def test_nothing_released_and_nothing_known_are_not_the_same() -> None:
     unknown = STATEMENT | {"epsilon": {}, "quoted": "none"}
     assert "**no finite epsilon is known**" in statement_page(unknown)
     assert "nothing" not in statement_page(unknown)
-
-
-def test_before_the_first_round_nothing_was_released(tmp_path: Path) -> None:
-    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
-        page = statement_page(privacy_statement(ledger).to_dict())
-    assert "**nothing was released**" in page
-    assert "- nothing\n" in page
 
 
 def test_an_insecure_run_says_so_first_and_loudly(tmp_path: Path) -> None:
