@@ -56,15 +56,6 @@ def test_a_run_is_forgotten_as_a_whole(store: SQLiteStore) -> None:
     assert store.get(1, "key") == store.get(None, "key") == b"x" and store.last(1, "sum") == 1
 
 
-def test_runs_that_have_not_ended_are_known(store: SQLiteStore) -> None:
-    store.put(None, "key", b"outlives runs")
-    for run in (7, 2**64 - 1):
-        store.put(run, "key", b"value")
-    assert store.older(-1.0) == (7, 2**64 - 1)
-    store.forget(7)
-    assert store.older(-1.0) == (2**64 - 1,)
-
-
 def test_old_runs_are_found(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1e9
     monkeypatch.setattr("fl_dp.secagg.store.time.time", lambda: now)
@@ -148,14 +139,6 @@ class TestSQLite:
             database.close()
         with pytest.raises(ValueError, match=r"secagg\.db is"):
             SQLiteStore(file)
-
-    def test_a_node_that_restarts_goes_on(self, tmp_path: Path) -> None:
-        identity = Identity.generate()
-
-        def node() -> SecureNode:
-            return SecureNode(identity, SQLiteStore(tmp_path / "secagg.db"), name="a")
-
-        assert node().entry(5) == node().entry(5)
 
     def test_a_new_store_is_a_new_key(self, tmp_path: Path) -> None:
         identity = Identity.generate()

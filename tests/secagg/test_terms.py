@@ -60,37 +60,20 @@ def test_every_field_is_in_the_hash(name: str) -> None:
     assert changed.hash != one.hash
 
 
-def test_whether_a_sum_is_rotated_is_in_the_hash() -> None:
-    one = terms(rotated=True)
-    assert SumTerms.from_json(one.to_json()) == one and one.share.rotated
-    assert one.hash != terms().hash and '"rotated":true' in one.to_json()
-    with pytest.raises(ValueError, match="and no others"):
-        SumTerms.from_json(one.to_json().replace('"rotated"', '"rotates"'))
-    for spoilt in ("1", '"true"', "null"):
-        with pytest.raises(ValueError):
-            SumTerms.from_json(one.to_json().replace('"rotated":true', f'"rotated":{spoilt}'))
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda text: text + " ",
         lambda text: text.replace(":", ": ", 1),
-        lambda text: text.replace('"bits":16', '"bits":16.0'),
-        lambda text: text.replace('"bits":16', '"bits":"16"'),
         lambda text: text.replace('"bits":16', '"bits":true'),
         lambda text: text.replace('"bits":16,', '"bits":16,"bits":16,'),
         lambda text: text.replace('"bits":16,', ""),
-        lambda text: text.replace("{", '{"also":1,', 1),
         lambda text: text.replace("0x1.0000000000000p", "0x1.p"),
-        lambda text: text.replace("0x1.4000000000000p+4", "20.0"),
         lambda text: text.replace("0x1.4000000000000p+4", "inf"),
         lambda text: text.replace("[0,1,", "[1,0,", 1),
-        lambda text: text.replace("[0,1,", "[0,0,1,", 1),
         lambda text: text.replace("[0,1,", "[0,true,", 1),
         lambda text: text.replace('"train"', '"tr\\u0061in"'),
         lambda text: "[" * 100_000,
-        lambda text: "null",
         lambda text: "",
     ],
 )
@@ -107,31 +90,22 @@ def test_another_text_is_refused(spoil: Any) -> None:
     ("changes", "message"),
     [
         ({"number": 0}, "number"),
-        ({"number": 2**63}, "number"),
         ({"run": 2**64}, "run"),
         ({"purpose": "a\nb"}, "purpose"),
         ({"directory": "0a"}, "directory must be 32 bytes"),
-        ({"content": "0A" * 32}, "content must be bytes in lower-case hex"),
         ({"cohort": (1, 0, *range(2, 10))}, "ascending"),
         ({"committee": tuple(range(256))}, "committee"),
         ({"degree": 5}, "degree must be even"),
-        ({"degree": 0}, "degree"),
         ({"bits": 33}, "bits"),
         ({"noise_scale": 1.9}, "noise_scale must be at least 2"),
         ({"noise_scale": float("nan")}, "noise_scale"),
-        ({"noise_scale": -0.5}, "noise_scale"),
         ({"sampling_rate": 0.0}, "sampling_rate"),
         ({"reply_after": -1.0}, "reply_after"),
         ({"segments": ()}, "segments"),
-        ({"segments": SEGMENTS[:1] * 2}, "segments"),
         ({"colluding": -1}, "colluding"),
         ({"threshold": 5}, r"threshold must lie in \[6"),
-        ({"threshold": 11}, "threshold must lie"),
         ({"least": 3}, "could open a sum of"),
-        ({"cross_check": 1}, "cross_check"),
         ({"rotated": 1}, "rotated must be true or false"),
-        ({"noise_scale": 0.0}, "noise_scale must be at least 2"),
-        ({"rotated": True, "noise_scale": 1.9}, "noise_scale must be at least 2"),
     ],
 )
 def test_terms_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
@@ -140,7 +114,7 @@ def test_terms_out_of_range_are_refused(changes: dict[str, Any], message: str) -
 
 
 class TestRing:
-    @pytest.mark.parametrize(("n", "degree"), [(2, 2), (5, 4), (10, 9), (10, 40)])
+    @pytest.mark.parametrize(("n", "degree"), [(2, 2), (10, 40)])
     def test_a_small_cohort_is_complete(self, n: int, degree: int) -> None:
         made = terms(n, degree=degree, threshold=n, least=n, colluding=0)
         assert made.complete
@@ -157,7 +131,7 @@ class TestRing:
         finally:
             tracemalloc.stop()
 
-    @pytest.mark.parametrize(("n", "degree"), [(10, 2), (24, 12), (25, 22)])
+    @pytest.mark.parametrize(("n", "degree"), [(10, 2), (25, 22)])
     def test_neighbours_are_mutual_sorted_and_as_many_as_the_degree(
         self, n: int, degree: int
     ) -> None:
