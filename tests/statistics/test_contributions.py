@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import FrozenInstanceError
 from typing import Any
 
 import numpy as np
@@ -218,52 +217,25 @@ def test_a_query_survives_the_way_through_json(query: Query) -> None:
     assert type(arrived) is type(query)
 
 
-def test_fields_may_be_numpy_arrays() -> None:
-    query = Mean(lows=np.zeros(2), highs=np.ones(2, np.float32), max_records=np.int64(3))  # type: ignore[arg-type]  # what users have
-    assert query == Mean(lows=(0.0, 0.0), highs=(1.0, 1.0), max_records=3)
-    encode_text(query)
-
-
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ({}, "query of kind None is unknown to this version, which knows count, sum, mean"),
         ({"kind": "mode"}, "query of kind 'mode' is unknown"),
         ({"kind": ["count"]}, "is unknown"),
         ({"kind": "count", "weight": 2}, "has no weight: it has max_records, nonnegative"),
         ({"kind": "sum", "lows": [0]}, "needs highs"),
-        ({"kind": "sum", "lows": [0], "highs": "1"}, "highs must be a list"),
-        (
-            {"kind": "sum", "lows": [0], "highs": [None]},
-            r"highs\[0\] must be a number, got NoneType",
-        ),
         ({"kind": "sum", "lows": [0], "highs": [10**400]}, r"highs\[0\] must be a finite"),
-        ({"kind": "sum", "lows": [0], "highs": []}, "highs is empty"),
         ({"kind": "sum", "lows": [0], "highs": [1, 2]}, "1 lows and 2 highs"),
-        ({"kind": "mean", "lows": [1], "highs": [1]}, "feature 0 ranges from 1.0 to 1.0"),
         ({"kind": "mean", "lows": [-1e308], "highs": [1e308]}, "feature 0 ranges"),
         ({"kind": "count", "max_records": 0}, "whole number of at least 1, got 0"),
-        ({"kind": "count", "max_records": 1.5}, "max_records must be a whole number, got float"),
-        ({"kind": "count", "max_records": True}, "whole number"),
         ({"kind": "count", "max_records": 2**60}, "at most"),
-        ({"kind": "histogram", "edges": [1]}, "edges needs at least 2"),
         ({"kind": "histogram", "edges": [0, 2, 1]}, "increasing, got 2.0 before 1.0"),
         ({"kind": "histogram", "edges": [-1.7e308, 1.7e308]}, "more than float64 holds"),
         ({"kind": "frequencies", "categories": []}, "empty"),
-        ({"kind": "frequencies", "categories": "cat"}, "must be a list"),
         ({"kind": "frequencies", "categories": ["a", "a"]}, "'a' occurs twice"),
-        (
-            {"kind": "frequencies", "categories": ["a", 1.5]},
-            "must be a text or a whole number, got float",
-        ),
         ({"kind": "quantiles", "probabilities": [0.5, 1.0], "grid": [0, 1]}, "got 1.0"),
-        ({"kind": "quantiles", "probabilities": [0.5, 0.1], "grid": [0, 1]}, "increasing"),
-        ({"kind": "quantiles", "probabilities": [0.5], "grid": [0]}, "grid needs at least 2"),
-        ({"kind": "evaluation", "lows": [0], "highs": [1], "names": "loss"}, "must be a list"),
         ({"kind": "evaluation", "lows": [0], "highs": [1], "names": []}, "0 names and 1 ranges"),
-        ({"kind": "evaluation", "lows": [0], "highs": [1], "names": ["count"]}, "not 'count'"),
         ({"kind": "scores", "bins": 3}, "even number from 2 to 65536, got 3"),
-        ({"kind": "scores", "bins": 2.5}, "bins must be a whole number, got float"),
         (
             {"kind": "evaluation", "lows": [0, 0], "highs": [1, 1], "names": ["f1", "f1"]},
             "measured once, got f1, f1",
@@ -273,11 +245,6 @@ def test_fields_may_be_numpy_arrays() -> None:
 def test_a_query_that_makes_no_sense_is_refused(document: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         query_from_json(json.dumps(document))
-
-
-def test_a_query_can_not_be_changed() -> None:
-    with pytest.raises(FrozenInstanceError):
-        Count().max_records = 3  # type: ignore[misc]  # that it can't be is the point
 
 
 def test_the_exponential_mechanism_of_a_quantile_covers_what_a_client_moves() -> None:

@@ -112,12 +112,6 @@ def test_without_noise_quantiles_are_numpys(size: int) -> None:
     np.testing.assert_array_equal(ask(query, clients).value, expected)
 
 
-def test_a_quantile_finds_a_value_that_all_share() -> None:
-    query = Quantiles(probabilities=(0.1, 0.5, 0.9), grid=tuple(range(100)))
-    answer = ask(query, [np.full(3, 42.0)] * 200, epsilon=3.0)
-    np.testing.assert_array_equal(answer.value, [42.0, 42.0, 42.0])
-
-
 def test_a_quantiles_rank_is_as_close_as_said() -> None:
     query = Quantiles(probabilities=(0.5,), grid=tuple(range(1000)))
     clients = [np.array([float(value)]) for value in range(0, 1000, 5)]
@@ -166,16 +160,16 @@ def test_a_mass_within_its_noise_is_said() -> None:
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.75])
-@pytest.mark.parametrize("epsilon", [0.5, 2.0])
 def test_a_quantiles_exact_law_has_the_charged_range_when_one_client_is_zeroed(
-    probability: float, epsilon: float
+    probability: float,
 ) -> None:
+    epsilon = 2.0
     query = Quantiles(probabilities=(probability,), grid=(0.0, 1.0, 2.0))
     mechanism = choose_noise(query, epsilon, DELTA).mechanisms[0]
     assert isinstance(mechanism, ExponentialMechanism)
     clients = [query.encode(point) for point in np.eye(3)]
     worst = 0.0
-    for counts in itertools.product(range(16), repeat=3):
+    for counts in itertools.product(range(8), repeat=3):
         rest = np.array(counts) @ np.array(clients)
         law = mechanism.log_probabilities(query.utilities(rest, probability))
         for client in clients:
@@ -189,17 +183,6 @@ def test_a_quantiles_exact_law_has_the_charged_range_when_one_client_is_zeroed(
 def deviation(released: np.ndarray, noise_std: float) -> float:
     """How far the measured standard deviation is from the promised one, as a share of it."""
     return abs(float(released.std()) / noise_std - 1)
-
-
-@pytest.mark.parametrize("law", ["laplace", "gaussian"])
-def test_the_noise_of_a_count_is_what_the_choice_says(law: str) -> None:
-    choice = choose_noise(Count(), 1.0, DELTA, law=law)
-    contributions = [np.ones(1)] * 3
-    released = [float(release_statistic(choice, contributions, RNG).value) for _ in range(4000)]
-    noise_std = float(release_statistic(choice, contributions, RNG).error)
-    # Standard error 1.8 % for Laplace: false alarms below 1e-5.
-    assert deviation(np.array(released), noise_std) < 0.08
-    assert abs(np.mean(released) - 3) < 6 * noise_std / math.sqrt(4000)  # and it is unbiased
 
 
 @pytest.mark.parametrize("law", ["laplace", "gaussian"])
@@ -305,12 +288,6 @@ def test_an_answer_carries_the_events_that_were_known_before(query: Query) -> No
     document = json.loads(json.dumps(answer.to_dict()))
     assert tuple(event_from_dict(event) for event in document["events"]) == beforehand
     assert document["explanation"].startswith(choice.explanation)
-
-
-def test_each_release_has_noise_of_its_own() -> None:
-    choice = choose_noise(Count(), 1.0, DELTA)
-    first, second = (release_statistic(choice, [], RNG).value for _ in range(2))
-    assert first != second
 
 
 def test_more_contributions_than_can_be_summed_exactly_are_refused() -> None:
