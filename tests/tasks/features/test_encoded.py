@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from fl_dp.tasks.datasets import Dataset, client_indices, load_dataset
 from fl_dp.tasks.datasets.held_out import with_public_part
 from fl_dp.tasks.features import Encoder, Scattering
 from fl_dp.tasks.features.encoded import encoded, fitted
-from fl_dp.tasks.features.progress import PROGRESS
 
 
 @pytest.fixture(autouse=True)
@@ -166,19 +164,3 @@ def test_statistics_are_of_the_public_part_alone(digits: Dataset) -> None:
     assert first.directions is not None
     assert second.directions is not None
     assert first.directions.equal(second.directions)
-
-
-def test_what_takes_long_says_how_far_it_is(
-    digits: Dataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("fl_dp.tasks.features.encoded._ROWS", 30)
-    with caplog.at_level(logging.INFO, PROGRESS.name):
-        encoded(digits, Asked(), "a")
-        assert caplog.messages == []
-        monkeypatch.setattr("fl_dp.tasks.features.progress._TOLD_EVERY", 0.0)
-        encoded(digits, Asked(), "b")
-        Asked()().fitted(digits.features(slice(None)))
-    assert caplog.messages == [
-        *(f"{done} of 70 records, about 1 min left" for done in (30, 50)),
-        *(f"{done} of 50 public records, about 1 min left" for done in (16, 32, 48)),
-    ]

@@ -83,34 +83,12 @@ def test_filters_are_white_public_windows_and_a_third_of_comparisons_count() -> 
     assert 0.5 < float(torch.linalg.eigvalsh(white)[1:].median()) < 1.1
 
 
-def test_they_are_the_same_in_each_process_and_leave_torch_s_generator_alone(
-    images: NDArray[np.float32],
-) -> None:
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    first = Patches(SHAPE, side=SIDE, count=COUNT).fitted(images)
-    assert torch.equal(torch.get_rng_state(), before)
-    second = Patches(SHAPE, side=SIDE, count=COUNT).fitted(images)
-    assert all(map(torch.equal, first.state_dict().values(), second.state_dict().values()))
-
-
 def test_a_public_image_that_is_no_number_counts_for_nothing(images: NDArray[np.float32]) -> None:
     broken = np.concatenate([images, np.full_like(images[:1], np.nan)])
     first, second = (
         Patches(SHAPE, side=SIDE, count=COUNT).fitted(each) for each in (images, broken)
     )
     assert torch.equal(first.filters, second.filters)
-
-
-def test_windows_that_are_all_flat_are_an_error() -> None:
-    with pytest.raises(ValueError, match=r"0 windows of some contrast.*features\.count=5"):
-        Patches(SHAPE, side=SIDE, count=COUNT).fitted(np.ones((9, *SHAPE), np.float32))
-
-
-@pytest.mark.parametrize("shape", [(30,), (1, 4, 28), (28, 28)])
-def test_what_is_no_image_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"patches of 3 pixels need .*sides of at least 5"):
-        Patches(shape, side=3, count=2)
 
 
 def test_statistics_of_other_features_are_refused(images: NDArray[np.float32]) -> None:

@@ -38,9 +38,3 @@ def test_colours_are_transformed_one_by_one() -> None:
     together = Scattering((3, 9, 10))(images)
     alone = [Scattering((1, 9, 10))(images[:, [colour]]) for colour in range(3)]
     torch.testing.assert_close(together, torch.cat(alone, dim=1), atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("shape", [(30,), (1, 7, 28), (1, 28, 7), (28, 28)])
-def test_what_is_no_image_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"scattering needs .*sides of at least 8"):
-        Scattering(shape)

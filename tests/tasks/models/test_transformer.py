@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
@@ -84,10 +83,6 @@ def test_it_is_measured_by_the_last_token_alone() -> None:
     assert evaluate(model, x, y)[0] == pytest.approx(expected, rel=1e-5)
 
 
-def test_classes_that_are_no_tokens_get_no_column() -> None:
-    assert made(num_classes=3)(counted(4)[0]).shape == (4, 3)
-
-
 @pytest.mark.parametrize("train", ["b", "both"])
 def test_low_rank_updates_of_a_frozen_one_learn(train: str) -> None:
     model = add_low_rank(made(), rank=4, seed=1, train=train)
@@ -98,10 +93,3 @@ def test_low_rank_updates_of_a_frozen_one_learn(train: str) -> None:
     assert evaluate(model, *counted(64, seed=1))[0] < 0.7 * loss
     moved = {n for n, each in model.state_dict().items() if not torch.equal(each, before[n])}
     assert moved == {name for name, each in model.named_parameters() if each.requires_grad}
-
-
-def test_transformers_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ModuleNotFoundError, match=r"'transformer' .*fl-dp\[transformers\]"):
-        made()
-    build_model("mlp", input_shape=(4,), num_classes=2, seed=0)

@@ -60,13 +60,6 @@ def test_records_are_copies(free_memory: int) -> None:
     np.testing.assert_array_equal(labels.numpy(), DIGITS.labels(ROWS))
 
 
-@pytest.mark.filterwarnings("error")
-def test_read_only_rows_are_taken() -> None:
-    rows = ROWS.copy()
-    rows.setflags(write=False)
-    assert len(DeviceData(DIGITS, CPU, free_memory=10**9).records(rows)[1]) == 3
-
-
 def test_everything_ends_up_on_the_device() -> None:
     # "meta" holds no values: whatever stayed behind on the CPU would show.
     meta = torch.device("meta")
