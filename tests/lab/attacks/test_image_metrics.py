@@ -27,12 +27,6 @@ def test_a_tenth_of_the_range_everywhere_is_20_decibels() -> None:
     assert psnr(image, image) == math.inf
 
 
-def test_ssim_of_two_even_images_is_that_of_their_means() -> None:
-    grey, light = np.full((1, 8, 8), 0.25), np.full((1, 8, 8), 0.75)
-    # (2 * 1/4 * 3/4 + C1) / (1/16 + 9/16 + C1), C1 = 1e-4; there is no structure to compare.
-    assert ssim(grey, light) == pytest.approx(0.3751 / 0.6251)
-
-
 def test_ssim_of_a_chequered_image_and_its_negative_is_as_computed_by_hand() -> None:
     # One window: means 24/49 and 25/49, both variances 600/2401, covariance -600/2401.
     c1, c2 = Fraction(1, 10_000), Fraction(9, 10_000)
@@ -40,19 +34,6 @@ def test_ssim_of_a_chequered_image_and_its_negative_is_as_computed_by_hand() -> 
     by_hand = (products + c1) / (squares + c1) * (c2 - products) / (products + c2)
     assert float(by_hand) == pytest.approx(-0.995575, abs=1e-6)
     assert ssim(CHECKERED, 1.0 - CHECKERED) == pytest.approx(float(by_hand), rel=1e-9)
-
-
-def test_ssim_is_one_for_the_same_image_and_the_mean_over_windows_and_channels() -> None:
-    colours = np.stack([np.full((7, 7), 0.25), np.full((7, 7), 0.5)])
-    other = np.stack([np.full((7, 7), 0.75), np.full((7, 7), 0.5)])
-    assert ssim(colours, colours) == pytest.approx(1.0)
-    assert ssim(colours, other) == pytest.approx((0.3751 / 0.6251 + 1.0) / 2)
-
-
-@pytest.mark.parametrize("shape", [(1, 6, 8), (8, 8), (1, 9, 8)])
-def test_ssim_of_small_or_unlike_images_is_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="sides of at least 7"):
-        ssim(np.zeros(shape), np.zeros((1, 8, 8)))
 
 
 def test_recovered_images_are_matched_so_that_their_error_is_least() -> None:

@@ -16,12 +16,11 @@ from attacked_images import (
 from torch import nn
 
 from fl_dp.lab.attacks.inversion.analytic import AnalyticInversion
-from fl_dp.lab.attacks.inversion.attack import Attack, LocalTraining, PixelRange
+from fl_dp.lab.attacks.inversion.attack import Attack, LocalTraining
 from fl_dp.lab.attacks.inversion.experiment import changed
-from fl_dp.lab.attacks.inversion.matching import DeepLeakage, InvertingGradients, total_variation
+from fl_dp.lab.attacks.inversion.matching import DeepLeakage, InvertingGradients
 from fl_dp.lab.attacks.inversion.threats import NoisyUpdate, RawUpdate, ReleasedModel
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.tasks.datasets import load_dataset
 
 RAW = RawUpdate(training=ONE_STEP)
 CLIPPED = RawUpdate(training=ONE_STEP, clipping_norm=0.05)
@@ -52,28 +51,11 @@ def test_the_analytic_inversion_reproduces_an_image_to_1e_5(threat: RawUpdate, m
 
 
 @each_attack
-@pytest.mark.parametrize("threat", [RAW, CLIPPED], ids=["raw", "clipped"])
-def test_an_image_is_recovered_and_clipping_alone_protects_nothing(
-    attack: Attack, threat: RawUpdate
-) -> None:
+def test_an_image_is_recovered_and_clipping_alone_protects_nothing(attack: Attack) -> None:
     truth = images([7])
-    made = attacked(attack, threat.observe(network(), [truth], seed=0))
+    made = attacked(attack, CLIPPED.observe(network(), [truth], seed=0))
     assert decibels(made, truth)[0] >= 25.0
     assert made.labels.tolist() == truth.labels.tolist()
-
-
-def test_inverting_gradients_recovers_a_fashion_mnist_image() -> None:
-    try:
-        dataset = load_dataset("fashion_mnist")
-    except FileNotFoundError as missing:
-        pytest.skip(f"Fashion-MNIST is not here: {missing}")
-    assert isinstance(dataset.mean, float)
-    assert isinstance(dataset.std, float)
-    pixels = PixelRange((-dataset.mean / dataset.std,), ((1 - dataset.mean) / dataset.std,))
-    truth = images([0], dataset)
-    seen = RAW.observe(network("mlp", dataset, hidden=64), [truth], seed=0)
-    made = attacked(InvertingGradients(steps=200, restarts=1), seen, pixels, (1, 28, 28))
-    assert decibels(made, truth, pixels)[0] >= 25.0
 
 
 def test_several_known_local_steps_are_unrolled() -> None:
@@ -94,8 +76,9 @@ def test_noise_at_the_client_stops_the_recovery(attack: Attack) -> None:
     assert no_better_than_the_mean_image(made, truth)
 
 
-@pytest.mark.parametrize("name", ["analytic", "inverting_gradients"])
-@pytest.mark.parametrize("knows_others", [False, True])
+@pytest.mark.parametrize(
+    ("name", "knows_others"), [("analytic", True), ("inverting_gradients", False)]
+)
 def test_a_released_model_gives_no_more_than_the_prior(name: str, knows_others: bool) -> None:
     clients = [images([row]) for row in range(7, 11)]
     threat = ReleasedModel(
@@ -141,23 +124,12 @@ def test_dropout_that_the_adversary_does_not_see_resists() -> None:
 # The parts.
 
 
-def test_the_variation_of_a_picture_is_that_of_its_neighbours() -> None:
-    picture = torch.tensor([[[[0.0, 1.0], [0.0, 0.0]]]])
-    assert total_variation(picture).item() == pytest.approx(0.5 + 0.5)
-
-
 def test_observations_of_several_clients_are_attacked_as_if_alone() -> None:
     model, attack = network(), InvertingGradients(steps=20, restarts=1)
     seen = [RAW.observe(model, [images([row])], seed=0) for row in (3, 7)]
     both = attack.recover(seen, input_shape=(1, 8, 8), pixels=DIGITS, seed=0)
     [first] = attack.recover(seen[:1], input_shape=(1, 8, 8), pixels=DIGITS, seed=0)
     assert torch.allclose(both[0].features, first.features, atol=1e-3)
-
-
-def test_observations_of_two_models_are_not_attacked_together() -> None:
-    seen = [RAW.observe(network(), [images([row])], seed=0) for row in (3, 7)]
-    with pytest.raises(ValueError, match="attack others in a call of their own"):
-        InvertingGradients().recover(seen, input_shape=(1, 8, 8), pixels=DIGITS, seed=0)
 
 
 def test_an_attack_leaves_the_model_as_it_was() -> None:
@@ -174,21 +146,3 @@ def test_the_analytic_inversion_needs_a_linear_layer_first() -> None:
     seen = RAW.observe(network("cnn"), [images([3])], seed=0)
     with pytest.raises(ValueError, match="model=mlp or model=logistic"):
         attacked(AnalyticInversion(), seen)
-
-
-def test_the_analytic_inversion_of_an_update_of_zero_is_grey() -> None:
-    model, truth = network(), images([3])
-    seen = RAW.observe(model, [truth], seed=0)
-    seen.update.zero_()
-    made = attacked(AnalyticInversion(), seen)
-    assert torch.allclose(made.features, torch.full((1, 1, 8, 8), 0.2))
-
-
-def test_networks_are_changed_by_name() -> None:
-    model = network()
-    assert isinstance(model, nn.Sequential)
-    kinds = [type(each).__name__ for each in changed(model, "batch_norm")]
-    assert kinds.count("BatchNorm1d") == 2  # not behind the last layer
-    assert [type(each).__name__ for each in changed(model, "dropout")].count("Dropout") == 2
-    with pytest.raises(ValueError, match="write one of plain, dropout, batch_norm"):
-        changed(model, "sigmoid")

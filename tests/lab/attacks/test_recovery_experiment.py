@@ -54,21 +54,6 @@ def test_every_threat_is_attacked_at_every_noise_and_seed() -> None:
     assert set(WORDS) == set(THREATS)
 
 
-def test_no_two_cells_share_a_file() -> None:
-    searching = recovery("recovery.attacks=[analytic,idlg,inverting_gradients]")
-    names = [cell.name for cell in searching.cells]
-    assert len(set(names)) == len(names)
-    assert {cell.part for cell in searching.cells} == {"noise", "batch", "epochs", "network"}
-
-
-def test_an_image_recovered_to_the_bit_is_summed_up_without_a_deviation() -> None:
-    rows = rows_of(replace(SMALL, settings=recovery("recovery.threats=[raw]").settings))
-    exact = [row | {"psnr": math.inf} if row["seed"] == 0 else row for row in rows]
-    [summary] = summarised(exact)
-    assert summary.means["psnr"] == math.inf
-    assert math.isnan(summary.deviations["psnr"])
-
-
 def test_recovery_succeeds_where_nothing_protects_and_fails_under_noise() -> None:
     summaries = summarised(rows_of(SMALL))
     failing = {(each.threat, each.noise_multiplier): each.fails for each in summaries}
@@ -108,13 +93,6 @@ def test_what_a_cell_found_is_kept_as_it_was(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:200])  # half a file is no finished cell
     with pytest.raises(ValueError, match="remove it"):
         kept(file)
-
-
-def test_each_image_has_a_row_with_the_same_columns() -> None:
-    rows = SMALL.run(SMALL.cells[0]).rows
-    assert len(rows) == 2
-    assert {"psnr", "ssim", "label_recovered", "mean_image_mse", "nearest_ssim"} <= set(rows[0])
-    assert set(rows[1]) == set(rows[0])
 
 
 def test_a_recovery_fails_from_the_least_noise_above_which_it_never_succeeds() -> None:
@@ -157,24 +135,13 @@ def _is_quick(cell: RecoveryCell) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (["recovery.images=30"], "leave none for a prior"),
-        (["model=cnn"], "model=mlp or model=logistic: leave it out"),
-        (
-            ["model=resnet18", "recovery.attacks=[idlg]", "recovery.resistance=true"],
-            "is no plain sequence of layers",
-        ),
+        ["recovery.images=30"],
+        ["model=cnn"],
+        ["model=resnet18", "recovery.attacks=[idlg]", "recovery.resistance=true"],
     ],
-    ids=lambda each: None if isinstance(each, str) else each[0],
 )
-def test_what_can_t_be_attacked_is_said_before_anything_starts(
-    change: list[str], said: str
-) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_can_t_be_attacked_is_refused_before_anything_starts(change: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"prior|leave|plain"):
         recovery(*change)
-
-
-def test_records_that_are_no_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="recovery is measured on images"):
-        replace(SMALL, dataset=load_dataset("breast_cancer"))

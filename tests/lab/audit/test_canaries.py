@@ -125,11 +125,6 @@ def test_a_gaussian_bound_that_contradicts_the_claimed_curve_accuses_nobody() ->
     assert strict.caught
 
 
-def test_no_round_is_no_audit() -> None:
-    with pytest.raises(ValueError, match="no round"):
-        audited(played(z=2.0, q=0.3, rounds=0), z=2.0, q=0.3, alpha=0.05)
-
-
 def test_mu_of_epsilon_inverts_the_closed_form() -> None:
     for mu in (0.1, 0.7191, 3.0):
         assert mu_of_epsilon(gaussian_epsilon(1.0 / mu, 1e-5), 1e-5) == pytest.approx(mu, rel=1e-6)

@@ -230,13 +230,6 @@ def test_what_one_round_does_not_show_is_seen_in_the_rounds_of_a_training(
     assert sum(each.alpha for each in found) == pytest.approx(1e-6)
 
 
-def test_a_run_in_which_no_canary_was_asked_is_no_audit() -> None:
-    canaries = RUN.canaries(650)
-    look = SeenRound(along=np.zeros(650), noise_multiplier=1.0, of=np.zeros(650, dtype=np.bool_))
-    with pytest.raises(ValueError, match="no canary was asked"):
-        finding_of_run(canaries, [look], sampling_rate=1.0, claim=1.0, delta=1e-5, alpha=0.05)
-
-
 def test_a_canary_moves_the_model_along_its_direction_or_not_at_all() -> None:
     model = [np.zeros((20, 20), np.float32), np.array(3), np.ones(5)]
     canaries = RUN.canaries(405)

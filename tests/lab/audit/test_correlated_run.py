@@ -119,11 +119,6 @@ def test_spaced_noise_is_not_accused() -> None:
     assert found.share > 0.3  # it sees most of what there is
 
 
-def test_independent_noise_under_a_cap_is_not_accused_and_too_little_of_it_is() -> None:
-    assert audited(spaced(40, 8), (4096,), charged=5).stands
-    assert not audited(spaced(40, 8), (4096,), charged=5, noise=0.5).stands
-
-
 def test_bands_beyond_the_separation_are_convicted() -> None:
     """Each takes part in every second round, under noise for those who rest for sixteen."""
     assert not audited(spaced(40, 2), FALLING, charged=20).stands
@@ -171,8 +166,3 @@ def test_a_run_with_a_gap_is_not_audited() -> None:
     turn = WhoseTurn(asked=np.ones((3, COUNT), dtype=np.bool_))
     with pytest.raises(ValueError, match="audit a run without a crash"):
         seen_with_memory(rounds, (0, 2, 3), turn, coefficients=(4096, 2048))
-
-
-def test_who_took_part_is_either_known_or_in_groups() -> None:
-    with pytest.raises(ValueError, match="either who was asked, or the groups"):
-        WhoseTurn()

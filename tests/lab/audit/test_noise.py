@@ -26,3 +26,11 @@ def test_many_releases_say_how_long_a_seed_and_how_many_shared_draws_are_seen() 
     # 4950 pairs: a seed of 10 bits is used twice 19 times of 20 with 78 releases, of 11 with 111.
     assert "a seed of 10 bits or fewer" in said
     assert "so few releases" not in said
+
+
+def test_a_weak_correlation_of_neighbours_is_seen() -> None:
+    # Far below what a single pair of releases shows.
+    rows = np.random.default_rng(1).standard_normal((100, 400))
+    assert not noise_is_new(rows, alpha=1e-6).caught
+    rows[1:] += 0.1 * rows[:-1]
+    assert noise_is_new(rows, alpha=1e-6).caught

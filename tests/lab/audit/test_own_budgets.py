@@ -16,12 +16,11 @@ from flat_plans import calibrated_plan
 
 from fl_dp import Plan, PrivacyBudget
 from fl_dp.accounting import OwnRatesSampling
-from fl_dp.app.compose import compose_settings
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.cohorts import cohorts_are_poisson
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.audit.whole_run import SeenRound
-from fl_dp.lab.games.canary_run import CanaryRun, require_auditable
+from fl_dp.lab.games.canary_run import CanaryRun
 from fl_dp.lab.games.canary_server import WatchedLoop
 from fl_dp.lab.games.seen_run import Audited, SeenRun, claims_of
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
@@ -171,13 +170,3 @@ def test_nine_tenths_of_the_noise_convict_that_group_alone() -> None:
     # At a large rate, where the threshold of Gaussian DP is close to the charged curve's.
     assert by_the_law(0.9, 7.0) == [True, True]
     assert by_the_law(0.9, 7.0, longer=1.0 / 0.9) == [False, True]
-
-
-def test_canaries_have_no_names_in_a_file_of_owners(tmp_path: Path) -> None:
-    owners = tmp_path / "owners.yaml"
-    owners.write_text("hospital: 1\nbank: 8\n")
-    settings = compose_settings(
-        ["privacy=grouped", f"selection.owners={owners}", "task.num_clients=2"]
-    )
-    with pytest.raises(ValueError, match=r"write selection\.budgets and selection\.shares"):
-        require_auditable(settings)

@@ -86,8 +86,3 @@ def test_noise_that_steps_or_coordinates_share_is_seen_in_the_steps_alone(
     assert row in violated
     assert violated <= {row, NEW_COORDINATES}  # the bounds see nothing of it
     assert sum(found.alpha for found in report.findings) == pytest.approx(1e-6)
-
-
-def test_too_few_canaries_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 20"):
-        records(canaries=10)

@@ -71,15 +71,6 @@ def test_records_of_people_do_not_end_up_in_a_file_unasked(
     assert "/x" in flat(stated)  # only the folder is missing then
 
 
-def test_json_is_one_document() -> None:
-    done = fl_dp("attack", "inversion", *SMALL, "--json")
-    assert done.exit_code == 0
-    [run] = json.loads(done.stdout)["runs"]
-    assert run["path"].endswith("runs/attacked")
-    assert run["settings"][0]["epsilon"] is None  # nothing is promised
-    assert run["settings"][0]["means"]["mse"] < 1e-9
-
-
 def test_what_was_stopped_continues_with_the_cells_that_are_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -116,27 +107,17 @@ def test_a_sweep_attacks_once_with_each_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "cause"),
     [
         (["privacy=central", "privacy.noise_multiplier=2"], "is the noise of a training"),
         (["recovery.threats=[row]"], "did you mean raw?"),
-        (["recovery.attacks=[dgl]"], "did you mean dlg?"),
         (["recovery.noise_multipliers=[0]"], "must be positive and finite, got 0.0"),
-        (["recovery.noise_multipliers=[]"], "write [0.01, 1]"),
         (["task=breast_cancer"], "recovery is measured on images"),
-        (["model=cnn"], "leave it out"),
         (["recovery.cohort=1"], "recovery.cohort must be at least 2, got 1"),
     ],
-    ids=lambda each: each if isinstance(each, str) else None,
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(words: list[str], said: str) -> None:
+def test_a_mistake_is_one_line_and_nothing_is_written(words: list[str], cause: str) -> None:
     done = fl_dp("attack", "inversion", *words)
     assert done.exit_code == 2
-    assert said in flat(done)
+    assert cause in flat(done)
     assert not Path("runs").exists()
-
-
-def test_settings_of_an_attack_are_refused_where_none_is_asked_for() -> None:
-    done = fl_dp("run", "recovery.images=2")
-    assert done.exit_code == 2
-    assert "recovery.images=2 is for an attack, and none is asked for" in flat(done)

@@ -198,13 +198,6 @@ def test_the_game_finds_the_epsilon_that_is_charged_and_no_more() -> None:
     assert 0.8 * charged <= found.bound <= charged
 
 
-def test_a_finding_says_how_much_too_little_noise_it_sees() -> None:
-    found = finding(ours(noise_of(0.5)), SIZE_OF_NOISE, rounds=50)
-    assert found.bound is not None
-    assert found.claim is not None
-    assert found.bound > 2.0 * found.claim
-
-
 @pytest.mark.parametrize("name", [ONE_IS_ZERO, ONE_IS_SILENT, ONE_CLAIMS_MUCH, NOT_FINITE, SILENCE])
 def test_flowers_own_wrapper_fails_where_its_assumptions_do(name: str) -> None:
     assert not finding(FlowersOwn(noise_multiplier=Z), name).stands

@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from local_grid import LocalGrid, answer_with_app
 
 from fl_dp.accounting.events import RandomStoppingEvent
-from fl_dp.app.compose import ConfigError, compose_settings
+from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
@@ -39,7 +39,6 @@ from fl_dp.lab.tuning.stopping import Stopped, stopping_plans
 from fl_dp.lab.tuning.trial import ServerStep, TrialRounds
 from fl_dp.ledger import PrivacyLedger, SpentLedger
 from fl_dp.mechanisms.events import ExponentialEvent
-from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.statement.check import statement_differences, statement_page
 from fl_dp.tasks.metrics import Score
 from fl_dp.tasks.models import build_model
@@ -333,38 +332,28 @@ def test_random_stopping_that_was_interrupted_stays_charged_and_is_not_continued
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "cause"),
     [
         (["client.learning_rate=1"], "nothing is to be tuned"),
         (["rounds=2,3"], "rounds can't be chosen among candidates"),
         (["selection.sampling_rate=0.1,0.2"], "selection.sampling_rate can't be chosen"),
-        (["client.learning_rate=1,-1"], "client.learning_rate must be positive"),
         ([*GRID, "privacy=none"], "is a key of privacy=central"),
         ([*GRID, "privacy=distributed"], "write privacy=central"),
         ([*GRID, "dp_sgd=on"], "write privacy=central without dp_sgd=on"),
         ([*GRID, "privacy.noise_multiplier=1"], "leave privacy.noise_multiplier out"),
-        ([*GRID, "tune.share=1"], "tune.share must lie in (0, 1)"),
         ([*GRID, "tune.mean_runs=3"], "tune.mean_runs has no part in tune.by=vote"),
-        ([*GRID, "tune.by=stopping", "tune.share=0.2"], "tune.share has no part"),
         ([*GRID, "tune.by=stopping", "tracking=tensorboard"], "leave tracking and"),
-        ([*GRID, "tune.by=stopping", "tracking.metrics_port=9100"], "leave tracking and"),
-        ([*GRID, "tune.by=coin"], "tune.by must be one of vote, stopping, public"),
         (["resume=runs/a"], "write `fl-dp run resume=FOLDER`"),
     ],
 )
 def test_what_can_t_be_is_refused_in_one_line_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], cause: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     result = call("tune", *changed(SMALL, *overrides))
     assert result.exit_code == 2
-    assert said in said_on_stderr(result)
+    assert cause in said_on_stderr(result)
     assert not (tmp_path / "runs").exists()
-
-
-def test_a_tune_setting_without_candidates_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="write `fl-dp tune KEY=A,B`"):
-        compose_settings(["tune.share=0.2"])
 
 
 def test_a_choice_can_t_be_claimed_by_hand(tmp_path: Path) -> None:
@@ -387,19 +376,11 @@ def test_a_choice_never_changes_what_is_charged(tmp_path: Path) -> None:
             ledger.choose("a", how="b", settings="c", plan=plan, paid=None)
 
 
-@pytest.mark.parametrize(
-    ("name", "falls"),
-    [("fedavg", False)]
-    + [
-        (name, falls)
-        for name in ("fedavgm", "fedadam", "fedyogi", "fedadagrad")
-        for falls in (False, True)
-    ],
-)
-def test_a_trial_steps_as_the_run_s_server_optimizer_does(name: str, falls: bool) -> None:
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+def test_a_trial_steps_as_the_run_s_server_optimizer_does(name: str) -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
     settings = OPTIONS["server_optimizer"][name]
-    if falls:
+    if name != "fedavg":
         settings = replace(settings, linear_decay=True)
     theirs, ours = ServerOptimizer(settings.make_for(4)), ServerStep(settings, 4)
     rng, model = np.random.default_rng(0), np.zeros(5)
@@ -416,16 +397,9 @@ def test_a_trial_steps_as_the_run_s_server_optimizer_does(name: str, falls: bool
 def test_settings_of_a_choice_are_checked_where_they_are_written() -> None:
     with pytest.raises(ValueError, match=r"none of tune\.candidates"):
         TuneSettings(candidates=["client.epochs=1", "client.epochs=2"], chosen="client.epochs=3")
-    with pytest.raises(IncompatibleOptions, match="privacy=central"):
-        make_plan(
-            with_tune(
-                compose_settings(["privacy=distributed"]),
-                TuneSettings(candidates=["client.epochs=1", "client.epochs=2"]),
-            )
-        )
 
 
-@pytest.mark.parametrize("rounds", [3, 20, 100])
+@pytest.mark.parametrize("rounds", [3, 100])
 def test_as_much_noise_adds_up_in_a_trial_as_in_the_run(rounds: int) -> None:
     given = "rounds=100 client.learning_rate=1e-12 clipping.norm=0.5 server_optimizer.momentum=0"
     settings = compose_settings([*SMALL, "seed=3", *given.split()])

@@ -197,6 +197,6 @@ def test_an_array_that_does_not_fit_is_refused_and_nothing_is_written(wrong: np.
     model = build()
     before = get_arrays(model)
     arrays = [array + 1 for array in before.values()]
-    with pytest.raises(ValueError, match="'5.bias'"):
+    with pytest.raises(ValueError, match=r"'5\.bias'"):
         set_arrays(model, [*arrays[:-1], wrong])
     assert same(get_arrays(model).values(), before.values())
