@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 from command_line import call, json_of, said_on_stderr
 from written_runs import write_run
-
-from fl_dp.viewer.found_runs import RunCard, RunState
-from fl_dp.viewer.runs_view import runs_json
 
 NOW = time.time()
 
@@ -80,10 +75,6 @@ def test_a_run_without_a_promise_says_so(tmp_path: Path) -> None:
     assert "no privacy" in call("runs", str(tmp_path)).stdout
 
 
-def test_the_folder_of_one_run_lists_it(folder: Path) -> None:
-    assert names(str(folder / "old")) == ["old"]
-
-
 # Nothing to list.
 
 
@@ -99,21 +90,6 @@ def test_nothing_to_list_is_one_line(tmp_path: Path, folder: Path) -> None:
         assert said_on_stderr(result).startswith(told)
     found = json_of("runs", str(tmp_path / "empty"), "--json")
     assert found == {"runs": [], "problems": []}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--state", "finishd"], "finished, running, silent, failed, stopped, broken"),
-        (["--sort", "epsilom"], "got 'epsilom': did you mean epsilon?"),
-    ],
-)
-def test_a_misspelt_word_is_refused_with_those_that_are_known(
-    folder: Path, arguments: list[str], said: str
-) -> None:
-    result = call("runs", str(folder), *arguments)
-    assert result.exit_code == 2
-    assert said in said_on_stderr(result)
 
 
 # Content that anybody may have written.
@@ -134,26 +110,3 @@ def test_hostile_names_and_values_reach_no_terminal(tmp_path: Path) -> None:
             assert not {"\x1b", "\x07", "\u202e"} & set(text)
     assert "[red]b[/red]" in call("runs", str(tmp_path)).stdout
     assert "characters that can't be shown" in said_on_stderr(call("runs", str(tmp_path)))
-
-
-def test_a_link_is_said_and_not_followed(folder: Path, tmp_path: Path) -> None:
-    elsewhere = write_run(tmp_path / "elsewhere")
-    (folder / "link").symlink_to(elsewhere)
-    assert "link" not in names(str(folder))
-    assert "links are not followed" in said_on_stderr(call("runs", str(folder)))
-
-
-def test_a_time_that_no_calendar_has_is_left_out() -> None:
-    card = RunCard(name="a", kind="training", state=RunState.FINISHED, changed=1e18)
-    assert runs_json([card], [])["runs"][0]["when"] is None
-
-
-def test_listing_loads_nothing_that_a_training_needs(tmp_path: Path) -> None:
-    code = """
-import sys
-from typer.testing import CliRunner
-from fl_dp.commands.entry import app
-assert CliRunner().invoke(app, ["runs", "."]).exit_code == 0
-assert not {"torch", "scipy", "ray", "flwr", "hydra", "omegaconf"} & set(sys.modules)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

@@ -77,19 +77,6 @@ def test_a_live_run_is_followed_to_its_end(page: Any, root: Path) -> None:
         expect(chart.get_by_role("img").first).to_have_accessible_name(re.compile(said))
 
 
-def test_a_run_before_its_first_round_says_so_and_then_shows_its_curve(
-    page: Any, root: Path
-) -> None:
-    path = write_run(root / "a", rounds=6, done=-1, stated=False)
-    with served(root) as address:
-        log_in(page, address)
-        page.goto(f"{address}/run/a")
-        chart = page.locator("[data-chart=accuracy]")
-        expect(chart.locator(".alternative")).to_have_text("No round yet.", timeout=WAIT)
-        write_rounds(path, range(3), rounds=6)
-        expect(chart.locator(".alternative")).to_contain_text("From 10.0%", timeout=WAIT)
-
-
 def test_a_server_that_dies_is_survived_and_said(page: Any, root: Path) -> None:
     write_run(root / "a", rounds=6, done=3, stated=False)
     with served(root) as address:
@@ -121,33 +108,6 @@ def test_two_runs_are_chosen_and_compared(page: Any, root: Path) -> None:
         for figure in page.locator("figure:visible").all():
             height = figure.locator(".alternative").evaluate("(said) => said.offsetHeight")
             assert height < figure.locator(".plot").evaluate("(plot) => plot.offsetHeight") / 2
-
-
-def test_a_narrow_list_shows_accuracy_epsilon_and_seed_within_the_screen(
-    page: Any, root: Path
-) -> None:
-    write_run(root / "a-run-with-a-rather-long-name-20261127-155604-digits", "seed=7")
-    page.set_viewport_size({"width": 400, "height": 800})
-    with served(root) as address:
-        log_in(page, address)
-        for label in ("Accuracy", "Epsilon", "Seed"):
-            box = page.locator(f"[data-label={label}]").bounding_box()
-            assert box["x"] >= 0 and box["x"] + box["width"] <= 400, label
-        assert page.evaluate("document.documentElement.scrollWidth") <= 400
-
-
-def test_an_empty_field_follows_the_chosen_parts(page: Any, root: Path, tmp_path: Path) -> None:
-    started = StartedRuns(root=root, command=pretend_command(tmp_path))
-    with served(root, started=started) as address:
-        log_in(page, address)
-        page.goto(f"{address}/start")
-        rounds = page.get_by_label("Rounds", exact=True)
-        assert rounds.get_attribute("placeholder") == "100"
-        page.locator("[id='f-task']").select_option("fashion_mnist")
-        expect(rounds).to_have_attribute("placeholder", "60", timeout=WAIT)
-        page.locator("[id='f-privacy']").select_option("buffered")
-        first = page.locator("[id='f-selection'] option").first
-        expect(first).to_contain_text("buffered: ", timeout=WAIT)
 
 
 def test_a_form_error_is_shown_at_its_field_then_a_run_starts_and_stops(

@@ -14,7 +14,7 @@ from dashboards import dashboard_of, reader
 from written_runs import statement, write_rounds, write_run
 
 from fl_dp.viewer.dashboard.live import MOST_STREAMS, LiveRuns, mark_of
-from fl_dp.viewer.dashboard.shown_runs import MOST_POINTS, seconds_left
+from fl_dp.viewer.dashboard.shown_runs import seconds_left
 from fl_dp.viewer.found_runs import ReadPosition, RunCard, RunsFolder, RunState
 from fl_dp.viewer.found_runs.follow import FollowedLog, follow_log
 from fl_dp.viewer.found_runs.untrusted import Unreadable
@@ -138,12 +138,6 @@ def test_a_log_that_is_long_another_or_a_link_is_followed_with_distrust(tmp_path
     log.symlink_to("/etc/passwd")
     with pytest.raises(Unreadable):
         follow_log(tmp_path, "a", ReadPosition())
-
-
-def test_a_long_run_is_told_in_a_bounded_number_of_points(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", rounds=3 * MOST_POINTS)
-    found = follow(live_of(tmp_path), "a")
-    assert [len(data["points"]) for kind, data, _ in found if kind == "rounds"] == [MOST_POINTS]
 
 
 def test_a_folder_that_goes_away_ends_the_stream(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,6 @@ from dashboards import dashboard_of, png, reader
 from pages import Page, require_harmless
 from starlette.testclient import TestClient
 from written_runs import write_run
-
-from fl_dp.viewer.dashboard.shown_runs import MOST_COMPARED
 
 SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>'\"{{7*7}}"
 
@@ -29,34 +26,6 @@ def test_the_list_shows_every_run_with_state_accuracy_and_epsilon(tmp_path: Path
     for shown in ("first", "second", "finished", "stopped", "90.0%", "2 / 2", "2 / 4", "digits"):
         assert shown in page
     assert "2 of 2 runs" in page
-
-
-def test_a_list_tells_runs_apart_by_their_seed(tmp_path: Path) -> None:
-    for seed in (3, 5):
-        write_run(tmp_path / f"run-{seed}", f"seed={seed}")
-    page = client_of(tmp_path).get("/").text
-    assert set(re.findall(r'data-label="Seed">(\d+)<', page)) == {"3", "5"}
-
-
-@pytest.mark.parametrize(("place", "shown"), [(None, False), ("8", True)])
-def test_a_sweep_has_no_column_of_places_without_an_axis(
-    tmp_path: Path, place: str | None, shown: bool
-) -> None:
-    write_run(tmp_path / "s" / "run-0", "seed=7")
-    cells = [{"name": "run-0", "variant": "schedule=cosine", "place": place}]
-    (tmp_path / "s" / "sweep.json").write_text(json.dumps({"cells": cells}))
-    page = client_of(tmp_path).get("/sweep/s").text
-    assert ("Place on the axis" in page) is shown
-    assert 'data-label="Seed">7<' in page
-
-
-def test_a_list_without_any_accuracy_has_no_column_for_it(tmp_path: Path) -> None:
-    asked = write_run(tmp_path / "asked", "statistic.query=count", done=-1, stated=False)
-    (asked / "statistic.json").write_text('{"rows": []}')
-    client = client_of(tmp_path)
-    assert ">Accuracy</th>" not in client.get("/").text
-    write_run(tmp_path / "trained")
-    assert ">Accuracy</th>" in client.get("/").text
 
 
 @pytest.mark.parametrize(
@@ -134,42 +103,6 @@ def test_epsilon_stands_with_its_unit_and_delta(tmp_path: Path) -> None:
     assert 'id="whom"' not in client.get("/run/none").text
 
 
-@pytest.mark.parametrize(("delta", "warned"), [(1e-3, False), (0.0011, True)])
-def test_a_large_delta_is_warned_of(tmp_path: Path, delta: float, warned: bool) -> None:
-    write_run(tmp_path / "a", delta=delta)
-    assert ('id="large-delta"' in client_of(tmp_path).get("/run/a").text) is warned
-
-
-def test_the_statement_stands_before_the_curves(tmp_path: Path) -> None:
-    write_run(tmp_path / "a")
-    page = client_of(tmp_path).get("/run/a").text
-    assert page.index("sees every released model") < page.index('data-chart="accuracy"')
-
-
-@pytest.mark.parametrize(("engine", "flower"), [("in_process", False), ("flower", True)])
-@pytest.mark.parametrize(("done", "age"), [(0, 300.0), (2, 100_000.0)])
-def test_a_run_in_one_process_is_not_sought_in_flower(
-    tmp_path: Path, engine: str, flower: bool, done: int, age: float
-) -> None:
-    chosen, written = f"simulation.engine={engine}", time.time() - age
-    path = write_run(tmp_path / "a", chosen, done=done, stated=False, written=written)
-    if done == 0:
-        (path / "metrics.jsonl").unlink()
-    page = client_of(tmp_path).get("/run/a").text
-    assert 'aria-labelledby="advice"' in page
-    assert ("flwr list" in page) is flower
-
-
-def test_the_curve_s_numbers_stand_in_a_table_too(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", rounds=300)
-    client = client_of(tmp_path)
-    table = client.get("/run/a").text.partition("curves as a table")[2].partition("</table>")[0]
-    assert table.count("<tr>") == 1 + 20
-    points = client.get("/points/a").json()["points"]
-    assert len(points) == 301
-    assert points[-1][:4] == [300, pytest.approx(0.9), pytest.approx(0.8), 8.0]
-
-
 def test_a_server_app_s_exception_is_shown_with_what_to_do(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", done=1, stated=False)
     (path / "run.log").write_text("ERROR the run failed\nValueError: no such file\n")
@@ -177,19 +110,6 @@ def test_a_server_app_s_exception_is_shown_with_what_to_do(tmp_path: Path) -> No
     assert "The run failed" in page
     assert "ValueError: no such file" in page
     assert f"resume={tmp_path / 'a'}" in page
-
-
-@pytest.mark.parametrize(("age", "pending"), [(60.0, False), (300.0, True)])
-def test_a_run_stuck_in_pending_is_told_apart_from_one_that_just_began(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, pending: bool
-) -> None:
-    now = 2_000_000_000.0
-    path = write_run(tmp_path / "a", done=0, stated=False, written=now - age)
-    (path / "metrics.jsonl").unlink()
-    monkeypatch.setattr("time.time", lambda: now)
-    site = dashboard_of(tmp_path).site()
-    page = reader(site).get("/run/a").text
-    assert ("No round yet</h" in page) is pending  # the curves' place says it, too, with a stop
 
 
 def test_a_command_to_copy_is_harmless_whatever_the_run_is_called(tmp_path: Path) -> None:
@@ -228,23 +148,6 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row_with_mean_and_deviatio
     assert re.findall(r">([\d, ]+)\.<", legend) == ["1, 3", "2"]
     assert re.findall(r'data-group="(\d)"', page) == ["0", "1", "0"]
     assert 'id="seeds"' not in client.get("/compare?run=a1&run=b").text
-
-
-def test_a_comparison_has_a_bound(tmp_path: Path) -> None:
-    for n in range(MOST_COMPARED + 3):
-        write_run(tmp_path / str(n), rounds=1)
-    query = "&".join(f"run={n}" for n in range(MOST_COMPARED + 3))
-    page = client_of(tmp_path).get(f"/compare?{query}").text
-    assert page.count("data-run=") == MOST_COMPARED
-
-
-def test_images_of_the_data_recovery_experiment_are_shown(tmp_path: Path) -> None:
-    png(write_run(tmp_path / "a") / "images.png")
-    client = client_of(tmp_path)
-    page = client.get("/run/a").text
-    assert 'alt="Images of the data recovery experiment: original and recovered"' in page
-    answer = client.get("/image/a/images.png")
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/png")
 
 
 # Hostile content.
@@ -346,15 +249,6 @@ def test_numbers_beyond_all_measure_are_survived(tmp_path: Path) -> None:
     client = client_of(tmp_path)
     for page in ("/", "/run/a", "/points/a", "/compare?run=a"):
         assert client.get(page).status_code == 200, page
-
-
-def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
-    root = tmp_path / "runs"
-    client = client_of(root)
-    root.rmdir()
-    answer = client.get("/")
-    assert answer.status_code == 503
-    assert "can&#39;t be read" in answer.text
 
 
 @pytest.mark.parametrize(

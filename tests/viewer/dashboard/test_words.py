@@ -44,18 +44,6 @@ def test_every_word_that_a_page_asks_for_is_there() -> None:
         assert known, key
 
 
-def test_a_word_that_a_language_lacks_is_english(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for file in FILES:
-        (tmp_path / file.name).write_text(file.read_text())
-    (tmp_path / "xx.json").write_text('{"language.name": "X"}')
-    monkeypatch.setattr("fl_dp.viewer.dashboard.languages._FOLDER", tmp_path)
-    known = languages.__wrapped__()
-    assert known["xx"]("language.name") == "X"
-    assert known["xx"]("runs.title") == "Runs"
-
-
 @pytest.mark.parametrize(
     ("chosen", "accepted", "code"),
     [
@@ -92,18 +80,6 @@ def test_numbers_dates_and_times_have_the_language_s_form() -> None:
 def test_an_epsilon_is_never_rounded_down() -> None:
     bounds = [words("en").bound(each) for each in (1.9999999962, 2.0, 2.0000001, 0.12341, 0.0)]
     assert bounds == ["2", "2", "2.001", "0.1235", "0"]
-
-
-def test_other_separators_are_only_another_file() -> None:
-    texts = {**words("en").texts, "format.decimal": ",", "format.group": "."}
-    assert Words(code="de", texts=texts).number(12345.6, 7) == "12.345,6"
-
-
-@pytest.mark.parametrize("value", [None, float("nan")])
-def test_what_is_no_number_is_a_dash(value: float | None) -> None:
-    said = words("en")
-    shown = [how(value) for how in (said.number, said.percent, said.moment, said.duration)]
-    assert {*shown, said.moment(1e300)} == {"–"}
 
 
 def test_a_value_is_put_in_as_it_is() -> None:

@@ -21,7 +21,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.run_process import PROCESS, this_process
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
-from fl_dp.viewer.found_runs import ReadPosition, RunsFolder, RunState, read_run, thinned
+from fl_dp.viewer.found_runs import ReadPosition, RunsFolder, RunState, read_run
 
 NOW = 2_000_000_000.0
 
@@ -175,27 +175,6 @@ def test_following_starts_anew_where_a_resumed_run_rewrote_its_metrics(tmp_path:
     again = runs.follow("a", mark)
     assert again.anew
     assert again.rounds
-
-
-def test_following_reads_a_long_file_in_pieces(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a", done=0, stated=False)
-    write_rounds(path, range(1, 15_000), rounds=15_000)
-    runs, mark, seen = folder(tmp_path), ReadPosition(), 0
-    for _ in range(20):
-        got = runs.follow("a", mark)
-        mark, seen = got.mark, seen + len(got.rounds)
-        if not got.rounds:
-            break
-    assert seen == 15_000
-    assert mark.offset == (path / "metrics.jsonl").stat().st_size
-
-
-def test_thinned_rounds_keep_the_ends() -> None:
-    few = thinned(range(1000), 100)
-    assert len(few) == 100
-    assert (few[0], few[-1]) == (0, 999)
-    assert thinned(range(1000), 1000) == list(range(1000))
-    assert thinned(range(1000), 1) == [999]
 
 
 def test_reading_needs_no_framework() -> None:

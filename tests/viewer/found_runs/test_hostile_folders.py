@@ -139,13 +139,3 @@ def test_text_is_on_one_line_and_shown_as_it_is(tmp_path: Path) -> None:
     assert found.card.unit.isprintable()
     assert all(line.isprintable() for line in found.log)
     assert found.failed
-
-
-def test_folders_whose_names_cannot_be_shown_are_counted_out(tmp_path: Path) -> None:
-    write_run(tmp_path / "good")
-    for name in (b"bad\xff", b"bad\x1b[31m"):
-        (tmp_path / os.fsdecode(name)).mkdir()
-    listing = RunsFolder(tmp_path).listing()
-    assert [card.name for card in listing.cards] == ["good"]
-    assert any("can't be shown" in problem for problem in listing.problems)
-    assert all(problem.isprintable() for problem in listing.problems)

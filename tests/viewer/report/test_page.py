@@ -15,7 +15,6 @@ from pngs import png, write_png
 from written_attacks import write_attack
 from written_runs import write_run
 
-from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.commands.report import write_report
 from fl_dp.viewer.found_runs import RunState, read_run
 from fl_dp.viewer.found_runs.groups import differences, groups_of
@@ -62,40 +61,6 @@ def test_metrics_on_public_rows_are_shown_with_what_they_cost(tmp_path: Path) ->
     assert "balanced accuracy" in Page(report_page(others)).text
 
 
-def test_messages_go_to_clients_where_the_units_are_records(tmp_path: Path) -> None:
-    of_records = write_run(tmp_path / "a", "privacy.mode=distributed_records", "task.num_clients=5")
-    rows = dict(ReportedRun(read_run(of_records)).costs)
-    assert rows[WORDS["cost.cohort"]] == "50 records"
-    assert rows[WORDS["cost.bytes_down.all"]] == f"{2856 * 5 * 4:,}"
-    rows = dict(ReportedRun(read_run(write_run(tmp_path / "b"))).costs)
-    assert rows[WORDS["cost.cohort"]] == "50 clients"
-    assert rows[WORDS["cost.bytes_down.all"]] == f"{2856 * 50 * 4:,}"
-
-
-def judged_by_r2(path: Path) -> Path:
-    write_run(path, "task.label_range=[0,9]", f"seed={len(path.name)}")
-    lines = (path / "metrics.jsonl").read_text().splitlines()
-    told = [{**json.loads(line), "test_r2": 0.75} for line in lines]
-    for line in told:
-        del line["test_accuracy"]
-    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in told))
-    return path
-
-
-def test_regressions_alone_are_compared_by_r2_and_have_no_column_of_accuracy(
-    tmp_path: Path,
-) -> None:
-    both = [judged_by_r2(tmp_path / "a"), judged_by_r2(tmp_path / "bb")]
-    tables = re.findall(r'<table class="compare">.*?</table>', page_of(*both), re.DOTALL)
-    for table in tables[:2]:
-        headings = re.findall(r'<th scope="col">([^<]*)', table)
-        assert headings.count(METRICS["r2"].title) == 1
-        assert WORDS["compare.accuracy"] not in headings
-        assert "0.7500" in table
-    mixed = page_of(*both, write_run(tmp_path / "c"))
-    assert WORDS["compare.accuracy"] in mixed and METRICS["r2"].title in mixed
-
-
 def test_each_language_of_the_page_has_every_word_with_the_same_values_in_it() -> None:
     assert LANGUAGES == ("en", "zh")
     words = {}
@@ -105,24 +70,6 @@ def test_each_language_of_the_page_has_every_word_with_the_same_values_in_it() -
     assert list(words["zh"]) == list(words["en"])
     for key, text in words["en"].items():
         assert set(re.findall(r"{(\w+)}", text)) == set(re.findall(r"{(\w+)}", words["zh"][key]))
-
-
-def test_a_page_is_in_the_language_that_was_asked_for(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "a"))
-    page = report_page([run], language="zh")
-    assert '<html lang="zh-CN">' in page
-    assert "隐私预算" in page and WORDS["budget"] not in page
-    assert "one client's whole contribution" in Page(page).text  # quoted from the statement
-    assert '<html lang="en">' in report_page([run])
-
-
-@pytest.mark.parametrize("classes", ["null", '"ab"', '["cat"]', '["cat", 3]', '["a", "b", "c"]'])
-def test_classes_that_do_not_go_with_the_matrix_are_numbers(tmp_path: Path, classes: str) -> None:
-    path = write_run(tmp_path / "a")
-    matrix = f'"test_confusion_matrix": [[9, 1], [2, 8]], "test_classes": {classes}'
-    (path / "metrics.jsonl").write_text(f'{{"round": 1, "test_loss": 1, {matrix}}}\n')
-    found = ReportedRun(read_run(path)).confusion
-    assert found is not None and found.headings[1:] == ("0", "1")
 
 
 def test_a_matrix_that_is_none_is_left_out(tmp_path: Path) -> None:
@@ -185,34 +132,6 @@ def test_every_chart_says_in_words_and_numbers_what_it_shows(tmp_path: Path) -> 
         assert all(row[2] in page.text for row in chart.rows())
 
 
-def test_a_constant_has_no_chart_and_stands_among_the_numbers(tmp_path: Path) -> None:
-    constant = read_run(write_run(tmp_path / "a"))
-    varying = read_run(write_run(tmp_path / "b", noise_multipliers=[1.0, 1.5, 2.0, 2.5]))
-    asked = {"noise", "norm"}
-    assert asked & {chart.key for chart in charts_of(groups_of([constant]))} == set()
-    assert asked & {chart.key for chart in charts_of(groups_of([varying]))} == {"noise"}
-    assert dict(ReportedRun(constant).costs)[WORDS["cost.multiplier"]] == "1.3"
-    assert dict(ReportedRun(varying).costs)[WORDS["cost.multiplier"]] == "1 to 2.5, by round"
-
-
-def test_an_axis_of_shares_is_long_enough_for_its_test_rows(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path / "a", "metrics.public=[balanced_accuracy]"))
-    least = {chart.key: chart.data()["least"] for chart in charts_of(groups_of([run]))}
-    assert least["accuracy"] == least["accuracy_epsilon"] == least["public"] == 0.1
-    assert least["loss"] is least["epsilon"] is None
-
-
-def test_a_curve_has_one_look_in_every_chart_and_one_line_in_the_legend(tmp_path: Path) -> None:
-    none = write_run(tmp_path / "a", "privacy.mode=none", quoted="none", epsilon=0.0)
-    runs = [read_run(none), read_run(write_run(tmp_path / "b", "clipping.norm=0.25"))]
-    groups = groups_of(runs)
-    looks = {(curve.name, curve.look) for chart in charts_of(groups) for curve in chart.curves}
-    assert looks == {(group.name, look) for look, group in enumerate(groups)}
-    page = Page(report_page(runs))
-    swatches = [at["class"] for tag, at in page.elements if tag == "svg" and "class" in at]
-    assert swatches == ["swatch c0 dash0", "swatch c1 dash0"]
-
-
 def test_a_large_delta_is_warned_of_below_the_promise(tmp_path: Path) -> None:
     small, large = (
         ReportedRun(read_run(write_run(tmp_path / name, delta=delta)))
@@ -221,11 +140,6 @@ def test_a_large_delta_is_warned_of_below_the_promise(tmp_path: Path) -> None:
     assert small.large_delta == ""
     assert "0.00101" in large.large_delta
     assert large.large_delta in Page(report_page([large.run])).text
-
-
-def test_the_statement_stands_before_the_curves(tmp_path: Path) -> None:
-    page = page_of(write_run(tmp_path / "a"))
-    assert page.index("Gaussian on an integer grid") < page.index("data-chart=")
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_a_band(tmp_path: Path) -> None:
@@ -245,12 +159,6 @@ def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_a_band(tmp_path
     assert (last.low, last.mean, last.high) == pytest.approx((0.9, 0.95, 1.0))
     assert banded.has_band
     assert not plain.has_band
-
-
-def test_a_mean_over_seeds_says_which_runs_have_not_ended(tmp_path: Path) -> None:
-    whole = write_run(tmp_path / "a", "seed=0")
-    part = write_run(tmp_path / "b", "seed=1", done=2)
-    assert "2, 1 unfinished" in Page(page_of(whole, part)).text
 
 
 def test_a_comparison_names_what_differs_and_nothing_else(tmp_path: Path) -> None:
@@ -435,26 +343,6 @@ def test_a_hostile_attack_s_folder_becomes_no_markup(tmp_path: Path) -> None:
     text = Page(write_report([attack]).read_text()).text
     assert "membership.csv is larger than" in text
     assert "is a link" in text
-
-
-@pytest.mark.parametrize(
-    ("places", "output", "said"),
-    [
-        (["none"], None, "there is no folder"),
-        (["empty"], None, "there is no run in"),
-        (["run"], "report.txt", "write a name that ends in .html"),
-        (["run"], "run", "write a name that ends in .html"),
-    ],
-)
-def test_a_harmless_mistake_ends_in_one_line(
-    tmp_path: Path, places: list[str], output: str | None, said: str
-) -> None:
-    (tmp_path / "empty").mkdir()
-    write_run(tmp_path / "run")
-    target = None if output is None else tmp_path / output
-    with pytest.raises((FileNotFoundError, ValueError), match=said):
-        write_report([tmp_path / place for place in places], target)
-    assert not list(tmp_path.rglob("*.html"))
 
 
 def test_more_runs_than_a_page_takes_are_refused(tmp_path: Path) -> None:

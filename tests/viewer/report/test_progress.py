@@ -9,8 +9,6 @@ import re
 import subprocess
 import sys
 
-import pytest
-
 from fl_dp.commands.terminal.numbers import epsilon_text
 from fl_dp.commands.terminal.progress import describe_round
 
@@ -97,19 +95,6 @@ def test_a_terminal_shows_one_line_that_is_written_over() -> None:
     assert "\x1b[?25h" in said  # the cursor is there again
 
 
-@pytest.mark.parametrize("columns", ["40", "80"])
-def test_a_narrow_terminal_gets_round_and_accuracy_on_one_line(columns: str) -> None:
-    [*_, last, _] = rows_of(on_a_terminal(ALONE, COLUMNS=columns))
-    assert "round 20/20, accuracy 0.500" in last
-    assert len(last) <= int(columns)
-
-
-def test_a_terminal_that_can_not_write_over_a_line_gets_plain_lines() -> None:
-    said = on_a_terminal(ALONE, TERM="dumb")
-    assert "\x1b" not in said
-    assert said.count("\n") == 13  # the start, a line for each tenth with the first, and `after`
-
-
 def test_a_pipe_gets_a_plain_line_for_each_tenth_of_the_rounds() -> None:
     lines = in_a_pipe(ALONE)
     assert lines[0] == "digits, seed 0: starting the nodes"
@@ -131,12 +116,6 @@ def test_a_resumed_run_says_where_it_continues_and_begins_there() -> None:
     assert "round 12/150" not in on_a_terminal(CONTINUED)
 
 
-def test_a_notebook_that_asks_for_colours_gets_plain_lines() -> None:
-    lines = in_a_pipe(ALONE, FORCE_COLOR="1")
-    assert len(lines) == 13
-    assert "\x1b[2K" not in "".join(lines)  # nothing is written over
-
-
 def test_trainings_side_by_side_have_a_live_line_each_on_a_terminal() -> None:
     said = on_a_terminal(TOGETHER)
     assert "\x1b[1A" in said  # up by a line: two are written over
@@ -146,16 +125,6 @@ def test_trainings_side_by_side_have_a_live_line_each_on_a_terminal() -> None:
         assert any(row.endswith(live) and "━" in row for row in rows)
         assert f"[{number}/2] seed {number}: round 4/4, accuracy 0.500, epsilon 2" in rows
     assert rows[-1] == "after"
-
-
-def test_trainings_side_by_side_say_in_a_pipe_when_they_began_and_ended() -> None:
-    lines = in_a_pipe(TOGETHER)
-    assert sorted(lines[:-1]) == [
-        "[1/2] seed 1: round 4/4, accuracy 0.500, epsilon 2",
-        "[1/2] seed 1: started",
-        "[2/2] seed 2: round 4/4, accuracy 0.500, epsilon 2",
-        "[2/2] seed 2: started",
-    ]
 
 
 def test_an_epsilon_that_protects_nothing_is_no_number() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,24 +20,6 @@ WITHOUT = replace(
 def test_results_come_back_as_they_were_written(tmp_path: Path) -> None:
     write_results([RESULT, WITHOUT], tmp_path / "results.csv")
     assert read_results(tmp_path / "results.csv") == [RESULT, WITHOUT]
-
-
-def test_results_are_a_table_that_other_programs_read(tmp_path: Path) -> None:
-    write_results([RESULT], tmp_path / "results.csv")
-    with (tmp_path / "results.csv").open(newline="") as stream:
-        [row] = csv.DictReader(stream)
-    assert row["curve"] == "local, gaussian"
-    assert float(row["accuracy"]) == 0.9
-
-
-@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "cell,curve\nx,y\n"])
-def test_another_table_is_refused_unless_it_is_empty(text: str, tmp_path: Path) -> None:
-    (tmp_path / "other.csv").write_text(text)
-    if not text:
-        assert read_results(tmp_path / "other.csv") == []
-        return
-    with pytest.raises(ValueError, match="is not what a sweep of fl-dp writes"):
-        read_results(tmp_path / "other.csv")
 
 
 def test_a_point_is_the_mean_over_seeds_with_its_sample_deviation() -> None:
@@ -62,8 +43,3 @@ def test_metrics_on_public_rows_are_columns_and_points(tmp_path: Path) -> None:
 def test_results_without_a_number_are_no_point() -> None:
     assert points([WITHOUT], RESULT.curve, "noise_of_mean") == []
     assert points([RESULT], "another curve", "accuracy") == []
-
-
-@pytest.mark.parametrize(("x", "place"), [("0.5", 0.5), ("inf", math.inf), ("poisson", None)])
-def test_a_place_is_a_number_where_it_can_be(x: str, place: float | None) -> None:
-    assert replace(RESULT, x=x).place == place

@@ -15,9 +15,7 @@ from sweep_results import RESULT
 from fl_dp.commands.terminal.results import Result
 from fl_dp.viewer.run_pictures import (
     plot_against_axis,
-    plot_curves,
     plot_over_rounds,
-    seeds_in_words,
 )
 
 
@@ -73,32 +71,6 @@ def test_infinity_has_a_place_of_its_own_right_of_every_number(saved: list[Figur
     assert panel.get_xscale() == "log"
 
 
-@pytest.mark.parametrize(
-    ("places", "scale"),
-    [(["10", "30", "1000"], "log"), (["1", "2", "3"], "linear"), (["0", "1", "50"], "linear")],
-)
-def test_places_far_apart_go_on_a_logarithmic_axis(
-    places: list[str], scale: str, saved: list[Figure]
-) -> None:
-    results = along("central", {place: (0.5,) for place in places})
-    plot_against_axis(results, Path("x.png"), label="clients", panels=["accuracy"])
-    assert saved[0].axes[0].get_xscale() == scale
-
-
-def test_places_that_are_names_stand_in_their_order(saved: list[Figure]) -> None:
-    results = along("central", {"poisson": (0.5,), "fixed": (0.6,)})
-    plot_against_axis(results, Path("x.png"), label="selection", panels=["accuracy"])
-    assert [t.get_text() for t in saved[0].axes[0].get_xticklabels()] == ["poisson", "fixed"]
-
-
-def test_what_was_really_spent_is_drawn_beside_what_is_claimed(saved: list[Figure]) -> None:
-    results = [replace(RESULT, x="4", epsilon=4.5), replace(RESULT, x="8", epsilon=11.0)]
-    plot_against_axis(results, Path("x.png"), label="claimed", panels=["accuracy", "epsilon"])
-    panel = saved[0].axes[1]
-    [claimed] = [line for line in panel.get_lines() if line.get_label() == "as claimed"]
-    assert xs(claimed) == ys(claimed) == [4.0, 8.0]
-
-
 def test_accuracy_over_the_rounds_is_a_mean_with_every_last_model_beside_it(
     saved: list[Figure],
 ) -> None:
@@ -109,17 +81,6 @@ def test_accuracy_over_the_rounds_is_a_mean_with_every_last_model_beside_it(
     assert ys(over_rounds.get_lines()[0]) == pytest.approx([0.1, 0.5, 0.7])
     assert xs(last.get_lines()[0]) == [0.6, 0.8]
     assert [t.get_text() for t in last.get_yticklabels()] == [RESULT.curve]
-
-
-def test_curves_over_rounds_are_named_once_in_their_colours(saved: list[Figure]) -> None:
-    curves = {f"curve {nth}": [[0.1, 0.5]] for nth in range(9)}
-    results = [replace(RESULT, curve=name, x=None, accuracy=0.5) for name in curves]
-    plot_over_rounds(results, curves, Path("x.png"))
-    over_rounds, last = saved[0].axes
-    assert over_rounds.get_legend() is None
-    named = {text.get_text(): text.get_color() for text in last.get_yticklabels()}
-    drawn = [line.get_color() for line in over_rounds.get_lines()]
-    assert named == dict(zip(curves, drawn, strict=True))
 
 
 def test_a_mean_covers_none_of_its_seeds(saved: list[Figure]) -> None:
@@ -139,14 +100,6 @@ def test_marks_of_two_curves_at_one_place_do_not_cover_each_other(saved: list[Fi
     assert abs(at[0][0] - at[1][0]) > 4.0  # pixels
 
 
-def test_panels_of_the_same_curves_have_one_legend_beside_all_of_them(saved: list[Figure]) -> None:
-    results = along("a", {"1": (0.5,), "8": (0.6,)})
-    plot_against_axis(results, Path("x.png"), label="epsilon", panels=["accuracy", "loss"])
-    assert [panel.get_legend() for panel in saved[0].axes] == [None, None]
-    [legend] = saved[0].legends
-    assert [text.get_text() for text in legend.get_texts()] == ["a"]
-
-
 @pytest.mark.parametrize("seeds", [(0.94, 0.944), (0.5, 0.944)])
 def test_two_of_500_rows_make_no_difference_to_see(
     saved: list[Figure], seeds: tuple[float, float]
@@ -161,22 +114,6 @@ def test_two_of_500_rows_make_no_difference_to_see(
     plot_against_axis(lone, Path("x.png"), label="epsilon", panels=["accuracy"])
     low, high = saved[1].axes[0].get_ylim()
     assert 0.05 * (high - low) > 0.004
-
-
-def test_a_run_without_privacy_has_no_empty_panel(saved: list[Figure]) -> None:
-    plot_curves({"": lines(0.9)}, NOWHERE, unit="nobody", deltas=[0.0])
-    [panel] = saved[0].axes
-    assert "nothing is promised" in panel.get_title()
-
-
-def test_rounds_are_counted_in_whole_numbers(saved: list[Figure]) -> None:
-    plot_curves({"": [lines(0.9)[0][:3]]}, NOWHERE, unit="one client", deltas=[1e-5])
-    ticks = saved[0].axes[0].get_xticks()
-    assert all(float(tick).is_integer() for tick in ticks)
-
-
-def test_one_seed_is_said_to_be_one() -> None:
-    assert seeds_in_words([RESULT]) == "one seed"
 
 
 # Curves that end close together can be told apart.
@@ -203,12 +140,6 @@ def require_told_apart(axes: Axes) -> None:
     assert max(FINALS.values()) - min(FINALS.values()) > TOLD_APART * (high - low)
 
 
-def test_the_picture_of_a_sweep_tells_its_last_models_apart(saved: list[Figure]) -> None:
-    runs = {name: lines(final) for name, final in FINALS.items()}
-    plot_curves(runs, NOWHERE, unit="one client", deltas=[1e-5])
-    require_told_apart(saved[0].axes[0])
-
-
 def test_an_experiment_over_rounds_tells_its_curves_apart(saved: list[Figure]) -> None:
     results = [replace(RESULT, curve=name, accuracy=final) for name, final in FINALS.items()]
     curves = {name: [rising_to(final)] for name, final in FINALS.items()}
@@ -224,14 +155,3 @@ def test_an_experiment_along_its_axis_tells_its_curves_apart(saved: list[Figure]
     ]
     plot_against_axis(results, NOWHERE, label="epsilon", panels=["accuracy"])
     require_told_apart(saved[0].axes[0])
-
-
-def test_a_lone_run_is_shown_from_where_it_starts(saved: list[Figure]) -> None:
-    plot_curves({"": lines(0.9)}, NOWHERE, unit="one client", deltas=[1e-5])
-    low, high = saved[0].axes[0].get_ylim()
-    assert low < 0.1 and 0.9 < high < 1.0
-
-
-def test_a_curve_that_stays_at_chance_is_in_the_picture(saved: list[Figure]) -> None:
-    plot_curves({"": lines(0.9, 0.15)}, NOWHERE, unit="one client", deltas=[1e-5])
-    assert saved[0].axes[0].get_ylim()[0] < 0.1
