@@ -21,7 +21,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fl_dp.commands.app import app
-from fl_dp.tasks.datasets.fetch import FetchError, availability, fetch
+from fl_dp.tasks.datasets.fetch import FetchError, fetch
 from fl_dp.tasks.datasets.sources import SOURCES
 
 Registry = Callable[..., Any]
@@ -216,26 +216,10 @@ def test_what_is_there_is_not_fetched_again(registry: Registry, tmp_path: Path) 
     assert "already" in said[0]
 
 
-def test_a_damaged_file_is_fetched_again(registry: Registry) -> None:
-    registry(tar(inside()))
-    folder = fetch("mnist", None, print)
-    assert folder is not None
-    (folder / "one.txt").write_bytes(b"torn")
-    check_files(fetch("mnist", None, print))
-
-
 def test_a_folder_of_the_user_s_takes_the_files(registry: Registry, tmp_path: Path) -> None:
     registry(tar(inside()))
     check_files(fetch("mnist", tmp_path / "mine", print))
     assert nothing_written(tmp_path)
-
-
-def test_the_list_tells_what_is_here(registry: Registry) -> None:
-    registry(tar(inside()))
-    assert not {one.name: one.here for one in availability()}["mnist"]
-    fetch("mnist", None, print)
-    here = {one.name: one.here for one in availability()}
-    assert here["mnist"] and here["digits"] and not here["adult"]
 
 
 def call(*arguments: str) -> Result:

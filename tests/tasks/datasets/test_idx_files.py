@@ -136,25 +136,10 @@ def test_features_are_standardised_with_the_published_constants(folder: Path) ->
     np.testing.assert_allclose(features, expected, atol=1e-6)
 
 
-def test_the_system_folder_is_found_without_a_setting(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expect(monkeypatch, system_folder=folder)
-    check_content(load_fashion_mnist())
-
-
 def test_fetched_files_are_found_without_a_setting(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "cache" / "fl-dp").mkdir(parents=True)
     folder.rename(tmp_path / "cache" / "fl-dp" / "fashion_mnist")
     check_content(load_fashion_mnist())
-
-
-def test_fetched_files_that_are_not_all_there_are_passed_over(folder: Path, tmp_path: Path) -> None:
-    (folder / f"{TEST_Y}.gz").unlink()
-    (tmp_path / "cache" / "fl-dp").mkdir(parents=True)
-    folder.rename(tmp_path / "cache" / "fl-dp" / "fashion_mnist")
-    with pytest.raises(FileNotFoundError, match="fl-dp data fashion_mnist"):
-        load_fashion_mnist()
 
 
 def test_mnist_is_read_from_the_same_files_with_constants_of_its_own(folder: Path) -> None:

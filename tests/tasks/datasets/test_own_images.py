@@ -53,15 +53,6 @@ def test_folders_are_classes_in_the_order_of_their_names(load: Callable[..., Any
     np.testing.assert_allclose(features[1, 0], GREY / 255, atol=1e-6)
 
 
-def test_colours_are_channels_first_and_scaled_channel_by_channel(load: Callable[..., Any]) -> None:
-    images = {"train/a/1.png": COLOUR, "train/b/1.png": COLOUR, "test/a/1.png": COLOUR}
-    dataset = load(images, DataFormat(mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 4.0)))
-    expected = (COLOUR.transpose(2, 0, 1) / 255 - np.reshape([0.1, 0.2, 0.3], (3, 1, 1))) / (
-        np.reshape([1.0, 2.0, 4.0], (3, 1, 1))
-    )
-    np.testing.assert_allclose(dataset.features(slice(0, 1))[0], expected, atol=1e-6)
-
-
 def test_an_image_shape_of_one_channel_makes_colours_grey(load: Callable[..., Any]) -> None:
     images = {"train/a/1.png": COLOUR, "train/b/1.png": GREY, "test/a/1.png": COLOUR}
     dataset = load(images, DataFormat(image_shape=(1, 8, 9)))

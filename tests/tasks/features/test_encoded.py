@@ -91,15 +91,6 @@ def test_a_torn_file_is_made_again(digits: Dataset, cache: Path, content: bytes)
     np.testing.assert_array_equal(encoded(digits, Asked(), "a").train_x, first)
 
 
-def test_without_a_cache_they_lie_in_memory(
-    digits: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = np.array(encoded(digits, Asked(), "a").train_x)
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    np.testing.assert_array_equal(encoded(digits, Asked(), "a").train_x, expected)
-
-
 def test_of_somebody_s_own_data_only_the_last_are_kept(digits: Dataset, cache: Path) -> None:
     encoded(digits, Asked(), "a")
     encoded(digits, Asked(), "a", only_for="/srv/clinic")

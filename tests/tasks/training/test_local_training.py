@@ -164,14 +164,3 @@ def test_evaluating_nothing_gives_nan() -> None:
     loss, accuracy = evaluate(build(), *digits(0))
     assert math.isnan(loss)
     assert math.isnan(accuracy)
-
-
-def test_tokens_reach_an_embedding_as_integers() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(8, 2))
-    tokens, labels = np.array([[0, 1], [2, 2], [1, 0], [2, 0]] * 5), np.array([0, 1, 0, 1] * 5)
-    before, _ = evaluate(model, tokens, labels)
-    train_locally(model, tokens, labels, **(SETTINGS | {"epochs": 20}))
-    after, accuracy = evaluate(model, tokens, labels)
-    assert after < 0.5 * before
-    assert accuracy == 1.0

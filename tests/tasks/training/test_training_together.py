@@ -169,17 +169,6 @@ def test_units_with_images_of_different_sizes_are_trained_in_one_call() -> None:
     np.testing.assert_allclose(matrix(trained(model, units)), alone(model, units), atol=1e-5)
 
 
-def test_a_unit_without_rows_comes_back_as_the_model_is() -> None:
-    np.testing.assert_array_equal(trained(build(), UNITS)[3], flat(build()))
-
-
-@pytest.mark.parametrize("learning_rate", [0.0, 1e-3])
-def test_the_step_size_counts(learning_rate: float) -> None:
-    rows = trained(build("cnn"), UNITS, learning_rate=learning_rate)
-    expected = alone(build("cnn"), UNITS, learning_rate=learning_rate)
-    np.testing.assert_allclose(matrix(rows), expected, rtol=0, atol=1e-6)
-
-
 # Units do not meet.
 
 
@@ -333,21 +322,3 @@ def test_a_chunk_that_does_not_fit_into_memory_is_halved(monkeypatch: pytest.Mon
     assert tried == [8, 4, 2, 2, 2, 2, 1]
     monkeypatch.undo()
     np.testing.assert_allclose(matrix(rows), alone(build(), units), rtol=0, atol=1e-5)
-
-
-def test_memory_for_no_unit_at_all_means_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*_: Any) -> None:
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(together, "_trained_at_once", never)
-    np.testing.assert_array_equal(matrix(trained(build(), UNITS)), alone(build(), UNITS))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{"learning_rate": -1.0}, {"epochs": 0}, {"batch_size": 0}, {"chunk_size": 0}],
-    ids=str,
-)
-def test_numbers_out_of_range_are_refused(changes: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(changes))):
-        trained(build(), UNITS, **changes)

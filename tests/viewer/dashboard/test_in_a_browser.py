@@ -88,28 +88,6 @@ def test_a_server_that_dies_is_survived_and_said(page: Any, root: Path) -> None:
     expect(page.locator("[data-chart=accuracy] canvas")).to_be_visible()
 
 
-def test_two_runs_are_chosen_and_compared(page: Any, root: Path) -> None:
-    write_run(root / "a", "seed=1", epsilon=1.0)
-    write_run(root / "b", "seed=2", epsilon=3.0)
-    with served(root) as address:
-        log_in(page, address)
-        page.get_by_label("Compare a").check()
-        page.get_by_label("Compare b").check()
-        expect(page.locator("#chosen-count")).to_have_text("2 chosen, at most 12.")
-        page.get_by_role("button", name="Compare the chosen runs").click()
-        expect(page.get_by_role("heading", name="Comparison")).to_be_visible()
-        chart = page.locator("[data-chart=accuracy-epsilon]")
-        expect(chart.locator("canvas")).to_be_visible()
-        expect(chart.locator(".alternative")).to_have_text("Last: 90.0% (no. 1) to 90.0% (no. 2)")
-        expect(page.get_by_role("row", name=re.compile("seed (1 2|2 1)"))).to_be_visible()
-        # One legend for all charts, and no sentence of a chart is longer than the chart.
-        expect(page.locator(".legend")).to_have_count(1)
-        expect(page.locator(".u-legend")).to_have_count(0)
-        for figure in page.locator("figure:visible").all():
-            height = figure.locator(".alternative").evaluate("(said) => said.offsetHeight")
-            assert height < figure.locator(".plot").evaluate("(plot) => plot.offsetHeight") / 2
-
-
 def test_a_form_error_is_shown_at_its_field_then_a_run_starts_and_stops(
     page: Any, root: Path, tmp_path: Path
 ) -> None:
@@ -137,20 +115,6 @@ def test_a_form_error_is_shown_at_its_field_then_a_run_starts_and_stops(
         expect(page.get_by_role("heading", name="The run was stopped")).to_be_visible(timeout=WAIT)
         [mine] = started.each()
         assert mine.process.wait() != 0
-
-
-def test_both_languages_are_whole(page: Any, root: Path) -> None:
-    write_run(root / "a", done=2)
-    with served(root) as address:
-        log_in(page, address)
-        page.get_by_role("link", name="中文").click()
-        expect(page.get_by_role("heading", name="训练", exact=True)).to_be_visible()
-        page.get_by_role("link", name="a", exact=True).click()
-        expect(page.locator("#state")).to_have_text("已停止")
-        chart = page.locator("[data-chart=loss]")
-        expect(chart.locator(".alternative")).to_contain_text("从 2.3")
-        page.get_by_role("link", name="English").click()
-        expect(page.locator("#state")).to_have_text("stopped")
 
 
 def test_everything_is_reached_by_keyboard_alone(page: Any, root: Path) -> None:

@@ -34,9 +34,8 @@ from fl_dp import PrivacyBudget, PrivacyLedger
 from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
-from fl_dp.viewer.dashboard import gauges as gauges_room
 from fl_dp.viewer.dashboard.gauges import Gauges
-from fl_dp.viewer.dashboard.ledger_gauges import LedgerGauge, gauges_of, read_apart
+from fl_dp.viewer.dashboard.ledger_gauges import read_apart
 from fl_dp.viewer.dashboard.serve import Address
 
 
@@ -220,29 +219,6 @@ def test_the_gauges_of_a_node_s_ledger_name_no_site(tmp_path: Path) -> None:
     assert "ward-of-a-site" not in page
     assert "a node" in page
     assert "account 1" in page
-
-
-def test_a_gauge_is_computed_anew_only_when_its_ledger_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = tmp_path / "ledger.db"
-    spend(place, 1)
-    gauges = Gauges(locations=[str(place)])
-    [before], _ = gauges.read()
-    read = []
-
-    def noted(location: str) -> list[LedgerGauge]:
-        read.append(location)
-        return gauges_of(location)
-
-    monkeypatch.setattr(gauges_room, "gauges_of", noted)
-    assert gauges.read() == ([before], 0)
-    assert read == []
-    with PrivacyLedger.open(place, PLAN) as ledger:
-        ledger.commit(ledger.reserve(round=2))
-    [after], _ = gauges.read()
-    assert len(read) == 1
-    assert after.rounds == 2
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 import re
 import sys
@@ -17,10 +16,7 @@ from written_runs import write_run
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
-from fl_dp.app.overrides import group_options
-from fl_dp.viewer.dashboard.languages import Words, languages
 from fl_dp.viewer.dashboard.start_form import (
-    GROUPS,
     RECOVERY,
     STATISTIC,
     SWEEP,
@@ -30,14 +26,11 @@ from fl_dp.viewer.dashboard.start_form import (
     Request,
     WrongField,
     WrongForm,
-    experiments,
-    field_of,
     folded,
     kinds,
     offered,
     override_of,
     read_form,
-    without_null,
 )
 from fl_dp.viewer.dashboard.started_runs import TOKEN_VARIABLE, NotPriced, NotStarted, StartedRuns
 from fl_dp.viewer.found_runs import RunsFolder, RunState
@@ -61,14 +54,6 @@ def client(started: StartedRuns) -> TestClient:
 
 
 # The form.
-
-
-def test_the_form_has_the_settings_help_and_defaults(client: TestClient) -> None:
-    page = client.get("/start").text
-    key = all_keys()["privacy.epsilon"]
-    assert without_null(key.help) in html.unescape(page)
-    assert placeholder_of(key.name, page) == key.default_text
-    assert placeholder_of("rounds", page) == str(compose_settings([]).rounds)
 
 
 @pytest.mark.parametrize("chosen", ["task=fashion_mnist", "privacy=local"])
@@ -99,15 +84,6 @@ def test_every_field_is_a_key_and_shown_once(kind: Kind) -> None:
     shown = [*kind.first, *(key.name for keys in folded(kind).values() for key in keys)]
     assert sorted(shown) == sorted(offered(kind))
     assert set(shown) <= set(all_keys())
-
-
-@pytest.mark.parametrize("language", languages().values(), ids=lambda words: words.code)
-def test_what_is_shown_at_once_is_named_in_words(language: Words) -> None:
-    named = [*GROUPS, *(name for kind in kinds().values() for name in kind.first)]
-    assert [name for name in named if f"label.{name}" not in language.texts] == []
-    asked = [name for kind in kinds().values() for name in experiments(kind)]
-    assert sorted(asked) == sorted(group_options()["experiment"])
-    assert [name for name in asked if f"question.{name}" not in language.texts] == []
 
 
 NOT_OFFERED = (
@@ -186,14 +162,6 @@ def test_every_wrong_field_is_told_at_once() -> None:
     assert sorted(refused(form)) == sorted(form.keys() - {"seed"})
 
 
-def test_an_experiment_is_priced_by_the_budgets_of_its_trainings(client: TestClient) -> None:
-    page = client.post("/price?kind=sweep", data=FILLED["sweep"], headers=OWN).text
-    assert "12 trainings, of which 12 are private" in page
-    assert "epsilon 2 to 2" in page
-    formula = {"experiment": "udp_formula", "sweep.seeds": "0"}
-    assert "noise is given" in client.post("/price?kind=sweep", data=formula, headers=OWN).text
-
-
 def test_no_key_of_a_folder_or_file_was_forgotten() -> None:
     """A new key whose help speaks of a folder or a file has to be looked at here."""
     suspects = {
@@ -202,12 +170,6 @@ def test_no_key_of_a_folder_or_file_was_forgotten() -> None:
         if re.search(r"\b(folder|file|path|director)", key.help, re.IGNORECASE)
     }
     assert suspects <= {"report"}
-
-
-def test_empty_fields_keep_defaults_and_others_become_overrides() -> None:
-    request = read_form({"task": "digits", "rounds": " 7 ", "privacy.epsilon": "", "seed": "3"})
-    assert request.overrides == ("task=digits", "seed=3", "rounds=7")
-    assert request.settings.rounds == 7
 
 
 @pytest.mark.parametrize(
@@ -247,21 +209,6 @@ def test_a_text_is_taken_as_it_is_written(value: str) -> None:
 def test_a_text_that_could_read_the_environment_is_refused(value: str) -> None:
     with pytest.raises(WrongField):
         override_of(COLUMN, value)
-
-
-@pytest.mark.parametrize(
-    ("said", "field"),
-    [
-        ("privacy.mode is chosen by the group: write privacy=central or none", "privacy"),
-        ("rounds=3 are too many: lower seed=1", "seed"),
-        ("leave participation_cap out, or write sampling_rate=1", "selection.participation_cap"),
-        ("epsilon=8 must be the largest of the budgets", "privacy.epsilon"),
-        ("cohorts rest for three rounds of one selection", ""),
-    ],
-)
-def test_an_error_is_told_at_the_first_field_that_it_names(said: str, field: str) -> None:
-    """The first that was filled, else the first; it may be named by its key's last word."""
-    assert field_of(said, {"seed": "1", "privacy": "none"}) == field
 
 
 def test_the_page_shows_an_error_at_its_field_and_keeps_what_was_written(

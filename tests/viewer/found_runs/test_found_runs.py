@@ -95,18 +95,6 @@ def test_a_resumed_run_is_running_although_it_has_a_statement_of_before(tmp_path
     assert card.epsilon == pytest.approx(8.0 * 0.75**0.5)  # of its last round, not the statement's
 
 
-def test_cards_tell_the_last_round_and_what_is_promised(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "seed=3", "task.num_clients=77", rounds=5, epsilon=2.0)
-    [card] = folder(tmp_path).listing().cards
-    assert (card.name, card.kind, card.round, card.rounds) == ("a", "training", 5, 5)
-    assert card.score.name == "accuracy"
-    assert card.score.value == pytest.approx(0.9)
-    assert (card.epsilon, card.budget) == (2.0, 2.0)
-    assert card.settings["seed"] == "3"
-    assert card.settings["task.num_clients"] == "77"
-    assert card.problems == ()
-
-
 def test_a_run_that_promises_nothing_has_no_epsilon(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", "privacy=none")
     (path / "privacy.json").write_text('{"quoted": "none", "epsilon": {}, "delta": 0, "rounds": 4}')

@@ -101,44 +101,6 @@ def test_no_paper_calls_a_model_anonymous_or_certified(tmp_path: Path) -> None:
         assert "How far this was compared with the source" in paper(form, path)
 
 
-@pytest.mark.parametrize(
-    ("form", "articles"),
-    [("gdpr", "4(5) 25(1) 25(2) 32(1) 35(7)"), ("pipl", "4 24 51 55 56 73")],
-)
-def test_a_law_has_each_of_its_articles(tmp_path: Path, form: str, articles: str) -> None:
-    text = paper(form, write_run(tmp_path / "a"))
-    for article in articles.split():
-        assert f"Source: article {article}" in text
-
-
-def test_an_evaluation_has_every_hazard_of_a_training_that_the_source_names(
-    tmp_path: Path,
-) -> None:
-    """Sections of the initial public draft of NIST SP 800-226 that name one."""
-    text = paper("nist-800-226", write_run(tmp_path / "a"))
-    hazards = text.partition("## Hazards of the guarantee")[2]
-    sections = "2.2 2.3 2.4 2.5 2.6 3 3.3.1 3.3.2 3.3.3 3.4.1 3.5 3.7 4.1 4.2 4.3 4.4 4.5"
-    for section in sections.split():
-        assert f"Source: section {section} of the draft" in hazards.replace(" and 2.5", "")
-
-
-@pytest.mark.parametrize(
-    ("delta", "said", "asked"),
-    [
-        (0.02, "ABOVE one in the number of clients", True),
-        (0.003, "below one in the number of clients", True),
-        (1e-6, "small by both measures", False),
-    ],
-)
-def test_a_delta_is_measured_against_the_number_of_clients(
-    tmp_path: Path, delta: float, said: str, asked: bool
-) -> None:
-    text = paper("nist-800-226", write_run(tmp_path / "a", delta=delta))
-    [point] = [each for each in text.split("\n### ") if each.startswith("A large delta")]
-    assert said in point  # of 200 clients: one is 0.005, one in the square 2.5e-05
-    assert (TO_FILL in point) == asked
-
-
 def test_a_model_card_begins_as_model_hubs_read_it(tmp_path: Path) -> None:
     hostile = '"\n---\nlicense: mit\n<script>alert(1)</script> ${x} {{y}} |'
     path = write_run(tmp_path / "a", f"task.name={json.dumps('x')}", epsilon=2.0, mechanism=hostile)
