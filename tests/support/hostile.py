@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from copy import deepcopy
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -70,12 +70,6 @@ VALUES: tuple[Any, ...] = (
     [1, "x"],
     _DEEP,
 )
-
-
-class Reader(Protocol):
-    """Something that reads one case."""
-
-    def __call__(self, rng: Random) -> object: ...
 
 
 def cases(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
