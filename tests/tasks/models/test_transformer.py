@@ -83,9 +83,8 @@ def test_it_is_measured_by_the_last_token_alone() -> None:
     assert evaluate(model, x, y)[0] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("train", ["b", "both"])
-def test_low_rank_updates_of_a_frozen_one_learn(train: str) -> None:
-    model = add_low_rank(made(), rank=4, seed=1, train=train)
+def test_low_rank_updates_of_a_frozen_one_learn() -> None:
+    model = add_low_rank(made(), rank=4, seed=1, train="both")
     before = {name: each.clone() for name, each in model.state_dict().items()}
     x, y = counted(64)
     loss, _ = evaluate(model, x, y)

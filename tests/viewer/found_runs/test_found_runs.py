@@ -165,6 +165,12 @@ def test_following_starts_anew_where_a_resumed_run_rewrote_its_metrics(tmp_path:
     assert again.rounds
 
 
+def test_a_round_that_was_written_again_counts_once(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", rounds=4)
+    write_rounds(path, range(2, 5), rounds=4)
+    assert [each.round for each in read_run(path).rounds] == [0, 1, 2, 3, 4]
+
+
 def test_reading_needs_no_framework() -> None:
     heavy = ("torch", "ray", "flwr", "scipy", "numpy", "omegaconf", "sqlalchemy")
     found = f"print(set({heavy}) & set(sys.modules))"
