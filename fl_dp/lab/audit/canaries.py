@@ -1,17 +1,16 @@
-"""Canary clients: clients that are put into a training to see what its releases tell of them.
+"""Canary clients: put into a training to measure what its releases show of them.
 
-Each canary has a direction of its own and a fair coin that says whether it contributes: if so, in
-every round in which it is drawn its update is as long as it may be, along its direction; if not, it
-is zero. An adversary that sees every released model, and knows what all others sent, sees each
-canary under nothing but the noise: the pair of neighbours on which the privacy of a Gaussian on a
-Poisson sample rests. Its best test is the sum of the rounds' privacy losses.
+Each canary has a direction of its own and a fair coin. If the coin says so, its update is as long
+as allowed along its direction, in every round in which it is drawn; otherwise it is zero. An
+adversary that sees every release and knows what all others sent sees each canary under nothing but
+the noise: the worst pair of neighbours of a Gaussian on a Poisson sample. Its best test is the sum
+of the rounds' privacy losses.
 
     >>> canaries = Canaries(count=1000, size=8970, seed=0)
-    >>> losses = sum(privacy_losses(canaries.along(seen) / norm, z, q) for seen in releases)
+    >>> losses = sum(privacy_losses(canaries.along(mean) / norm, z, q) for mean in releases)
 
 Directions are rows of a cosine basis with random signs, orthonormal to the last digit and never
-stored. Directions that no canary has show the noise alone: as many trials without a canary as the
-model has parameters to spare, which cost the training nothing.
+stored. Those without a canary are trials with noise alone, which cost the training nothing.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ class Canaries:
 
     Attributes:
         count: Number of canaries, including those whose coin leaves them out.
-        size: Coordinates of the model.
-        seed: Of directions and coins, which protect no client: it needs no secret.
+        size: Number of coordinates of the model.
+        seed: Seed of directions and coins. They protect no client, so it is no secret.
 
     Raises:
         ValueError: If there are fewer than eight, or more than half of the coordinates.
@@ -59,7 +58,7 @@ class Canaries:
             )
 
     @cached_property
-    def there(self) -> NDArray[np.bool_]:
+    def included(self) -> NDArray[np.bool_]:
         """Whether each canary contributes: fair coins, shape `(count,)`."""
         return self._generator(0).random(self.count) < 0.5
 
@@ -68,7 +67,7 @@ class Canaries:
         return np.where(self._generator(1).random(self.size) < 0.5, -1.0, 1.0)
 
     @cached_property
-    def _places(self) -> NDArray[np.int64]:
+    def _rows(self) -> NDArray[np.int64]:
         return self._generator(2).permutation(self.size)
 
     def direction(self, canary: int) -> NDArray[np.float64]:
@@ -77,15 +76,15 @@ class Canaries:
 
     def sum_of(self, canaries: NDArray[np.bool_]) -> NDArray[np.float64]:
         """Return the sum of the directions of some canaries, shape `(size,)`."""
-        row = np.zeros(self.size)
-        row[self._places[: self.count]] = canaries
-        turned: NDArray[np.float64] = idct(row, norm="ortho") * self._signs
-        return turned
+        coefficients = np.zeros(self.size)
+        coefficients[self._rows[: self.count]] = canaries
+        total: NDArray[np.float64] = idct(coefficients, norm="ortho") * self._signs
+        return total
 
     def along(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return a vector's coordinate along every direction, those of the canaries first."""
-        turned: NDArray[np.float64] = dct(vector * self._signs, norm="ortho")
-        return turned[self._places]
+        coefficients: NDArray[np.float64] = dct(vector * self._signs, norm="ortho")
+        return coefficients[self._rows]
 
     def _generator(self, part: int) -> np.random.Generator:
         return np.random.default_rng((self.seed, 20230203, part))
@@ -102,7 +101,7 @@ def privacy_losses(
 
     Args:
         along: The noisy sum without what others sent, in clipping norms, along each direction.
-        noise_multiplier: z, of the noise that the round claims; one number, or one a direction.
+        noise_multiplier: z, the claimed multiplier of the round; one number, or one per direction.
         sampling_rate: q, the probability that a client is drawn.
     """
     return loss_of_mixture(along, noise_multiplier, sampling_rate)
@@ -111,15 +110,15 @@ def privacy_losses(
 def one_shot_mu(cosines: NDArray[np.float64], size: int) -> float:
     """Return Andrew et al.'s estimate of mu: no bound, and no confidence goes with it.
 
-    A direction that is drawn at random has with anything independent of it a cosine of mean zero
-    and variance `1 / size`; that of a canary is larger by mu deviations.
+    A random direction has a cosine of mean zero and variance `1 / size` with any independent
+    vector; that of a canary is larger by mu deviations.
 
     Args:
-        cosines: Of the canaries that contributed, each with what was released.
-        size: Coordinates of the release.
+        cosines: Cosine of each contributing canary with the release.
+        size: Number of coordinates of the release.
 
     Reference:
         Andrew et al. 2023, "One-shot Empirical Privacy Estimation for Federated Learning", arXiv
-        2302.03098.
+            2302.03098.
     """
     return float(np.sqrt(size) * cosines.mean())

@@ -1,10 +1,9 @@
-"""Cohorts by themselves: whether who took part when is what independent coins do.
+"""Findings on cohorts: whether participation follows independent coins.
 
-The auditor sees every cohort, which the adversary does not. Each count of inclusions has an exact
-law: how often one unit took part, how often two were in one cohort, and how often a unit that took
-part did so again some rounds later, counted in rounds that share none. Sizes are compared with the
-binomial law by the inequality of Dvoretzky, Kiefer and Wolfowitz, which holds for any number of
-rounds.
+The auditor sees every cohort; the adversary does not. Each count of inclusions has an exact law: of
+one unit, of two units in one cohort, and of one unit in two rounds some rounds apart. Sizes are
+compared with the binomial law by the inequality of Dvoretzky, Kiefer and Wolfowitz, which holds for
+any number of rounds.
 
 Reference: Massart 1990, "The Tight Constant in the Dvoretzky-Kiefer-Wolfowitz Inequality".
 """
@@ -29,7 +28,7 @@ def cohorts_are_poisson(asked: NDArray[np.bool_], rate: float, *, alpha: float) 
 
     Args:
         asked: Who took part, shape `(rounds, units)`.
-        rate: Of the coins, as charged.
+        rate: Probability of each coin, as charged.
         alpha: Probability that such coins are accused.
     """
     rounds, units = asked.shape
@@ -46,28 +45,28 @@ def cohorts_are_poisson(asked: NDArray[np.bool_], rate: float, *, alpha: float) 
     fair = alpha / len(parts)
     # Dvoretzky, Kiefer and Wolfowitz: P(sup |F_n - F| > x) <= 2 exp(-2 n x^2).
     off = math.sqrt(math.log(2.0 / fair) / (2.0 * rounds))
+    smallest = f" that move the law of sizes by {off:.2g}" if off < 1.0 else ", with more rounds"
     return Finding(
         name=COHORTS,
         alpha=alpha,
         caught=parts[least] < fair,
-        seen=f"{rounds} cohorts of {units} units; {least} are farthest from the law, p = "
+        observed=f"{rounds} cohorts of {units} units; {least} are farthest from the law, p = "
         f"{parts[least]:.2g}",
-        power="catches k of N, shuffled turns and shared coins"
-        + (f" that move the law of sizes by {off:.2g}" if off < 1.0 else ", with more rounds"),
+        power=f"catches k of N, shuffled turns and shared coins{smallest}",
     )
 
 
 def _pvalue(counts: NDArray[np.float64] | float, trials: int, rate: float) -> float:
-    """Return how likely the count farthest out of its binomial law is, of all of them."""
-    each = np.atleast_1d(np.asarray(counts))
-    if not each.size or not trials:
+    """Return the two-sided p-value of the count farthest out of its binomial law."""
+    values = np.atleast_1d(np.asarray(counts))
+    if not values.size or not trials:
         return 1.0
-    tails = binom.cdf(each.min(), trials, rate), binom.sf(each.max() - 1.0, trials, rate)
-    return min(1.0, 2.0 * each.size * float(min(tails)))
+    tails = binom.cdf(values.min(), trials, rate), binom.sf(values.max() - 1.0, trials, rate)
+    return min(1.0, 2.0 * values.size * float(min(tails)))
 
 
 def _again(drawn: NDArray[np.float64], rate: float) -> float:
-    """Return the same of units that take part in two rounds a number of rounds apart."""
+    """Return the p-value of units that take part in two rounds some rounds apart."""
     rounds, units = drawn.shape
     farthest = min(rounds // 2, math.ceil(2.0 / rate), _FARTHEST)
     least = 1.0
@@ -81,7 +80,7 @@ def _again(drawn: NDArray[np.float64], rate: float) -> float:
 
 def _sizes(sizes: NDArray[np.float64], units: int, rate: float) -> float:
     """Return a bound on how likely sizes are so far from the binomial law."""
-    at = np.arange(units + 1)
-    seen = np.searchsorted(np.sort(sizes), at, side="right") / len(sizes)
-    apart = float(np.abs(seen - binom.cdf(at, units, rate)).max())
+    size = np.arange(units + 1)
+    empirical = np.searchsorted(np.sort(sizes), size, side="right") / len(sizes)
+    apart = float(np.abs(empirical - binom.cdf(size, units, rate)).max())
     return min(1.0, 2.0 * math.exp(-2.0 * len(sizes) * apart**2))

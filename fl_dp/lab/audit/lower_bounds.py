@@ -1,23 +1,21 @@
-"""Lower bounds on epsilon from how often an adversary was right: what a guarantee can't be below.
+"""Lower bounds on epsilon from how often an adversary was right.
 
-    >>> found = Confusion(true_positives=500, positives=1000, false_positives=50, negatives=1000)
-    >>> epsilon_lower_bound(found, alpha=0.05, delta=1e-5)
+    >>> counts = Confusion(true_positives=500, positives=1000, false_positives=50, negatives=1000)
+    >>> epsilon_lower_bound(counts, alpha=0.05, delta=1e-5)
     1.969...
-    >>> gaussian_epsilon_of(gdp_lower_bound(found, alpha=0.05), delta=1e-5)
+    >>> gaussian_epsilon_of(gdp_lower_bound(counts, alpha=0.05), delta=1e-5)
     6.672...
 
-A positive is a trial in which the secret was there; the adversary is right if it says so. The
-threshold that the adversary compares its score with must not have been chosen on the trials that
-are counted here, or `alpha` means nothing.
+A positive is a trial with the secret. The adversary's threshold must not be chosen on the trials
+that are counted here, or `alpha` means nothing: the probability that a bound fails.
 
-Every bound fails with a probability of at most `alpha`. Clopper-Pearson intervals hold whatever
-the mechanism is. The route over Gaussian DP is far stronger: it bounds the mu of which a mechanism
-is mu-GDP, and its epsilon is a bound only where the mechanism's own trade-off curve is that of a
-Gaussian, as for a Gaussian release, or for many that are composed.
+Clopper-Pearson intervals hold for any mechanism. The route over Gaussian DP is far stronger: its
+epsilon is a bound only where the mechanism's own trade-off curve is Gaussian, as for one or many
+composed Gaussian releases.
 
 Reference:
     Jagielski, Ullman and Oprea 2020, arXiv 2006.07709 (Clopper-Pearson); Nasr et al. 2023, arXiv
-    2302.07956 (Gaussian DP).
+        2302.07956 (Gaussian DP).
 """
 
 from __future__ import annotations
@@ -34,13 +32,13 @@ from fl_dp.option_errors import require_probability
 
 @dataclass(frozen=True, kw_only=True)
 class Confusion:
-    """How often an adversary said that the secret was there, and how often it was.
+    """How often an adversary said that the secret was included, and how often it was.
 
     Attributes:
         true_positives: Trials with the secret in which the adversary said so.
         positives: Trials with the secret.
-        false_positives: Trials without it in which the adversary said that it was there.
-        negatives: Trials without it.
+        false_positives: Trials without the secret in which the adversary said the same.
+        negatives: Trials without the secret.
 
     Raises:
         ValueError: If a count is larger than its trials, or there are no trials.
@@ -76,37 +74,37 @@ def clopper_pearson(successes: int, trials: int, *, alpha: float) -> tuple[float
     return float(low), float(high)
 
 
-def epsilon_lower_bound(found: Confusion, *, alpha: float, delta: float) -> float:
-    """Return the least epsilon that explains how often the adversary was right; never below 0.
+def epsilon_lower_bound(counts: Confusion, *, alpha: float, delta: float) -> float:
+    """Return the least epsilon that explains the counts; never below 0.
 
-    Of `TPR <= e^epsilon FPR + delta` and `TNR <= e^epsilon FNR + delta`, whichever says more: both
-    follow from the same two intervals, so that no confidence is lost.
+    It is the larger of two bounds, from `TPR <= e^epsilon FPR + delta` and `TNR <= e^epsilon FNR +
+    delta`. Both follow from the same two intervals, so that no confidence is lost.
 
     Args:
-        found: Counts at a threshold that was chosen on other trials.
+        counts: Counts at a threshold that was chosen on other trials.
         alpha: Probability that the bound is too large.
-        delta: In [0, 1).
+        delta: Delta in [0, 1).
 
     Raises:
         ValueError: If alpha is not in (0, 1) or delta not in [0, 1).
     """
     if not 0.0 <= delta < 1.0:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
-    hit, alarm = found.rates(alpha)
+    hit, alarm = counts.rates(alpha)
     # TPR <= e^eps FPR + delta, and the same of the true- and false-negative rates.
     ratios = [_log_ratio(hit - delta, alarm), _log_ratio(1.0 - alarm - delta, 1.0 - hit)]
     return max(0.0, *ratios)
 
 
-def gdp_lower_bound(found: Confusion, *, alpha: float) -> float:
+def gdp_lower_bound(counts: Confusion, *, alpha: float) -> float:
     """Return the least mu of Gaussian DP that explains the counts: `Phi^-1(TPR) - Phi^-1(FPR)`.
 
-    It is a bound for mechanisms whose trade-off curve is a Gaussian's. 0 if nothing was shown.
+    It is a bound for mechanisms with a Gaussian trade-off curve. 0 if nothing was shown.
 
     Raises:
         ValueError: If alpha is not in (0, 1).
     """
-    hit, alarm = found.rates(alpha)
+    hit, alarm = counts.rates(alpha)
     if hit == 0.0 or alarm == 1.0:
         return 0.0
     return max(0.0, float(norm.ppf(hit) - norm.ppf(alarm)))
@@ -142,7 +140,10 @@ def largest_refuted(refutes: Callable[[float], bool], *, most: float, within: fl
     low, high = 0.0, most
     while high - low > within:
         middle = (low + high) / 2.0
-        low, high = (middle, high) if refutes(middle) else (low, middle)
+        if refutes(middle):
+            low = middle
+        else:
+            high = middle
     return low
 
 

@@ -1,17 +1,18 @@
-"""Noise by itself: what many releases show of it where they hide nothing.
+"""Findings on noise alone: what many releases show where they hide nothing.
 
-A release is audited coordinate by coordinate elsewhere: each may look right while two of them share
-one draw. Here all releases are looked at together, as rows of draws that should be independent
-Gaussians of one size. Two independent rows of d draws have a squared cosine that follows
-Beta(1/2, (d - 1)/2), whatever their sizes, and the cosines of different pairs are pairwise
-independent. So the greatest cosine of all pairs shows a draw that is used again in another release,
-and the mean of their squares shows draws that are used again within one, wherever they lie: it is
-1/d for independent coordinates and grows with every repetition. The energy of one part of the rows
-over that of all follows a Beta law, too: it shows noise whose size follows something.
+Each coordinate may look right while two of them share one draw. So all releases are compared, as
+rows that should be independent Gaussians of one size. Two independent rows of d draws have a
+squared cosine with the law Beta(1/2, (d - 1)/2), whatever their sizes; cosines of different pairs
+are pairwise independent. So:
+
+- The greatest cosine of all pairs shows a draw that another release uses again.
+- The mean squared cosine, 1/d for independent coordinates, shows draws that are used again within a
+  release.
+- The energy of some rows over that of all, which has a Beta law, shows noise of varying size.
 
     >>> findings_on_noise(rows, alpha=1e-6, cohorts=sizes)
 
-Noise is taken as Gaussian: on its grid of 2^-30 deviations nothing else can be seen.
+Noise is taken as Gaussian: its grid of 2^-30 deviations is too fine to show.
 """
 
 from __future__ import annotations
@@ -39,26 +40,27 @@ _NOTHING = "nothing with so few releases"
 def findings_on_noise(
     rows: NDArray[np.float64], *, alpha: float, cohorts: NDArray[np.int64] | None = None
 ) -> tuple[Finding, ...]:
-    """Return what a run's noise shows: its size, and whether it is used again or follows anything.
+    """Return what a run's noise shows: its size, whether it is reused, and whether its size varies.
 
     Args:
-        rows: Draws where nothing is hidden, one row a release, in charged deviations.
+        rows: Draws where nothing is hidden, one row per release, in units of the charged deviation.
         alpha: Probability that noise that is as charged is accused, over all findings.
-        cohorts: How many took part in each release, if known.
+        cohorts: Number of participants of each release, if known.
     """
-    each = alpha / 4.0
-    low, high = deviation_of(rows, alpha=each)
+    level = alpha / 4.0
+    low, high = deviation_of(rows, alpha=level)
+    missing = 1.0 - low / high if high else 1.0
     return (
         Finding(
             name=SIZE_OF_NOISE,
-            alpha=each,
+            alpha=level,
             caught=high < 1.0,
-            seen=f"between {low:.2%} and {high:.2%} of what is charged, in {rows.size} draws",
-            power=f"catches {1.0 - low / high if high else 1.0:.2%} too little",
+            observed=f"between {low:.2%} and {high:.2%} of what is charged, in {rows.size} draws",
+            power=f"catches {missing:.2%} too little",
         ),
-        noise_is_new(rows, alpha=each),
-        coordinates_are_new(rows, alpha=each),
-        noise_has_one_size(rows, alpha=each, cohorts=cohorts),
+        noise_is_new(rows, alpha=level),
+        coordinates_are_new(rows, alpha=level),
+        noise_has_one_size(rows, alpha=level, cohorts=cohorts),
     )
 
 
@@ -72,29 +74,31 @@ def deviation_of(draws: NDArray[np.float64], *, alpha: float) -> tuple[float, fl
 def noise_is_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
     """Compare each release's noise with the next one's, and with that of every other release.
 
-    Args:
-        rows: As for `findings_on_noise`, of any size.
-        alpha: Probability that independent rows are accused.
+    `alpha` and `rows`, here of any size, are those of `findings_on_noise`.
     """
-    known = Finding(name=NEW_NOISE, alpha=alpha)
     if min(rows.shape) < _FEWEST:
-        return _says_nothing(known, rows)
+        return _says_nothing(NEW_NOISE, rows, alpha)
     releases, draws = rows.shape
-    turned = _directions(rows)
-    nexts = abs(float((turned[:-1] * turned[1:]).sum())) / (releases - 1)
+    directions = _directions(rows)
+    nexts = abs(float((directions[:-1] * directions[1:]).sum())) / (releases - 1)
     # These cosines are independent, each lighter-tailed than a normal of variance 1 / draws.
     chance = math.sqrt(2.0 * math.log(4.0 / alpha) / (draws * (releases - 1)))
-    pairs = _pairs(turned)
+    pairs = _pairs(directions)
     allowed = math.sqrt(beta.isf(alpha / (2.0 * pairs.count), 0.5, (draws - 1) / 2.0))
     bits = _bits(pairs.count)
-    longest = "1 bit" if bits == 1 else f"{bits} bits or fewer"
-    seeds = f"a seed of {longest}, 19 times of 20" if bits else f"of seeds {_NOTHING}"
+    if bits > 1:
+        seeds = f"a seed of {bits} bits or fewer, 19 times of 20"
+    elif bits == 1:
+        seeds = "a seed of 1 bit, 19 times of 20"
+    else:
+        seeds = f"of seeds {_NOTHING}"
     return Finding(
         name=NEW_NOISE,
         alpha=alpha,
         caught=nexts > chance or pairs.greatest > allowed,
-        seen=f"correlation {nexts:.3g} with the next release, {chance:.3g} may be chance; at most "
-        f"{pairs.greatest:.2g} of {pairs.count} pairs of releases, {allowed:.2g} may be chance",
+        observed=f"correlation {nexts:.3g} with the next release, {chance:.3g} may be chance; at "
+        f"most {pairs.greatest:.2g} of {pairs.count} pairs of releases, {allowed:.2g} may be "
+        "chance",
         power=f"catches a correlation of {min(1.0, 2.0 * chance):.2g} between neighbours, and one "
         f"pair of equal releases: {seeds}",
     )
@@ -103,27 +107,27 @@ def noise_is_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
 def coordinates_are_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
     """Look for draws that several coordinates of one release share, or mix, in any basis.
 
-    Args:
-        rows: As for `findings_on_noise`, of any size.
-        alpha: Probability that independent rows are accused.
+    `alpha` and `rows`, here of any size, are those of `findings_on_noise`.
     """
-    known = Finding(name=NEW_COORDINATES, alpha=alpha)
     if min(rows.shape) < _FEWEST:
-        return _says_nothing(known, rows)
+        return _says_nothing(NEW_COORDINATES, rows, alpha)
     releases, draws = rows.shape
     share = draws * _pairs(_directions(rows)).mean_square
     allowed = _greatest_share(releases, draws, alpha)
     least = 2.0 * (allowed - 1.0)  # a share of k equal coordinates among n: 1 + k / n
+    power = f"of draws that two coordinates share it catches {_NOTHING}"
+    if least < 1.0:
+        power = (
+            f"catches a draw that {least:.2g} of the coordinates share with another one each, in "
+            "the same places"
+        )
     return Finding(
         name=NEW_COORDINATES,
         alpha=alpha,
         caught=share > allowed,
-        seen=f"squared correlation of releases {share:.4g} of that of independent coordinates, "
+        observed=f"squared correlation of releases {share:.4g} of that of independent coordinates, "
         f"{allowed:.4g} may be chance",
-        power=f"catches a draw that {least:.2g} of the coordinates share with another one each, in "
-        "the same places"
-        if least < 1.0
-        else f"of draws that two coordinates share it catches {_NOTHING}",
+        power=power,
     )
 
 
@@ -134,13 +138,9 @@ def noise_has_one_size(
     cohorts: NDArray[np.int64] | None = None,
     name: str = ONE_SIZE,
 ) -> Finding:
-    """Compare the energy of each release, and of large cohorts' ones, with that of the others.
+    """Compare the energy of each release, and of large cohorts' releases, with that of the others.
 
-    Args:
-        rows: As for `findings_on_noise`.
-        alpha: Probability that noise of one size is accused.
-        cohorts: How many took part in each release, if known.
-        name: Of the finding.
+    The finding has that `name`; for the other arguments see `findings_on_noise`.
     """
     releases, draws = rows.shape
     energies = np.square(rows).sum(axis=1)
@@ -155,36 +155,36 @@ def noise_has_one_size(
         ratio = math.sqrt(_ratio(energies[large].mean(), energies[~large].mean()))
         by_cohort = f"; {ratio:.4g} times as large with cohorts above the median"
     chance = float(norm.isf(alpha / (2.0 * len(parts))))
-    least = chance / math.sqrt(2.0 * draws)
+    least, difference = chance / math.sqrt(2.0 * draws), "in a release"
     if large.any():
         least = chance / math.sqrt(min(int(large.sum()), int((~large).sum())) * draws)
+        difference = "between large and small cohorts"
     return Finding(
         name=name,
         alpha=alpha,
         caught=worst < alpha,
-        seen=f"sizes of {releases} releases, p = {min(1.0, worst):.2g}{by_cohort}",
-        power=f"catches {least:.1%} "
-        + ("between large and small cohorts" if large.any() else "in a release"),
+        observed=f"sizes of {releases} releases, p = {min(1.0, worst):.2g}{by_cohort}",
+        power=f"catches {least:.1%} {difference}",
     )
 
 
 def size_pvalue(
     energies: NDArray[np.float64], draws: int, part: NDArray[np.bool_] | Sequence[bool]
 ) -> float:
-    """Return how likely the energy of a part is, if all rows have draws of one size; two-sided.
+    """Return the two-sided p-value of a part's energy, if all rows have draws of one size.
 
     Args:
-        energies: Sums of squares of each row.
-        draws: How many squares are in each sum.
+        energies: Sum of squares of each row.
+        draws: Number of squares in each sum.
         part: Which rows are compared with the others.
     """
-    of = np.asarray(part)
-    inside, total = float(energies[of].sum()), float(energies.sum())
-    if not of.any() or of.all():
+    rows = np.asarray(part)
+    inside, total = float(energies[rows].sum()), float(energies.sum())
+    if not rows.any() or rows.all():
         return 1.0
     if not total > 0.0:
         return 0.0  # no noise at all
-    law = beta(of.sum() * draws / 2.0, (~of).sum() * draws / 2.0)
+    law = beta(rows.sum() * draws / 2.0, (~rows).sum() * draws / 2.0)
     return float(min(1.0, 2.0 * min(law.cdf(inside / total), law.sf(inside / total))))
 
 
@@ -204,27 +204,27 @@ def _directions(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(lengths > 0.0, rows / np.where(lengths > 0.0, lengths, 1.0), first)
 
 
-def _pairs(turned: NDArray[np.float64]) -> _Pairs:
+def _pairs(directions: NDArray[np.float64]) -> _Pairs:
     greatest = squares = 0.0
-    for start in range(0, len(turned), _BLOCK):
+    for start in range(0, len(directions), _BLOCK):
         # Above the diagonal: each pair once.
-        cosines = np.triu(np.abs(turned[start : start + _BLOCK] @ turned[start:].T), k=1)
+        cosines = np.triu(np.abs(directions[start : start + _BLOCK] @ directions[start:].T), k=1)
         greatest = max(greatest, float(cosines.max()))
         squares += float(np.square(cosines).sum())
-    count = len(turned) * (len(turned) - 1) // 2
+    count = len(directions) * (len(directions) - 1) // 2
     return _Pairs(min(greatest, 1.0), squares / count, count)
 
 
 def _greatest_share(releases: int, draws: int, alpha: float) -> float:
     """Return what `draws` times the mean squared cosine exceeds with probability `alpha`.
 
-    By the gamma law with the sum's first three moments, which is exact for many releases and for
-    many draws: chi-square with as many degrees of freedom as there are pairs of either.
+    It is the quantile of the gamma law with the same first three moments. That law is exact for
+    many releases and for many draws: a chi-square with one degree of freedom per pair.
     """
     d, n = float(draws), float(releases)
     pairs = n * (n - 1.0) / 2.0
-    one = beta(0.5, (d - 1.0) / 2.0)
-    variance, skew = (float(moment) for moment in one.stats(moments="vs"))
+    law = beta(0.5, (d - 1.0) / 2.0)
+    variance, skew = (float(moment) for moment in law.stats(moments="vs"))
     # Each row's square, traceless, is isotropic among symmetric matrices: triples add to the skew.
     dimension = d * (d + 1.0) / 2.0 - 1.0
     triples = n * (n - 1.0) * (n - 2.0) * (1.0 - 1.0 / d) ** 3 / dimension**2
@@ -241,9 +241,11 @@ def _bits(pairs: int) -> int:
 
 
 def _ratio(above: float, below: float) -> float:
-    return above / below if below > 0.0 else math.inf if above > 0.0 else 1.0
+    if below > 0.0:
+        return above / below
+    return math.inf if above > 0.0 else 1.0
 
 
-def _says_nothing(known: Finding, rows: NDArray[np.float64]) -> Finding:
-    said = f"{rows.shape[0]} releases of {rows.shape[1]} draws: too few to say anything"
-    return Finding(name=known.name, alpha=known.alpha, seen=said)
+def _says_nothing(name: str, rows: NDArray[np.float64], alpha: float) -> Finding:
+    reason = f"{rows.shape[0]} releases of {rows.shape[1]} draws: too few to say anything"
+    return Finding(name=name, alpha=alpha, observed=reason)

@@ -1,32 +1,29 @@
-"""One run, many canaries: what guesses about the canaries of one training say of its privacy.
+"""Audit of one run with many canaries: guesses about their coins bound its privacy.
 
-Each canary was put in or left out by a fair coin of its own. After the training an adversary
-guesses some of the coins, those that it is surest of, and leaves out the others.
+A fair coin puts each canary in or leaves it out. After the training an adversary guesses the coins
+that it is surest of.
 
-Against (epsilon, delta) (Steinke et al.): the adversary is right about each with a probability of
-at most `e^epsilon / (1 + e^epsilon)`, whatever it knows of the other coins, but for what delta
-adds.
+Against (epsilon, delta) (Steinke et al.): whatever the adversary knows of the other coins, it is
+right with a probability of at most `e^epsilon / (1 + e^epsilon)`, apart from delta.
 
     >>> epsilon_of_guesses(canaries=1000, guesses=100, right=95, alpha=0.05, delta=1e-5)
     2.165...
 
-Against a trade-off curve (Mahloujifar et al.): (epsilon, delta) stands for a law of two cases, and
-delta for a chance to learn everything. A curve says more, so the same guesses show more, and at any
-confidence.
+Against a trade-off curve (Mahloujifar et al.), the same guesses show more, at any confidence.
 
     >>> refutes(trade_off(history), canaries=1000, guesses=100, right=99, alpha=1e-6)
 
-Let `p_j` be the probability of j right guesses. Where the guess about one canary is right, turning
-its coin round makes it wrong; the curve bounds how much likelier the one may be than the other. So
-with `r_i = sum_{j >= i} (j / m) p_j` and `h_i = sum_{j >= i} ((c - j) / m) p_j`, for m canaries and
-c guesses, `r_{i+1} <= curve(h_i)`, and `r_0 + h_0 = c / m`. From the tail that was seen, the least
-`r_0 + h_0` is followed downwards: if it is above `c / m`, the tail was less likely than alpha.
+Let `p_j` be the probability of j right guesses, for m canaries and c guesses. If the coin of a
+rightly guessed canary is turned, the guess is wrong; the curve bounds the ratio of both. So with
+`r_i = sum_{j >= i} (j / m) p_j` and `h_i = sum_{j >= i} ((c - j) / m) p_j`, `r_{i+1} <=
+curve(h_i)`, and `r_0 + h_0 = c / m`. From the observed tail, the least `r_0 + h_0` is followed
+downwards: if it is above `c / m`, the tail was less likely than alpha.
 
 References:
     Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv
-    2305.08846, theorem 5.2 and appendix D.
+        2305.08846, theorem 5.2 and appendix D.
     Mahloujifar, Melis and Chaudhuri 2024, "Auditing f-Differential Privacy in One Run", arXiv
-    2410.22235, theorem 9 and algorithm 3, for coins with two sides.
+        2410.22235, theorem 9 and algorithm 3, for coins with two sides.
 """
 
 from __future__ import annotations
@@ -47,9 +44,7 @@ from .verdict import Finding
 
 _LARGEST = 60.0  # largest epsilon that is tried
 _LARGEST_MU = 30.0
-
-
-_PLACES = 5000  # of a curve, on either side
+_POINTS = 5000  # of a curve, on either side
 
 
 def p_value_of_guesses(
@@ -58,11 +53,11 @@ def p_value_of_guesses(
     """Return an upper bound on the probability of `right` guesses under (epsilon, delta).
 
     Args:
-        epsilon: At least 0.
-        delta: In [0, 1).
-        canaries: Coins that were flipped.
-        guesses: Coins that were guessed.
-        right: Guesses that were right.
+        epsilon: Epsilon, at least 0.
+        delta: Delta in [0, 1).
+        canaries: Number of flipped coins.
+        guesses: Number of guessed coins.
+        right: Number of right guesses.
 
     Raises:
         ValueError: If the counts contradict each other.
@@ -87,12 +82,8 @@ def epsilon_of_guesses(
 ) -> float:
     """Return the largest epsilon that the number of right guesses refutes, or 0.
 
-    Args:
-        canaries: Coins that were flipped.
-        guesses: Coins that were guessed.
-        right: Guesses that were right.
-        alpha: Probability that the bound is too large.
-        delta: Of the guarantee.
+    The bound is too large with a probability of at most `alpha`. For the counts see
+    `p_value_of_guesses`.
 
     Raises:
         ValueError: As `p_value_of_guesses`, or if alpha is not in (0, 1).
@@ -107,14 +98,16 @@ def epsilon_of_guesses(
 
 
 def refutes(curve: TradeOff, *, canaries: int, guesses: int, right: int, alpha: float) -> bool:
-    """Tell whether that many right guesses have a probability of at most alpha under a curve.
+    """Return whether so many right guesses have a probability of at most alpha under a curve.
+
+    Which coins are guessed may depend on everything but the coins.
 
     Args:
-        curve: The claimed one; of it and of the one that tells without from with, the larger
-            counts, since guesses are made of either kind.
-        canaries: Coins that were flipped.
-        guesses: Coins that were guessed; which ones may depend on everything but the coins.
-        right: Guesses that were right.
+        curve: The claimed trade-off curve; the larger of it and its mirror image counts, as guesses
+            are of both kinds.
+        canaries: Number of flipped coins.
+        guesses: Number of guessed coins.
+        right: Number of right guesses.
         alpha: Probability that a mechanism that keeps its claim is accused.
 
     Raises:
@@ -126,7 +119,7 @@ def refutes(curve: TradeOff, *, canaries: int, guesses: int, right: int, alpha: 
 def mu_of_guesses(*, canaries: int, guesses: int, right: int, alpha: float) -> float:
     """Return the largest mu of Gaussian DP that the number of right guesses refutes, or 0.
 
-    It is a bound for mechanisms whose trade-off curve is a Gaussian's.
+    It is a bound for mechanisms with a Gaussian trade-off curve.
 
     Raises:
         ValueError: As `refutes`.
@@ -141,24 +134,24 @@ def mu_of_guesses(*, canaries: int, guesses: int, right: int, alpha: float) -> f
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """Guesses about coins, the surest ones.
+    """Guesses about the coins that the adversary is surest of.
 
     Attributes:
-        count: How many coins were guessed.
-        right: How many of them rightly.
+        count: Number of guesses.
+        right: Number of right guesses.
     """
 
     count: int
     right: int
 
 
-def guess(scores: NDArray[np.float64], there: NDArray[np.bool_], *, count: int) -> Guesses:
-    """Guess the coins of the highest scores to be in and those of the lowest to be out.
+def guess(scores: NDArray[np.float64], included: NDArray[np.bool_], *, count: int) -> Guesses:
+    """Guess that the canaries with the highest scores are in, and those with the lowest out.
 
     Args:
-        scores: One for each canary, larger where it seems to have been in.
-        there: The coins.
-        count: How many coins to guess, half of them at either end.
+        scores: One score per canary, larger where it seems to be in.
+        included: The coins.
+        count: Number of guesses, half of them at either end.
 
     Raises:
         ValueError: If there are fewer canaries than guesses.
@@ -167,12 +160,12 @@ def guess(scores: NDArray[np.float64], there: NDArray[np.bool_], *, count: int) 
         raise ValueError(f"can guess between 2 and {len(scores)} coins, got {count}")
     order = np.argsort(scores, kind="stable")
     low, high = order[: count // 2], order[len(order) - (count - count // 2) :]
-    return Guesses(count=count, right=int((~there[low]).sum() + there[high].sum()))
+    return Guesses(count=count, right=int((~included[low]).sum() + included[high].sum()))
 
 
 def finding_of_one_run(
     scores: NDArray[np.float64],
-    there: NDArray[np.bool_],
+    included: NDArray[np.bool_],
     *,
     claim: float,
     delta: float,
@@ -180,29 +173,30 @@ def finding_of_one_run(
     curve: TradeOff | None = None,
     shares: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4),
 ) -> Finding:
-    """Return what one training is proof of, the best of several numbers of guesses.
+    """Return what one training proves, by the best of several numbers of guesses.
 
-    Each number has its share of alpha, so that choosing the best costs what it should.
+    Each number has its share of alpha, so that choosing the best is paid for.
 
     Args:
-        scores: One for each canary, larger where it seems to have been in.
-        there: The coins, fair and independent.
-        claim: Epsilon that is claimed for one canary.
-        delta: Of the claim.
+        scores: One score per canary, larger where it seems to be in.
+        included: The coins, fair and independent.
+        claim: Claimed epsilon of one canary.
+        delta: Delta of the claim.
         alpha: Probability that a training that keeps its claim is accused.
-        curve: Trade-off curve of what was charged: the guesses are compared with it, too, and a
-            Gaussian bound that contradicts a curve that holds is left out.
-        shares: Of the canaries, that are guessed.
+        curve: Trade-off curve of the charges. Guesses are compared with it, too, and a Gaussian
+            bound is left out if it contradicts a curve that holds.
+        shares: Shares of the canaries to guess.
 
     Raises:
-        ValueError: If there are too few canaries, or scores that are not finite.
+        ValueError: If there are too few canaries, or a score is not finite.
     """
     if not np.isfinite(scores).all():
         raise ValueError("scores of canaries must be finite")
     canaries = len(scores)
     counts = sorted({max(2, round(share * canaries)) for share in shares})
     # Each number of guesses has its part, and so has each of two ways to judge it.
-    level = alpha / len(counts) / (1 if curve is None else 2)
+    judgements = 1 if curve is None else 2
+    level = alpha / len(counts) / judgements
 
     def bound(count: int, right: int) -> float:
         return epsilon_of_guesses(
@@ -213,16 +207,16 @@ def finding_of_one_run(
             delta=delta,
         )
 
-    def seen(each: Guesses) -> dict[str, Any]:
-        return {"canaries": canaries, "guesses": each.count, "right": each.right, "alpha": level}
+    def arguments(trial: Guesses) -> dict[str, Any]:
+        return {"canaries": canaries, "guesses": trial.count, "right": trial.right, "alpha": level}
 
-    made = [guess(scores, there, count=count) for count in counts]
-    bounds = [bound(each.count, each.right) for each in made]
+    trials = [guess(scores, included, count=count) for count in counts]
+    bounds = [bound(trial.count, trial.right) for trial in trials]
     best = int(np.argmax(bounds))
     shown, caught = {"one_run": bounds[best]}, False
     if curve is not None:
-        caught = any(refutes(curve, **seen(each)) for each in made)
-        mu = max(mu_of_guesses(**seen(each)) for each in made)
+        caught = any(refutes(curve, **arguments(trial)) for trial in trials)
+        mu = max(mu_of_guesses(**arguments(trial)) for trial in trials)
         gaussian = gaussian_epsilon_of(mu, delta=delta)
         if caught or gaussian <= claim:
             shown["one_run_gaussian"] = gaussian
@@ -233,7 +227,9 @@ def finding_of_one_run(
         delta=delta,
         bounds=shown,
         caught=caught,
-        seen=f"{made[best].right} of {made[best].count} guesses right, of {canaries} canaries",
+        observed=(
+            f"{trials[best].right} of {trials[best].count} guesses right, of {canaries} canaries"
+        ),
         power=f"shows epsilon {max(bound(count, count) for count in counts):.3g} at most",
     )
 
@@ -257,19 +253,19 @@ def _refutes(
     wrong, good = alpha * (guesses - right) / canaries, alpha * right / canaries
     for i in range(right - 1, -1, -1):
         # The least h_i with curve(h_i) >= r_(i+1).
-        more = max(wrong, float(np.interp(good, hits, alarms)))
-        good += i / (guesses - i) * (more - wrong)
-        wrong = more
+        larger = max(wrong, float(np.interp(good, hits, alarms)))
+        good += i / (guesses - i) * (larger - wrong)
+        wrong = larger
         if good + wrong > guesses / canaries:
             return True
     return False
 
 
 def _both_ways(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return places of the least concave curve above a curve and its mirror image.
+    """Return points of the least concave curve above a curve and its mirror image.
 
-    The mirror image is that of the adversary who says "without": it is wrong where the other was
-    right. Only a concave curve holds for means over canaries.
+    The mirror image is that of an adversary who says "without" instead. Only a concave curve holds
+    for means over canaries.
     """
     alarms, hits = _above(curve)
     x = np.concatenate([alarms, 1.0 - hits])
@@ -279,11 +275,11 @@ def _both_ways(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64
 
 
 def _above(curve: TradeOff) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return places between which straight lines lie above a concave curve, closely."""
-    small = np.logspace(-15.0, np.log10(0.5), _PLACES)
+    """Return points between which straight lines lie closely above a concave curve."""
+    small = np.logspace(-15.0, np.log10(0.5), _POINTS)
     alarms = np.concatenate([[0.0], small, 1.0 - small[-2::-1], [1.0]])
     hits = np.maximum.accumulate(np.asarray(curve(alarms), dtype=np.float64))
-    # Each place has the height of the next: a chord between two would lie below the curve.
+    # Each point has the height of the next: a chord between two would lie below the curve.
     return alarms, np.append(hits[1:], 1.0)
 
 
@@ -291,12 +287,12 @@ def _concave_above(
     x: NDArray[np.float64], y: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the corners of the least concave curve above points in ascending order of x."""
-    kept: list[int] = []
-    for place in range(len(x)):
-        while len(kept) > 1:
-            a, b = kept[-2], kept[-1]
-            if (y[b] - y[a]) * (x[place] - x[a]) > (y[place] - y[a]) * (x[b] - x[a]):
+    corners: list[int] = []
+    for point in range(len(x)):
+        while len(corners) > 1:
+            a, b = corners[-2], corners[-1]
+            if (y[b] - y[a]) * (x[point] - x[a]) > (y[point] - y[a]) * (x[b] - x[a]):
                 break
-            kept.pop()
-        kept.append(place)
-    return x[kept], y[kept]
+            corners.pop()
+        corners.append(point)
+    return x[corners], y[corners]

@@ -1,14 +1,13 @@
-"""Lower bounds from scores: one number for each trial, larger where the secret seems to be there.
+"""Lower bounds from scores: one number per trial, larger where the secret seems to be included.
 
-    >>> found = bounds_of_scores(out, there, alpha=0.05, delta=1e-5)
-    >>> found.epsilon, found.gaussian_epsilon
+    >>> bounds = bounds_of_scores(without, with_secret, alpha=0.05, delta=1e-5)
+    >>> bounds.epsilon, bounds.gaussian_epsilon
 
-Scores of any adversary will do: projections of released models, likelihood ratios, losses of
-records under a trained model. A threshold must not be chosen on the scores that are counted at it.
-So it comes from the first half of the scores and the bounds from the second, whose order must say
-nothing; or from what the claim expects, and then every score counts. The latter is stronger where
-the claim holds, and may be blind where it does not. Given both, both are used, at half of alpha
-each.
+Any adversary's scores will do: projections of released models, likelihood ratios, losses. No
+threshold may be chosen on the scores that are counted at it. So either the first half of the scores
+gives the threshold and the second half the bounds; their order must carry no information. Or draws
+from the claimed law give the threshold, and every score counts. This is stronger where the claim
+holds, and may be blind where it does not. Given draws, both ways are used, each at half of alpha.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ _Scores: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]  # without,
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreBounds:
-    """Lower bounds that scores are proof of; each fails with at most half of `alpha`.
+    """Lower bounds that scores prove; each fails with at most half of `alpha`.
 
     Attributes:
-        epsilon: By Clopper-Pearson intervals, whatever the mechanism.
-        mu: Of Gaussian DP.
-        gaussian_epsilon: Epsilon of that mu: a bound where the mechanism's trade-off is Gaussian.
-        delta: At which the epsilons hold.
+        epsilon: Bound by Clopper-Pearson intervals, for any mechanism.
+        mu: Bound on the mu of Gaussian DP.
+        gaussian_epsilon: Epsilon of `mu`; a bound if the trade-off curve is Gaussian.
+        delta: Delta of both epsilons.
         at_epsilon: Counts at the threshold of `epsilon`.
         at_mu: Counts at the threshold of `mu`.
-        alpha: Of the intervals that the bounds are made of.
+        alpha: Error probability of the intervals.
     """
 
     epsilon: float
@@ -77,98 +76,109 @@ class ScoreBounds:
 
 
 def bounds_of_scores(
-    out: NDArray[np.float64],
-    there: NDArray[np.float64],
+    without: NDArray[np.float64],
+    with_secret: NDArray[np.float64],
     *,
     alpha: float,
     delta: float,
     expected: _Scores | None = None,
 ) -> ScoreBounds:
-    """Return the bounds that scores of trials without and with the secret are proof of.
+    """Return lower bounds from independent scores of trials without and with the secret.
 
     Args:
-        out: Scores of trials without the secret, independent of each other.
-        there: Scores of trials with it.
+        without: Scores without the secret.
+        with_secret: Scores with the secret.
         alpha: Probability that any of the bounds is too large.
-        delta: Of the guarantee.
-        expected: Other scores without and with the secret to choose thresholds on, such as draws
-            from the claimed law, besides the first halves of `out` and `there`.
+        delta: Delta of the guarantee.
+        expected: Draws from the claimed law, in the same order; thresholds are chosen on them, too.
 
     Raises:
         ValueError: If there are fewer than four scores of either kind, or one is not finite.
     """
     require_probability(alpha=alpha)
-    for name, scores in (("without", out), ("with", there)):
+    for name, scores in (("without", without), ("with", with_secret)):
         if scores.ndim != 1 or len(scores) < _FEWEST or not np.isfinite(scores).all():
             raise ValueError(
                 f"need at least {_FEWEST} finite scores of trials {name} the secret, got "
                 f"{scores.size}"
             )
-    first = out[: len(out) // 2], there[: len(there) // 2]
-    second = out[len(out) // 2 :], there[len(there) // 2 :]
-    ways = [(first, second)] if expected is None else [(first, second), (expected, (out, there))]
-    each = alpha / len(ways)
-    found = [_bounds(*way, alpha=each, delta=delta) for way in ways]
-    by_epsilon = max(found, key=lambda bounds: bounds.epsilon)
-    by_mu = max(found, key=lambda bounds: bounds.mu)
+    first = without[: len(without) // 2], with_secret[: len(with_secret) // 2]
+    second = without[len(without) // 2 :], with_secret[len(with_secret) // 2 :]
+    ways = [(first, second)]
+    if expected is not None:
+        ways.append((expected, (without, with_secret)))
+    level = alpha / len(ways)
+    candidates = [_bounds(*way, alpha=level, delta=delta) for way in ways]
+    by_epsilon = max(candidates, key=lambda bounds: bounds.epsilon)
+    by_mu = max(candidates, key=lambda bounds: bounds.mu)
     return replace(by_mu, epsilon=by_epsilon.epsilon, at_epsilon=by_epsilon.at_epsilon)
 
 
 def _bounds(chosen_on: _Scores, counted_on: _Scores, *, alpha: float, delta: float) -> ScoreBounds:
     """Return the bounds at thresholds that were chosen on other scores."""
-    out, there = counted_on
-    each = alpha / 2.0
-    tried = _thresholds(*chosen_on, negatives=len(out), positives=len(there))
-    for_epsilon = max(tried, key=lambda t: epsilon_lower_bound(t[1], alpha=each, delta=delta))[0]
-    for_mu = max(tried, key=lambda t: gdp_lower_bound(t[1], alpha=each))[0]
-    at_epsilon = _confusion(out, there, for_epsilon)
-    at_mu = _confusion(out, there, for_mu)
-    mu = gdp_lower_bound(at_mu, alpha=each)
+    without, with_secret = counted_on
+    level = alpha / 2.0
+    thresholds = _thresholds(*chosen_on, negatives=len(without), positives=len(with_secret))
+
+    def epsilon_at(threshold: tuple[float, Confusion]) -> float:
+        return epsilon_lower_bound(threshold[1], alpha=level, delta=delta)
+
+    def mu_at(threshold: tuple[float, Confusion]) -> float:
+        return gdp_lower_bound(threshold[1], alpha=level)
+
+    for_epsilon, _ = max(thresholds, key=epsilon_at)
+    for_mu, _ = max(thresholds, key=mu_at)
+    at_epsilon = _confusion(without, with_secret, for_epsilon)
+    at_mu = _confusion(without, with_secret, for_mu)
+    mu = gdp_lower_bound(at_mu, alpha=level)
     return ScoreBounds(
-        epsilon=epsilon_lower_bound(at_epsilon, alpha=each, delta=delta),
+        epsilon=epsilon_lower_bound(at_epsilon, alpha=level, delta=delta),
         mu=mu,
         gaussian_epsilon=gaussian_epsilon_of(mu, delta=delta),
         delta=delta,
         at_epsilon=at_epsilon,
         at_mu=at_mu,
-        alpha=each,
+        alpha=level,
     )
 
 
 def _thresholds(
-    out: NDArray[np.float64], there: NDArray[np.float64], *, negatives: int, positives: int
+    without: NDArray[np.float64],
+    with_secret: NDArray[np.float64],
+    *,
+    negatives: int,
+    positives: int,
 ) -> list[tuple[float, Confusion]]:
-    """Return thresholds, each with the counts that the other trials are expected to have."""
-    tried = []
-    for threshold in np.unique(np.quantile(there, np.linspace(0.0, 1.0, _CANDIDATES))):
-        hit, alarm = (there >= threshold).mean(), (out >= threshold).mean()
+    """Return thresholds, each with the counts that are expected of the other trials."""
+    thresholds = []
+    for threshold in np.unique(np.quantile(with_secret, np.linspace(0.0, 1.0, _CANDIDATES))):
+        hit, alarm = (with_secret >= threshold).mean(), (without >= threshold).mean()
         counts = Confusion(
             true_positives=math.floor(hit * positives),
             positives=positives,
             false_positives=math.ceil(alarm * negatives),
             negatives=negatives,
         )
-        tried.append((float(threshold), counts))
-    return tried
+        thresholds.append((float(threshold), counts))
+    return thresholds
 
 
 def mu_of_shift(
-    out: NDArray[np.float64],
-    there: NDArray[np.float64],
+    without: NDArray[np.float64],
+    with_secret: NDArray[np.float64],
     idle: NDArray[np.float64],
     *,
     alpha: float,
 ) -> float:
     """Return a lower bound on mu for Gaussian noise that a secret shifts, 0 if nothing is shown.
 
-    The distance of the means over the deviation of the noise, which is read where nothing is
-    hidden: it uses every digit of the scores and not only on which side of a threshold they lie.
-    Infinity without any noise.
+    It is the distance of the means, less its error, over the deviation of the noise. So it uses
+    every digit of the scores, not only their side of a threshold. Infinity without any noise.
 
     Args:
-        out: Scores without the secret.
-        there: Scores with it.
-        idle: Draws of the same noise, of mean zero, independent of the scores.
+        without: Scores without the secret.
+        with_secret: Scores with the secret.
+        idle: Independent draws of the same noise, of mean zero, where nothing is hidden.
         alpha: Probability that the bound is too large.
 
     Raises:
@@ -178,27 +188,29 @@ def mu_of_shift(
     # Var(mean_1 - mean_0) = 1/n_0 + 1/n_1 in deviations of the noise.
     # One half of alpha for the mean's error, the other for the deviation's.
     largest = deviation_of(idle, alpha=alpha)[1]
-    apart = abs(float(there.mean() - out.mean()))
+    apart = abs(float(with_secret.mean() - without.mean()))
     if largest == 0.0:
         return math.inf if apart > 0.0 else 0.0
-    error = float(norm.isf(alpha / 2.0)) * math.sqrt(1.0 / len(out) + 1.0 / len(there))
+    error = float(norm.isf(alpha / 2.0)) * math.sqrt(1.0 / len(without) + 1.0 / len(with_secret))
     return max(0.0, apart / largest - error)
 
 
-def _confusion(out: NDArray[np.float64], there: NDArray[np.float64], threshold: float) -> Confusion:
+def _confusion(
+    without: NDArray[np.float64], with_secret: NDArray[np.float64], threshold: float
+) -> Confusion:
     return Confusion(
-        true_positives=int((there >= threshold).sum()),
-        positives=len(there),
-        false_positives=int((out >= threshold).sum()),
-        negatives=len(out),
+        true_positives=int((with_secret >= threshold).sum()),
+        positives=len(with_secret),
+        false_positives=int((without >= threshold).sum()),
+        negatives=len(without),
     )
 
 
 def read_scores(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the scores without and with the secret that a `.npz` holds as `out` and `there`.
+    """Return the scores without and with the secret: the arrays `out` and `there` of a `.npz`.
 
     Raises:
-        OSError: If it can't be read.
+        OSError: If the file can't be read.
         ValueError: If it has no such arrays.
     """
     with np.load(path, allow_pickle=False) as stored:
@@ -209,8 +221,8 @@ def read_scores(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def report_of_scores(
-    out: NDArray[np.float64],
-    there: NDArray[np.float64],
+    without: NDArray[np.float64],
+    with_secret: NDArray[np.float64],
     *,
     claim: float,
     delta: float,
@@ -218,26 +230,26 @@ def report_of_scores(
     subject: str,
     seed: int = 0,
 ) -> AuditReport:
-    """Return what scores are proof of, beside what their model claims.
+    """Return what scores prove, beside what their model claims.
 
     Args:
-        out: Scores of units that the training did not see, larger where an attack believes that it
-            did. Trials have to be independent: units of one model are so only approximately, and
-            those of many independently trained models exactly.
-        there: Scores of units that it saw.
-        claim: Epsilon that it claims for one of them.
-        delta: Of the claim.
+        without: Scores of units that the training did not see, larger where the attack believes
+            that it did. Trials have to be independent: exactly, of many independently trained
+            models; of one model, only approximately.
+        with_secret: Scores of units that the training saw.
+        claim: Claimed epsilon of one unit.
+        delta: Delta of the claim.
         alpha: Probability that a model that keeps its claim is accused.
-        subject: What is audited.
-        seed: Of the order in which scores are split into halves.
+        subject: Name of the audited model.
+        seed: Seed of the split into halves.
 
     Raises:
         ValueError: As `bounds_of_scores`.
     """
     rng = np.random.default_rng(seed)
-    out, there = rng.permutation(out), rng.permutation(there)
-    found = bounds_of_scores(out, there, alpha=alpha, delta=delta)
-    counts = found.at_epsilon
+    without, with_secret = rng.permutation(without), rng.permutation(with_secret)
+    bounds = bounds_of_scores(without, with_secret, alpha=alpha, delta=delta)
+    counts = bounds.at_epsilon
     most = most_that_clopper_pearson_shows(
         counts.positives, counts.negatives, alpha=alpha / 2.0, delta=delta
     )
@@ -247,8 +259,8 @@ def report_of_scores(
         alpha=alpha,
         claim=claim,
         delta=delta,
-        bounds={"clopper_pearson": found.epsilon},
-        seen=(
+        bounds={"clopper_pearson": bounds.epsilon},
+        observed=(
             f"{counts.true_positives} of {counts.positives} found at {counts.false_positives} "
             f"false alarms of {counts.negatives}"
         ),
@@ -259,7 +271,7 @@ def report_of_scores(
         findings=(finding,),
         estimates={
             "epsilon by Gaussian DP, if the scores' trade-off were a Gaussian's; no bound": (
-                found.gaussian_epsilon
+                bounds.gaussian_epsilon
             )
         },
         notes=(

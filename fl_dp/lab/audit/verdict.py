@@ -1,4 +1,4 @@
-"""Verdicts of audits: what is claimed, what was shown, and what would have been noticed."""
+"""Verdicts of audits: the claim, what was shown, and what would have been noticed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Finding:
     """One test of one claim.
 
     Attributes:
-        name: What was played or measured.
-        claim: Epsilon that is claimed; None where the test has no epsilon of its own.
-        bounds: Lower bounds on it by the name of their method, together wrong with at most `alpha`.
-        delta: Of claim and bounds.
+        name: Name of the test.
         alpha: Probability that a claim that holds is accused.
-        caught: Whether something was found that contradicts the claim in another way.
-        seen: One line on what was observed.
+        claim: Claimed epsilon; None where the test has no epsilon of its own.
+        delta: Delta of claim and bounds.
+        bounds: Lower bounds on the epsilon by method, together wrong with at most `alpha`.
+        caught: Whether something else contradicts the claim.
+        observed: One line on what was observed.
         power: One line on which violation would have been noticed.
     """
 
@@ -34,7 +34,7 @@ class Finding:
     delta: float | None = None
     bounds: Mapping[str, float] = field(default_factory=dict)
     caught: bool = False
-    seen: str = ""
+    observed: str = ""
     power: str = ""
 
     @property
@@ -51,10 +51,12 @@ class Finding:
 
     @property
     def share(self) -> float | None:
-        """The bound over the claim: what of the claimed privacy loss was really shown."""
+        """The bound over the claim: how much of the claimed privacy loss was shown."""
         if self.claim is None or self.bound is None or math.isinf(self.bound):
             return None
-        return self.bound / self.claim if 0.0 < self.claim < math.inf else None
+        if not 0.0 < self.claim < math.inf:
+            return None
+        return self.bound / self.claim
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -67,7 +69,7 @@ class Finding:
             "bounds": dict(self.bounds),
             "share_of_claim": self.share,
             "confidence": 1.0 - self.alpha,
-            "seen": self.seen,
+            "seen": self.observed,
             "power": self.power,
         }
 
@@ -77,9 +79,9 @@ class AuditReport:
     """Findings about one subject.
 
     Attributes:
-        subject: What was audited.
-        findings: In the order of the tests.
-        notes: What a reader has to know besides.
+        subject: Name of what was audited.
+        findings: Findings in the order of the tests.
+        notes: Further lines for the reader.
         estimates: Numbers that are no bounds, by name.
     """
 
@@ -110,33 +112,35 @@ def audit_table(report: AuditReport) -> Table:
     rows = []
     for finding in report.findings:
         share = finding.share
+        verdict, style = ("stands", "") if finding.stands else ("VIOLATED", "red")
         cells = (
             finding.name,
             _number(finding.claim),
             _number(finding.bound),
             "" if share is None else f"{share:.0%}",
             confidence(finding.alpha),
-            "stands" if finding.stands else "VIOLATED",
+            verdict,
         )
-        rows.append([Text(cell, style="" if finding.stands else "red") for cell in cells])
+        rows.append([Text(cell, style=style) for cell in cells])
     title = f"Audit of {report.subject}"
     return sheet(title, ("test", *numbers, "verdict"), rows, numbers=numbers)
 
 
 def audit_lines(report: AuditReport) -> list[str]:
-    """Return what stands below the table."""
-    lines = [
-        f"{_which(each)}: {'; '.join(filter(None, (each.seen, each.power)))}"
-        for each in report.findings
-    ]
+    """Return the lines below the table."""
+    lines = []
+    for finding in report.findings:
+        sentences = filter(None, (finding.observed, finding.power))
+        lines.append(f"{_which(finding)}: {'; '.join(sentences)}")
     lines += [f"{name}: {value:.4g}" for name, value in report.estimates.items()]
     lines += list(report.notes)
     violated = [finding.name for finding in report.findings if not finding.stands]
-    lines.append(
-        f"VIOLATED: {'; '.join(violated)}"
-        if violated
-        else "Nothing contradicts the claim. An audit finds violations; it proves no privacy."
-    )
+    if violated:
+        lines.append(f"VIOLATED: {'; '.join(violated)}")
+    else:
+        lines.append(
+            "Nothing contradicts the claim. An audit finds violations; it proves no privacy."
+        )
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Verdict on a whole run from what its releases tell of canary clients."""
+"""Verdict on a whole run from what its releases show of canary clients."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ WHOLE_RUN = "canary clients over the whole run"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SeenRound:
-    """One release, as an adversary sees it that knows what all others sent.
+class ObservedRound:
+    """One release, seen by an adversary that knows what all others sent.
 
-    Or what releases with correlated noise tell together of participations, as
-    `audit.correlated_run` adds them up.
+    With correlated noise: what all releases together show of participations (`correlated_run`).
 
     Attributes:
         along: The noisy sum without the others, in clipping norms, along every direction.
-        noise_multiplier: Of the noise on the sum of updates; one number, or one a direction.
-        of: Directions whose canary may publicly have taken part; None: all.
+        noise_multiplier: Multiplier of the noise on the sum of updates; one number, or one per
+            direction.
+        eligible: Directions whose canary may publicly have taken part; None: all.
     """
 
     along: NDArray[np.float64]
     noise_multiplier: float | NDArray[np.float64]
-    of: NDArray[np.bool_] | None = None
+    eligible: NDArray[np.bool_] | None = None
 
     def losses(self, sampling_rate: float) -> NDArray[np.float64]:
         """Return the privacy loss along each direction, 0 where no canary can have taken part."""
         losses = privacy_losses(self.along, self.noise_multiplier, sampling_rate)
-        return losses if self.of is None else np.where(self.of, losses, 0.0)
+        return losses if self.eligible is None else np.where(self.eligible, losses, 0.0)
 
 
 def finding_of_run(
     canaries: Canaries,
-    rounds: list[SeenRound],
+    rounds: list[ObservedRound],
     *,
     sampling_rate: float,
     claim: float,
@@ -55,18 +55,17 @@ def finding_of_run(
     alpha: float,
     curve: TradeOff | None = None,
 ) -> Finding:
-    """Return what a run's releases are proof of, beside what its ledger claims.
+    """Return what a run's releases prove, beside what its ledger claims.
 
-    With the claimed trade-off curve no verdict rests on a Gaussian's: rates of true and false
-    positives are compared with the curve itself, and a Gaussian bound that contradicts it is left
-    out.
+    With a claimed trade-off curve, rates of true and false positives are compared with the curve
+    itself. A Gaussian bound that contradicts it is left out.
 
     Args:
-        canaries: Those of the run.
+        canaries: Canaries of the run.
         rounds: Every release.
-        sampling_rate: Probability that a client is drawn; 1 if who takes part is known.
+        sampling_rate: Probability that a client is drawn; 1 if participation is known.
         claim: Epsilon that the ledger claims for these rounds.
-        delta: Of the claim.
+        delta: Delta of the claim.
         alpha: Probability that the bound is too large.
         curve: Trade-off curve of what the ledger was charged.
 
@@ -77,29 +76,33 @@ def finding_of_run(
         raise ValueError("no round was released: there is nothing to audit")
     losses = np.zeros(canaries.size)
     asked = np.zeros(canaries.size, dtype=np.bool_)
-    for seen in rounds:
-        losses += seen.losses(sampling_rate)
-        asked |= True if seen.of is None else seen.of
+    for release in rounds:
+        losses += release.losses(sampling_rate)
+        asked |= True if release.eligible is None else release.eligible
     if not asked[: canaries.count].any():
         raise ValueError("no canary was asked in any round: train more rounds, or ask more clients")
-    is_there = asked.copy()
-    is_there[canaries.count :] = False
-    is_there[: canaries.count] &= canaries.there
-    there, out = losses[is_there], losses[asked & ~is_there]
+    is_included = asked.copy()
+    is_included[canaries.count :] = False
+    is_included[: canaries.count] &= canaries.included
+    with_canary, without = losses[is_included], losses[asked & ~is_included]
     # Otherwise those whose coin said no would choose a threshold for those without a canary.
-    out = np.random.default_rng(canaries.seed).permutation(out)
-    found = bounds_of_scores(
-        out, there, alpha=alpha, delta=delta, expected=_expected(rounds, sampling_rate, asked)
+    without = np.random.default_rng(canaries.seed).permutation(without)
+    bounds = bounds_of_scores(
+        without,
+        with_canary,
+        alpha=alpha,
+        delta=delta,
+        expected=_expected(rounds, sampling_rate, asked),
     )
-    counts = found.at_mu
+    counts = bounds.at_mu
     estimate = float(
         norm.ppf((counts.true_positives + 0.5) / (counts.positives + 1.0))
         - norm.ppf((counts.false_positives + 0.5) / (counts.negatives + 1.0))
     )
     claimed_mu = mu_of_epsilon(claim, delta)
     # The bound lies estimate - mu below the truth, and 1.645 deviations lower in 1 of 20 audits.
-    slack = max(estimate - found.mu, 0.0) * (1.0 + norm.isf(0.05) / norm.isf(alpha / 8.0))
-    seen_from = gaussian_epsilon_of(claimed_mu + slack, delta=delta)
+    slack = max(estimate - bounds.mu, 0.0) * (1.0 + norm.isf(0.05) / norm.isf(alpha / 8.0))
+    detectable = gaussian_epsilon_of(claimed_mu + slack, delta=delta)
     most = most_that_clopper_pearson_shows(
         counts.positives, counts.negatives, alpha=alpha / 4.0, delta=delta
     )
@@ -108,51 +111,60 @@ def finding_of_run(
         alpha=alpha,
         claim=claim,
         delta=delta,
-        bounds=found.beside(claim, curve),
-        caught=curve is not None and found.violates(curve),
-        seen=(
-            f"{canaries.count} canaries, {len(there)} of them there, "
-            f"{len(out)} directions without one; mu at least {found.mu:.3g}"
+        bounds=bounds.beside(claim, curve),
+        caught=curve is not None and bounds.violates(curve),
+        observed=(
+            f"{canaries.count} canaries, {len(with_canary)} of them there, "
+            f"{len(without)} directions without one; mu at least {bounds.mu:.3g}"
         ),
         power=(
-            f"catches a true epsilon above about {seen_from:.3g}, 19 times of 20; Clopper-Pearson "
+            f"catches a true epsilon above about {detectable:.3g}, 19 times of 20; Clopper-Pearson "
             f"shows {most:.3g} at most"
         ),
     )
 
 
 def _expected(
-    rounds: list[SeenRound], sampling_rate: float, asked: NDArray[np.bool_]
+    rounds: list[ObservedRound], sampling_rate: float, asked: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return privacy losses of runs without and with a canary that keep their claim."""
+    """Return privacy losses of simulated runs without and with a canary that keep their claim."""
     # They choose a threshold and nothing else, so any seed will do.
     rng = np.random.default_rng(0)
     # Where directions were not all asked in the same rounds, each run is that of one of them.
-    alike = all(seen.of is None and isinstance(seen.noise_multiplier, float) for seen in rounds)
-    one = np.zeros(1) if alike else rng.choice(np.flatnonzero(asked), size=_SIMULATED)
-    out, there = np.zeros(_SIMULATED), np.zeros(_SIMULATED)
-    for seen in rounds:
-        z = seen.noise_multiplier
-        z = z if isinstance(z, float) else z[one]
-        of = None if seen.of is None else seen.of[one]
+    alike = all(
+        release.eligible is None and isinstance(release.noise_multiplier, float)
+        for release in rounds
+    )
+    directions = np.zeros(1)
+    if not alike:
+        directions = rng.choice(np.flatnonzero(asked), size=_SIMULATED)
+    losses, losses_with_canary = np.zeros(_SIMULATED), np.zeros(_SIMULATED)
+    for release in rounds:
+        z = release.noise_multiplier
+        if not isinstance(z, float):
+            z = z[directions]
+        eligible = None if release.eligible is None else release.eligible[directions]
         without, with_canary = z * rng.normal(size=(2, _SIMULATED))
         with_canary += rng.random(_SIMULATED) < sampling_rate
-        for total, along in ((out, without), (there, with_canary)):
-            total += SeenRound(along=along, noise_multiplier=z, of=of).losses(sampling_rate)
-    return out, there
+        for total, along in ((losses, without), (losses_with_canary, with_canary)):
+            simulated = ObservedRound(along=along, noise_multiplier=z, eligible=eligible)
+            total += simulated.losses(sampling_rate)
+    return losses, losses_with_canary
 
 
 def one_shot_epsilon(canaries: Canaries, moved: NDArray[np.float64], *, delta: float) -> float:
     """Return the estimate of Andrew et al. from the last model alone: no bound.
 
     Args:
-        canaries: Those of the run.
+        canaries: Canaries of the run.
         moved: The last model less the first, flat.
-        delta: Of the estimate.
+        delta: Delta of the estimate.
     """
     length = float(np.linalg.norm(moved))
-    cosines = canaries.along(moved)[: canaries.count] / length if length else np.zeros(1)
-    return gaussian_epsilon_of(one_shot_mu(cosines[canaries.there], canaries.size), delta=delta)
+    cosines = np.zeros(1)
+    if length:
+        cosines = canaries.along(moved)[: canaries.count] / length
+    return gaussian_epsilon_of(one_shot_mu(cosines[canaries.included], canaries.size), delta=delta)
 
 
 def mu_of_epsilon(epsilon: float, delta: float) -> float:

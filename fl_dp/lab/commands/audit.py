@@ -247,7 +247,7 @@ def _by_clients(job: Job, canaries: int | None, alpha: float, *, keep_model: boo
     """Train with canaries in the chosen engine, and judge what its releases tell of them."""
     from fl_dp.app.workload import initial_arrays_of
     from fl_dp.lab.games.canary_run import CANARIES_FILE, CanaryRun
-    from fl_dp.lab.games.seen_run import read_seen, report_of_run
+    from fl_dp.lab.games.observed_run import read_observed_run, report_of_run
     from fl_dp.updates import VectorLayout
 
     settings = job.settings
@@ -259,7 +259,7 @@ def _by_clients(job: Job, canaries: int | None, alpha: float, *, keep_model: boo
         if not keep_model:
             for file in (job.folder.model, job.folder.checkpoint):
                 file.unlink(missing_ok=True)
-    seen = read_seen(job.path / CANARIES_FILE)
+    seen = read_observed_run(job.path / CANARIES_FILE)
     if len(seen.rounds) < settings.rounds:
         warn(f"{len(seen.rounds)} of {settings.rounds} rounds were released; the claim is of all")
     report = report_of_run(seen, run, settings, job.folder, alpha=alpha)

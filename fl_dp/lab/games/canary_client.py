@@ -1,8 +1,7 @@
 """The `ClientApp` of an audited training: the task's clients, and nodes that host canaries.
 
-A canary takes the way of every client: it is drawn, trained, clipped and added up by the same code.
-Its update is a hundred clipping norms long, so that clipping is under audit, too, and it claims a
-billion records.
+The same code draws, trains, clips and adds up canaries and clients. A canary's update is a hundred
+clipping norms long, so that clipping is audited, too, and it claims a billion records.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _CLAIMED_RECORDS = 10**9
 
 
 class AuditedClient(NumPyClient):
-    """One of the task's clients, or a canary: its node's place says which."""
+    """One of the task's clients, or a canary: the node's partition id decides."""
 
     def __init__(self, context: Context, unit: int = 0) -> None:
-        """Be one of the units that a node hosts."""
+        """Represent one of the units that a node hosts."""
         self.context = context
         self.unit = unit
 
@@ -52,17 +51,17 @@ class AuditedClient(NumPyClient):
 def canary_update(
     parameters: NDArrays, run: CanaryRun, canary: int, length: float
 ) -> list[NDArray[Any]]:
-    """Return the model, moved along a canary's direction if its coin says that it is there."""
+    """Return the model, moved along a canary's direction if its coin includes it."""
     floating = [np.issubdtype(array.dtype, np.floating) for array in parameters]
     size = sum(a.size for a, moves in zip(parameters, floating, strict=True) if moves)
     canaries = run.canaries(size)
-    if canary >= run.count or not canaries.there[canary]:
+    if canary >= run.count or not canaries.included[canary]:
         return list(parameters)
-    update, at, moved = length * canaries.direction(canary), 0, []
+    update, offset, moved = length * canaries.direction(canary), 0, []
     for array, moves in zip(parameters, floating, strict=True):
         if moves:
-            part = update[at : at + array.size].reshape(array.shape)
-            array, at = (array + part).astype(array.dtype), at + array.size
+            part = update[offset : offset + array.size].reshape(array.shape)
+            array, offset = (array + part).astype(array.dtype), offset + array.size
         moved.append(array)
     return moved
 
@@ -89,14 +88,14 @@ def _count(context: Context, config: dict[str, Any]) -> int:
 def _train_many(
     context: Context, units: Sequence[int], model: ArrayRecord, config: dict[str, Any]
 ) -> Iterator[TrainedRows]:
-    """Train the task's clients together; canaries are left to be moved one by one."""
+    """Train the task's clients together; canaries are moved one by one."""
     run = CanaryRun.of(context.run_config)
     if run.first_on_node(_settings(config), node_of(context)) is None:
         yield from train_many(context, units, model, config)
 
 
 def _marked(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Say in a reply which canaries its node hosts: one more than the number of the first."""
+    """Report in a reply which canaries its node hosts: one more than the number of the first."""
     reply = call_next(message, context)
     if message.metadata.message_type != "train" or reply.has_error():
         return reply

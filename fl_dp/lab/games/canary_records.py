@@ -1,10 +1,9 @@
 """Records under DP-SGD: one client trains with canary records, and an adversary guesses its coins.
 
-Each canary record has an input of its own that no other record has, and a label drawn at random: so
-its gradient is as long as it may be, whatever the model says, and moves weights that no other
-record moves. A fair coin each says whether it is among the records. The client trains by the code
-that every client trains by; the adversary sees the models that it sends. The auditor also sees
-what each step released, which shows the noise by itself.
+Each canary record has an input of its own and a random label. So its gradient is as long as
+allowed, and moves weights that no other record moves. A fair coin includes it or not. The client
+trains by the usual code; the adversary sees the models that it sends. The auditor also sees what
+each step released, which shows the noise alone.
 """
 
 from __future__ import annotations
@@ -49,11 +48,11 @@ class AuditedRecords:
     """Records of one client, with canaries among them.
 
     Attributes:
-        features: The client's own, shape `(n, f)`.
-        labels: The client's own, shape `(n,)`.
-        num_classes: How many labels there are, at least 2.
-        canaries: How many canary records there are, those left out included.
-        seed: Of canaries and coins.
+        features: The client's own features, shape `(n, f)`.
+        labels: The client's own labels, shape `(n,)`.
+        num_classes: Number of labels, at least 2.
+        canaries: Number of canary records, including those left out.
+        seed: Seed of canaries and coins.
     """
 
     features: Tensor
@@ -101,15 +100,17 @@ class AuditedRecords:
 class _Watched(SGD):
     """The optimizer; it records what each step releases of some weights."""
 
-    def __init__(self, parameters: Any, *, of: NDArray[np.int64], seen: list[Tensor]) -> None:
+    def __init__(
+        self, parameters: Any, *, columns: NDArray[np.int64], releases: list[Tensor]
+    ) -> None:
         super().__init__(parameters, lr=_LEARNING_RATE)
-        self._of = torch.from_numpy(of)
-        self._seen = seen
+        self._columns = torch.from_numpy(columns)
+        self._releases = releases
 
     def step(self, closure: Any = None) -> Any:
-        """Remember, then step."""
+        """Record the gradient, then step."""
         [weights] = self.param_groups[0]["params"]
-        self._seen.append(weights.grad[:, self._of].reshape(-1).clone())
+        self._releases.append(weights.grad[:, self._columns].reshape(-1).clone())
         return super().step(closure)
 
 
@@ -121,31 +122,31 @@ def audit_records(
     train: Trainer = train_with_dp_sgd,
     on_participation: Callable[[], None] = lambda: None,
 ) -> AuditReport:
-    """Train by a plan, with canaries, and return what the models are proof of.
+    """Train by a plan, with canaries, and return what the models prove.
 
     Args:
-        records: The client's, with canaries.
-        plan: What every participation does, how often, and what it claims.
+        records: The client's records, with canaries.
+        plan: Plan of each participation, their number, and the claim.
         alpha: Probability that a training that keeps its claim is accused.
         train: Trains for one participation.
-        on_participation: Called after each.
+        on_participation: Called after each participation.
     """
-    there, labels = records.coins()
+    included, labels = records.coins()
     own = records.features.reshape(len(records.features), -1).float()
     width = own.shape[1]
     model = nn.Linear(width + records.canaries, records.num_classes, bias=False)
     nn.init.zeros_(model.weight)
-    loader = DataLoader(_with_canaries(records, own, there, labels, plan.clipping_norm))
+    loader = DataLoader(_with_canaries(records, own, included, labels, plan.clipping_norm))
     # Public, and the same whatever the coins say.
     expected = plan.sampling_rate * (len(own) + records.canaries / 2.0)
-    # No record touches the weights of canaries that are not there: each step shows noise alone.
-    seen: list[Tensor] = []
-    how = DPSGD(
-        optimizer=partial(_Watched, of=width + np.flatnonzero(~there), seen=seen),
+    # No record touches the weights of canaries that are left out: each step shows noise alone.
+    releases: list[Tensor] = []
+    dp_sgd = DPSGD(
+        optimizer=partial(_Watched, columns=width + np.flatnonzero(~included), releases=releases),
         expected_batch_size=max(1.0, expected),
     )
     for _ in range(plan.participations):
-        train(model, loader, plan=plan, how=how)
+        train(model, loader, plan=plan, how=dp_sgd)
         on_participation()
     weights = model.weight.detach().double().numpy()[:, width:]
     # At the first model a canary's gradient points from its label to all others alike.
@@ -157,20 +158,18 @@ def audit_records(
         {plan.event: plan.steps * plan.participations},
         neighboring_relation=plan.neighboring_relation,
     )
-    one_run, surely = (
-        finding_of_one_run(scores, there, claim=claim, delta=delta, alpha=level, curve=curve)
-        for level in (of_bounds / 2.0, 0.05)
-    )
+    judge = partial(finding_of_one_run, scores, included, claim=claim, delta=delta, curve=curve)
+    one_run, at_95 = judge(alpha=of_bounds / 2.0), judge(alpha=0.05)
     # No other record touches a canary's weights: their scores are independent of each other.
     order = np.random.default_rng(records.seed).permutation(len(scores))
-    out, within = scores[order][~there[order]], scores[order][there[order]]
-    fitted = bounds_of_scores(out, within, alpha=of_bounds / 2.0, delta=delta)
+    without, with_canary = scores[order][~included[order]], scores[order][included[order]]
+    fitted = bounds_of_scores(without, with_canary, alpha=of_bounds / 2.0, delta=delta)
     most = most_that_clopper_pearson_shows(
-        len(within) // 2, len(out) // 2, alpha=of_bounds / 4.0, delta=delta
+        len(with_canary) // 2, len(without) // 2, alpha=of_bounds / 4.0, delta=delta
     )
-    assert how.expected_batch_size is not None  # given above
-    charged = plan.noise_multiplier * plan.clipping_norm / how.expected_batch_size
-    noise = torch.stack(seen).double().numpy() / charged
+    assert dp_sgd.expected_batch_size is not None  # given above
+    charged = plan.noise_multiplier * plan.clipping_norm / dp_sgd.expected_batch_size
+    noise = torch.stack(releases).double().numpy() / charged
     return AuditReport(
         subject=f"records of one client, {plan.participations} participations of {plan.steps} "
         "steps of DP-SGD",
@@ -185,14 +184,14 @@ def audit_records(
             *findings_on_noise(noise, alpha=_NOISE * alpha),
         ),
         estimates={
-            "one-run bound at confidence 0.95, on which no verdict rests": surely.bounds["one_run"],
-            "the same for Gaussian DP": surely.bounds.get("one_run_gaussian", math.nan),
+            "one-run bound at confidence 0.95, on which no verdict rests": at_95.bounds["one_run"],
+            "the same for Gaussian DP": at_95.bounds.get("one_run_gaussian", math.nan),
         },
         notes=(
-            f"{int(there.sum())} of {len(there)} canary records were in; the bounds are of an "
-            f"adversary that sees the model after the last participation; delta "
+            f"{int(included.sum())} of {len(included)} canary records were in; the bounds are of "
+            f"an adversary that sees the model after the last participation; delta "
             f"{delta_rounded_up(delta)}",
-            f"the noise is that of all {len(seen)} steps, in weights that no record touches",
+            f"the noise is that of all {len(releases)} steps, in weights that no record touches",
             "the one-run bound (Steinke et al. 2023) holds whatever the scores are; delta alone "
             "keeps it at 0 where confidence is above about 1 - 2 canaries x delta / guesses",
             "the one-run bound for f-DP (Mahloujifar et al. 2024) goes by the claimed trade-off "
@@ -204,11 +203,11 @@ def audit_records(
 def _with_canaries(
     records: AuditedRecords,
     own: Tensor,
-    there: NDArray[np.bool_],
+    included: NDArray[np.bool_],
     labels: NDArray[np.int64],
     clipping_norm: float,
 ) -> TensorDataset:
-    rows = np.flatnonzero(there)
+    rows = np.flatnonzero(included)
     canaries: Any = torch.zeros(len(rows), own.shape[1] + records.canaries)
     canaries[np.arange(len(rows)), own.shape[1] + rows] = _LONG * clipping_norm
     honest = torch.cat([own, torch.zeros(len(own), records.canaries)], dim=1)

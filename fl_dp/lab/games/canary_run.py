@@ -26,14 +26,14 @@ CANARIES_FILE = "canaries.npz"
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryRun:
-    """How many canaries a training has, and which.
+    """The canaries of a training.
 
-    Canaries live on nodes of their own, as many on each: beyond those of the task's clients, or,
-    where cohorts are counted, in the places of the last ones.
+    They live on nodes of their own: beyond those of the task's clients, or, where cohorts are
+    counted, in place of the last ones.
 
     Attributes:
-        count: How many.
-        seed: Of their directions and coins.
+        count: Number of canaries.
+        seed: Seed of their directions and coins.
         in_place: Whether they take the places of clients.
     """
 
@@ -43,12 +43,12 @@ class CanaryRun:
 
     @classmethod
     def fitting(cls, settings: Settings, size: int, count: int | None) -> CanaryRun:
-        """Return a run of as many canaries as were asked for, else 1000 or what fits.
+        """Return a run of `count` canaries; by default 1000, or as many as fit.
 
         Args:
-            settings: Of the training.
-            size: Coordinates of its model.
-            count: How many were asked for.
+            settings: Settings of the training.
+            size: Number of coordinates of its model.
+            count: Requested number of canaries.
 
         Raises:
             ValueError: If the model or the roster has too little room.
@@ -57,8 +57,9 @@ class CanaryRun:
         if count is None:
             count = min(MOST_CANARIES, size // 2)
             if in_place:
-                each = settings.simulation.units_at_node
-                count = min(count, settings.task.num_clients // 2) // each * each or each
+                on_node = settings.simulation.units_at_node
+                half = settings.task.num_clients // 2
+                count = min(count, half) // on_node * on_node or on_node
         run = cls(count=count, seed=settings.seed, in_place=in_place)
         run.canaries(size)  # refuses more than fit
         run.require_places(settings)
@@ -66,10 +67,10 @@ class CanaryRun:
 
     @classmethod
     def of(cls, run_config: Mapping[str, Any]) -> CanaryRun:
-        """Read it from a run config.
+        """Read the canaries from a run config.
 
         Raises:
-            KeyError: If there is none.
+            KeyError: If it has none.
         """
         return decode_text(cls, str(run_config[RUN_KEY]))
 
@@ -78,15 +79,17 @@ class CanaryRun:
         return _canaries(self.count, size, self.seed)
 
     def first_on_node(self, settings: Settings, node: int) -> int | None:
-        """Return the first canary that a node hosts, None if it hosts the task's clients."""
+        """Return the first canary of a node, None if it hosts the task's clients."""
         nodes = settings.simulation.num_nodes(settings.task.num_clients)
         if self.in_place:
             nodes -= settings.simulation.num_nodes(self.count)
         beyond = node - nodes
-        return None if beyond < 0 else beyond * settings.simulation.units_at_node
+        if beyond < 0:
+            return None
+        return beyond * settings.simulation.units_at_node
 
     def more_nodes(self, settings: Settings) -> int:
-        """Return how many nodes host the canaries, besides those of the task's clients."""
+        """Return the number of nodes for canaries, besides those of the task's clients."""
         return 0 if self.in_place else settings.simulation.num_nodes(self.count)
 
     def require_places(self, settings: Settings) -> None:
@@ -97,43 +100,45 @@ class CanaryRun:
         """
         if not self.in_place:
             return
-        clients, each = settings.task.num_clients, settings.simulation.units_at_node
+        clients, on_node = settings.task.num_clients, settings.simulation.units_at_node
         if self.count >= clients:
+            fewer = clients // 2 // on_node * on_node or on_node
             raise ValueError(
                 f"canaries take the places of clients here, and {self.count} of {clients} would "
-                f"leave nobody to train: write --canaries {clients // 2 // each * each or each}, "
-                "or more clients"
+                f"leave nobody to train: write --canaries {fewer}, or more clients"
             )
-        if clients % each or self.count % each:
+        if clients % on_node or self.count % on_node:
             raise ValueError(
-                f"canaries have nodes of their own, of simulation.units_per_node={each} clients: "
-                f"that must divide the {clients} clients and the {self.count} canaries"
+                f"canaries have nodes of their own, of simulation.units_per_node={on_node} "
+                f"clients: that must divide the {clients} clients and the {self.count} canaries"
             )
 
 
 @lru_cache(maxsize=1)
 def _canaries(count: int, size: int, seed: int) -> Canaries:
-    """Return the canaries of a run, whose directions and coins are drawn once for all units."""
+    """Return the canaries of a run; their directions and coins are drawn once for all units."""
     return Canaries(count=count, size=size, seed=seed)
 
 
 def takes_places(settings: Settings) -> bool:
-    """Tell whether canaries take clients' places: those are counted, or dealt to groups."""
+    """Return whether canaries take clients' places: those are counted, or dealt to groups."""
     return settings.privacy.mode == "correlated" or settings.selection.name != "poisson"
 
 
 def room_for_canaries(settings: Settings) -> list[str]:
-    """Return the overrides that make room: beyond the clients, or on nodes in their places.
+    """Return the overrides that make room for canaries.
 
-    In their places there are at least four nodes, all alike, so that half can be the canaries'.
+    If they take clients' places there are at least four equal nodes, so that half can be the
+    canaries'.
     """
     if not takes_places(settings):
         return ["roster_may_grow=true"]
     if isinstance(settings.simulation.units_per_node, int):
         return []
     clients = settings.task.num_clients
-    each = max(each for each in range(1, max(1, clients // 4) + 1) if not clients % each)
-    return [f"simulation.units_per_node={each}"]
+    sizes = range(1, max(1, clients // 4) + 1)
+    on_node = max(size for size in sizes if not clients % size)
+    return [f"simulation.units_per_node={on_node}"]
 
 
 def require_auditable(settings: Settings) -> None:

@@ -1,7 +1,6 @@
-"""The `ServerApp` of an audited training: the main job with canaries, and who watches it.
+"""The `ServerApp` of an audited training: the main job with canaries, and its observer.
 
-`WatchedLoop` is `PrivateLoop` that records what an adversary sees of each round; it trains and
-charges the same.
+`WatchedLoop` is `PrivateLoop` that records what an adversary sees; it trains and charges the same.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.server import output_dir, train
 from fl_dp.app.workload import initial_arrays_of
 from fl_dp.lab.audit.canaries import Canaries
-from fl_dp.lab.audit.correlated_run import WhoseTurn
-from fl_dp.lab.audit.whole_run import SeenRound
+from fl_dp.lab.audit.correlated_run import PublicTurns
+from fl_dp.lab.audit.whole_run import ObservedRound
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.strategies import (
@@ -37,7 +36,7 @@ from fl_dp.strategies import (
 from fl_dp.updates import VectorLayout
 
 from .canary_run import CANARIES_FILE, CANARY_METRIC, CanaryRun
-from .seen_run import SeenRun, write_seen
+from .observed_run import ObservedRun, write_observed_run
 
 app = ServerApp()
 
@@ -47,31 +46,31 @@ def main(grid: Grid, context: Context) -> None:
     """Train as `fl_dp.server_app` does, and write what the canaries' auditor saw."""
     settings = compose_settings(shlex.split(str(context.run_config["hydra-overrides"])))
     run = CanaryRun.of(context.run_config)
-    made: list[WatchedFedAvg] = []
+    strategies: list[WatchedFedAvg] = []
 
     def watched(*args: Any, **options: Any) -> DPFedAvg:
-        made.append(WatchedFedAvg(*args, run=run, **options))
-        return made[-1]
+        strategies.append(WatchedFedAvg(*args, run=run, **options))
+        return strategies[-1]
 
     result = train(grid, settings, run_id=str(context.run_id), make_strategy=watched)
     first = initial_arrays_of(settings)
     layout = VectorLayout.of(first)
     folder = output_dir(settings) / (settings.run_name or f"flwr-{context.run_id}")
     moved = layout.flatten(result.arrays) - layout.flatten(first)
-    write_seen(folder / CANARIES_FILE, seen_by(made[-1].loop, moved))
+    write_observed_run(folder / CANARIES_FILE, observed_run(strategies[-1].loop, moved))
 
 
-def seen_by(loop: WatchedLoop, moved: NDArray[np.float64]) -> SeenRun:
-    """Return what was seen of a run, and the change of its model."""
-    return SeenRun(
-        rounds=loop.seen,
+def observed_run(loop: WatchedLoop, moved: NDArray[np.float64]) -> ObservedRun:
+    """Return the observations of a run, with the change of its model."""
+    return ObservedRun(
+        rounds=loop.observed,
         moved=moved,
         indices=loop.indices,
-        turn=loop.whose_turn(),
+        turns=loop.public_turns(),
         coefficients=loop.plan.coefficients or (COEFFICIENT_ONE,),
         drawn=np.array(loop.asked, dtype=np.bool_),
         cohorts=np.array(loop.cohorts, dtype=np.int64),
-        own=loop.groups() if loop.plan.sampling.own_groups else None,
+        budget_groups=loop.groups() if loop.plan.sampling.own_groups else None,
     )
 
 
@@ -79,11 +78,11 @@ class WatchedLoop(PrivateLoop):
     """The rounds, and an adversary that sees each release and knows what all others sent.
 
     Attributes:
-        canary_run: Which canaries there are.
-        seen: What the adversary saw, a round each.
-        indices: Of these rounds, as the ledger counts them.
-        asked: Which canaries took part in each of them, as the auditor counts them.
-        cohorts: How many units were drawn for each of them.
+        canary_run: The run's canaries.
+        observed: What the adversary saw, one entry per round.
+        indices: Index of each round in the ledger.
+        asked: Which canaries took part in each round, as the auditor counts them.
+        cohorts: Number of drawn units of each round.
     """
 
     canary_run: CanaryRun
@@ -91,49 +90,48 @@ class WatchedLoop(PrivateLoop):
     def __init__(self, *args: Any, **options: Any) -> None:
         """Take the arguments of `PrivateLoop`."""
         super().__init__(*args, **options)
-        self.seen: list[SeenRound] = []
+        self.observed: list[ObservedRound] = []
         self.indices: list[int] = []
         self.asked: list[NDArray[np.bool_]] = []
         self.cohorts: list[int] = []
         self._first_of: dict[int, int] = {}  # by node
         self._watched: WatchedMode
 
-    def make_mode(self, *given: Any) -> Mode:
+    def make_mode(self, *args: Any) -> Mode:
         """Return the mode that `PrivateLoop` makes, watched.
 
         Raises:
             ValueError: If the server does not add the noise.
         """
-        made = super().make_mode(*given)
-        if not isinstance(made, CentralMode):
+        mode = super().make_mode(*args)
+        if not isinstance(mode, CentralMode):
             raise ValueError("canary clients are for the server's noise: write privacy=central")
-        self._watched = WatchedMode(
-            made, self.canary_run.canaries(made.layout.size), self._first_of
-        )
+        canaries = self.canary_run.canaries(mode.layout.size)
+        self._watched = WatchedMode(mode, canaries, self._first_of)
         return self._watched
 
     def _settle(self, released: Released) -> None:
         super()._settle(released)
-        self.seen.append(self._watched.saw(released, self.plan.denominator))
+        self.observed.append(self._watched.observation(released, self.plan.denominator))
         self.indices.append(self._reservation.index or 0)
         self.asked.append(self._watched.asked)
         self.cohorts.append(self._watched.drawn)
 
-    def whose_turn(self) -> WhoseTurn | None:
+    def public_turns(self) -> PublicTurns | None:
         """Return the public knowledge of who took part; None with secret coins alone."""
         sampling = self.plan.sampling
         if sampling.visible:
-            return WhoseTurn(asked=np.stack(self.asked))
+            return PublicTurns(asked=np.stack(self.asked))
         if not sampling.takes_turns:
             return None
         # Who was never drawn shows noise alone in any turn: in none it would make others' more.
         groups = self.groups()
         unknown = np.flatnonzero(groups < 0)
         groups[unknown] = unknown % sampling.num_groups
-        return WhoseTurn(groups=groups, num_groups=sampling.num_groups)
+        return PublicTurns(groups=groups, num_groups=sampling.num_groups)
 
     def groups(self) -> NDArray[np.int64]:
-        """Return the public group of each canary, -1 where it is not known."""
+        """Return the public group of each canary, -1 where it is unknown."""
         # A node that was never drawn is not known as a canaries' one: no group.
         groups = np.full(self.canary_run.count, -1, dtype=np.int64)
         for node, first in self._first_of.items():
@@ -157,17 +155,17 @@ class WatchedFedAvg(DPFedAvg):
 
 
 class WatchedMode(Mode):
-    """A round that is watched: every call goes on to the round itself.
+    """A watched round: every call goes on to the round itself.
 
     Attributes:
         inner: The round.
-        canaries: Those of the run.
-        asked: Those that were asked, shape `(count,)`, as far as they answered.
-        drawn: How many units were drawn.
+        canaries: Canaries of the run.
+        asked: Which canaries were asked and answered, shape `(count,)`.
+        drawn: Number of drawn units.
     """
 
     def __init__(self, inner: CentralMode, canaries: Canaries, first_of: dict[int, int]) -> None:
-        """Watch a round, and note the number of the first canary of each node that hosts some."""
+        """Watch a round, and note the first canary of each node that hosts some."""
         super().__init__(inner.layout, inner.instruction)
         self.inner = inner
         self.canaries = canaries
@@ -188,16 +186,17 @@ class WatchedMode(Mode):
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
-        """Add one reply, and remember what it added if no canary sent it. See `Mode.fold`."""
+        """Add one reply, and remember its sum if no canary sent it. See `Mode.fold`."""
         sums = self.inner.sums.updates
         before = sums.total.copy()
         observations = self.inner.fold(content, units, server_round=server_round)
-        told = [r[CANARY_METRIC] for r in content.metric_records.values() if CANARY_METRIC in r]
-        if not told:
+        records = content.metric_records.values()
+        marks = [record[CANARY_METRIC] for record in records if CANARY_METRIC in record]
+        if not marks:
             self._others += sums.total - before  # read again: an update is added when it is read
             return observations
         for unit in units:
-            first = self._first_of[unit.node] = int(str(told[0])) - 1
+            first = self._first_of[unit.node] = int(str(marks[0])) - 1
             if first + unit.number < self.canaries.count:
                 self.asked[first + unit.number] = True
         return observations
@@ -215,11 +214,11 @@ class WatchedMode(Mode):
         """See `Mode.reply_bytes`."""
         return self.inner.reply_bytes(model)
 
-    def saw(self, released: Released, denominator: float) -> SeenRound:
-        """Return what the release told of each direction."""
+    def observation(self, released: Released, denominator: float) -> ObservedRound:
+        """Return what the release showed along each direction."""
         updates = self.inner.sums.bundle.updates
         noisy = released.mean * denominator - self._others * updates.grid
-        return SeenRound(
+        return ObservedRound(
             along=self.canaries.along(noisy) / updates.clipping_norm,
             noise_multiplier=updates.noise_multiplier,
         )

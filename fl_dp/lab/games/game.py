@@ -5,12 +5,12 @@
     True
 
 In each game two federations differ in what one client does. The strategy plays rounds with either;
-from what it releases we bound how private a round can be at most, and compare with what its noise
-multiplier claims. With little noise a thousand rounds tell nine tenths of it from all of it, so the
-game has a noise multiplier of its own, by default 1/4: exactly 4-GDP.
+its releases bound how private a round can be at most, beside what its noise multiplier claims. With
+little noise a thousand rounds show nine tenths of it, so the game has a noise multiplier of its
+own, by default 1/4: exactly 4-GDP.
 
-The adversary sees the released models. It chooses what the other clients send, and does not see
-who took part.
+The adversary sees the released models. It chooses what the other clients send, and does not see who
+took part.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Game:
     """Two neighbouring federations; updates in clipping norms.
 
     Attributes:
-        name: What differs.
-        with_unit: Who replies what with the unit's contribution.
-        without: Who replies what without it.
-        nodes: How many clients there are.
+        name: The difference between the two.
+        with_unit: Replies with the unit's contribution, by client.
+        without: Replies without it, by client.
+        nodes: Number of clients.
         full: Whether all rounds are played, or a tenth.
-        spread: Whether updates lie along all coordinates alike, and not along the first.
-        distance: How many clipping norms the sums may lie apart.
+        spread: Whether updates lie along all coordinates alike, or along the first.
+        distance: Largest distance of the two sums, in clipping norms.
     """
 
     name: str
@@ -132,30 +132,30 @@ def audit_strategy(
     only: Container[str] | None = None,
     on_done: Callable[[], None] = lambda: None,
 ) -> AuditReport:
-    """Play every game and look at the noise.
+    """Play every game and test the noise.
 
     Args:
-        subject: What is audited.
-        rounds: Of the longest game, in each of its two federations; others take a tenth.
+        subject: The strategy under audit.
+        rounds: Rounds of the longest game in each of its two federations; other games take a tenth.
         alpha: Probability that a strategy that keeps its claim is accused, over all tests.
-        delta: Of the claim.
+        delta: Delta of the claim.
         only: Names of the tests to make; None: all of `names_of(subject)`.
         on_done: Called after each test.
     """
     names = names_of(subject)
-    each = alpha / len(names)
+    level = alpha / len(names)
     plays = _Plays(subject, rounds)
     tests: dict[str, Callable[[], Finding]] = {
-        game.name: partial(_found, subject, game, plays, each, delta) for game in GAMES
-    } | {
-        SIZE_OF_NOISE: lambda: _noise_has_its_size(subject, plays.idle, each, delta),
-        NEW_NOISE: lambda: noise_is_new(plays.idle, alpha=each),
-        NEW_COORDINATES: lambda: coordinates_are_new(plays.idle, alpha=each),
-        SENT: lambda: _sent_is_not_seen(plays, each),
-        SILENCE: lambda: _silence_is_not_seen(subject, _fewer(rounds), each),
-        COHORT_SIZE: lambda: _cohort_is_not_seen(subject, plays, each),
-        COHORTS: lambda: cohorts_are_poisson(plays.cohorts[1], _RATE, alpha=each),
+        SIZE_OF_NOISE: lambda: _noise_has_its_size(subject, plays.idle, level, delta),
+        NEW_NOISE: lambda: noise_is_new(plays.idle, alpha=level),
+        NEW_COORDINATES: lambda: coordinates_are_new(plays.idle, alpha=level),
+        SENT: lambda: _replies_leave_noise_alone(plays, level),
+        SILENCE: lambda: _silence_leaves_noise_alone(subject, _fewer(rounds), level),
+        COHORT_SIZE: lambda: _cohorts_leave_noise_alone(subject, plays, level),
+        COHORTS: lambda: cohorts_are_poisson(plays.cohorts[1], _RATE, alpha=level),
     }
+    for game in GAMES:
+        tests[game.name] = partial(_finding_of_game, subject, game, plays, level, delta)
     findings = []
     for name in names:
         if only is None or name in only:
@@ -177,54 +177,57 @@ def _fewer(rounds: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Play:
-    """What one game released; in clipping norms of the sum.
+    """Releases of one game, in clipping norms of the sum.
 
     Attributes:
-        without: Along the game's direction, without the unit's contribution.
-        with_unit: The same with it.
-        idle: Across it, first without and then with it: noise alone, a row a round.
-        failed: How it failed; empty: it did not.
+        without: Releases along the game's direction, without the unit's contribution.
+        with_unit: The same with the unit's contribution.
+        idle: Releases across the direction, first without and then with it: noise alone, one row
+            per round.
     """
 
     without: NDArray[np.float64]
     with_unit: NDArray[np.float64]
     idle: NDArray[np.float64]
-    failed: str = ""
 
 
-_NOTHING = np.empty((0, 0))
+@dataclass(frozen=True)
+class _FailedPlay:
+    """A game that released no finite model: the adversary learns who took part."""
+
+    reason: str
 
 
 class _Plays:
-    """The plays of a subject, each played once however many tests look at it."""
+    """The plays of a subject; each is played once, whatever the number of its tests."""
 
     def __init__(self, subject: Subject, rounds: int) -> None:
         self._subject = subject
         self._rounds = rounds
-        self._played: dict[str, _Play] = {}
+        self._plays: dict[str, _Play | _FailedPlay] = {}
 
-    def of(self, game: Game) -> _Play:
-        """Return what a game released."""
-        if game.name not in self._played:
-            self._played[game.name] = self._play(game)
-        return self._played[game.name]
+    def of(self, game: Game) -> _Play | _FailedPlay:
+        """Return the releases of a game, or how it failed."""
+        if game.name not in self._plays:
+            self._plays[game.name] = self._play(game)
+        return self._plays[game.name]
 
     @property
     def idle(self) -> NDArray[np.float64]:
-        """What hides nothing in the longest game."""
-        return self.of(GAMES[0]).idle
+        """The noise of the longest game where it hides nothing; no rows if the game failed."""
+        longest = self.of(GAMES[0])
+        return np.empty((0, 0)) if isinstance(longest, _FailedPlay) else longest.idle
 
-    def _play(self, game: Game) -> _Play:
+    def _play(self, game: Game) -> _Play | _FailedPlay:
         rounds = self._rounds if game.full else _fewer(self._rounds)
-        failed = partial(_Play, without=_NOTHING, with_unit=_NOTHING, idle=_NOTHING)
         try:
             without, with_unit = play_game(self._subject, game, rounds)
         except Exception as error:  # of whatever class: an adversary sees that there is no model
-            return failed(
-                failed=f"the round fails ({type(error).__name__}), which tells who was there"
+            return _FailedPlay(
+                f"the round fails ({type(error).__name__}), which tells who was there"
             )
         if not (np.isfinite(without).all() and np.isfinite(with_unit).all()):
-            return failed(failed="a released model is not finite, which tells who was there")
+            return _FailedPlay("a released model is not finite, which tells who was there")
         return _Play(
             without=without[:, 0],
             with_unit=with_unit[:, 0],
@@ -233,10 +236,9 @@ class _Plays:
 
     @cached_property
     def cohorts(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-        """What rounds with drawn cohorts release, of which half send nothing, and who was asked.
+        """Releases of rounds with drawn cohorts, and who was asked; half of the nodes send zero.
 
-        In clipping norms of the sum, turned as for `play_game`: the sum lies along the first
-        coordinate alone.
+        In clipping norms, turned as for `play_game`: the sum lies along the first coordinate.
         """
         subject, senders = self._subject, _NODES // 2
         replies = {node: _LONG if node < senders else Sent(first=0.0) for node in range(_NODES)}
@@ -251,33 +253,29 @@ class _Plays:
 def play_game(
     subject: Subject, game: Game, rounds: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return what is released without the unit and with it, each of shape `(rounds, size)`.
+    """Return the releases without the unit and with it, each of shape `(rounds, size)`.
 
-    Released means are multiplied by the number of clients, divided by the clipping norm and turned,
-    so that the first coordinate is the game's direction.
+    Released means are multiplied by the number of clients, divided by the clipping norm and turned:
+    the first coordinate is the game's direction.
     """
     nodes = game.nodes + subject.crowd
     crowd = dict.fromkeys(range(game.nodes, nodes), _LONG)
-    without, with_unit = (
-        _turned(
-            subject.play(
-                _scaled({**replies, **crowd}, subject, spread=game.spread),
-                nodes=nodes,
-                rounds=rounds,
-            )[0]
-            * (nodes / subject.clipping_norm),
-            direction(spread=game.spread),
-        )
-        for replies in (game.without, game.with_unit)
-    )
-    return without, with_unit
+
+    def sums(replies: Replies) -> NDArray[np.float64]:
+        scaled = _scaled({**replies, **crowd}, subject, spread=game.spread)
+        means, _ = subject.play(scaled, nodes=nodes, rounds=rounds)
+        return _turned(means * (nodes / subject.clipping_norm), direction(spread=game.spread))
+
+    return sums(game.without), sums(game.with_unit)
 
 
 def _turned(rows: NDArray[np.float64], towards: NDArray[np.float64]) -> NDArray[np.float64]:
     """Reflect rows so that a direction of length 1 becomes the first coordinate."""
     normal = towards - direction(spread=False)
-    length = float(normal @ normal)
-    return rows - np.outer(rows @ normal, 2.0 / length * normal) if length else rows
+    square = float(normal @ normal)
+    if not square:
+        return rows
+    return rows - np.outer(rows @ normal, 2.0 / square * normal)
 
 
 def _scaled(replies: Replies, subject: Subject, *, spread: bool = False) -> Replies:
@@ -287,28 +285,30 @@ def _scaled(replies: Replies, subject: Subject, *, spread: bool = False) -> Repl
     }
 
 
-def _found(subject: Subject, game: Game, plays: _Plays, alpha: float, delta: float) -> Finding:
-    """Return what one game finds."""
+def _finding_of_game(
+    subject: Subject, game: Game, plays: _Plays, alpha: float, delta: float
+) -> Finding:
+    """Return the finding of one game."""
     play = plays.of(game)
     claimed = game.distance / subject.noise_multiplier
     claim = gaussian_epsilon_of(claimed, delta=delta)
-    known = Finding(name=game.name, alpha=alpha, claim=claim, delta=delta)
-    if play.failed:
-        return replace(known, caught=True, seen=play.failed)
-    out, there = play.without, play.with_unit
-    mu = mu_of_shift(out, there, play.idle, alpha=alpha / 2.0)
-    scored = bounds_of_scores(out, there, alpha=alpha / 2.0, delta=delta)
-    half = len(out) // 2
+    finding = Finding(name=game.name, alpha=alpha, claim=claim, delta=delta)
+    if isinstance(play, _FailedPlay):
+        return replace(finding, caught=True, observed=play.reason)
+    without, with_unit = play.without, play.with_unit
+    mu = mu_of_shift(without, with_unit, play.idle, alpha=alpha / 2.0)
+    scored = bounds_of_scores(without, with_unit, alpha=alpha / 2.0, delta=delta)
+    half = len(without) // 2
     most = most_that_clopper_pearson_shows(half, half, alpha=alpha / 4.0, delta=delta)
     # What shifts the bound beyond the claim in 19 of 20 audits.
-    needed = claimed + (norm.isf(alpha / 4.0) + norm.isf(0.05)) * math.sqrt(2.0 / len(out))
+    needed = claimed + (norm.isf(alpha / 4.0) + norm.isf(0.05)) * math.sqrt(2.0 / len(without))
     return replace(
-        known,
+        finding,
         bounds={
             "gaussian": gaussian_epsilon_of(mu, delta=delta),
             "clopper_pearson": scored.epsilon,
         },
-        seen=f"mu at least {mu:.3g}, {claimed:.3g} is claimed",
+        observed=f"mu at least {mu:.3g}, {claimed:.3g} is claimed",
         power=f"catches noise below {claimed / needed:.0%} of what is claimed, 19 times of "
         f"20; Clopper-Pearson shows epsilon {most:.3g} at most",
     )
@@ -317,32 +317,36 @@ def _found(subject: Subject, game: Game, plays: _Plays, alpha: float, delta: flo
 def _noise_has_its_size(
     subject: Subject, idle: NDArray[np.float64], alpha: float, delta: float
 ) -> Finding:
-    """Return the epsilon of the noise that is really there, by the chi-square law of its squares.
+    """Return the epsilon of the measured noise, by the chi-square law of its squares.
 
-    Too little is a lower bound on epsilon; too much is noise for nothing, and said.
+    Too little noise bounds epsilon from below. Too much is reported: it is noise for nothing.
     """
     z = subject.noise_multiplier
     claim = gaussian_epsilon(z, delta)
-    known = Finding(name=SIZE_OF_NOISE, alpha=alpha, claim=claim, delta=delta)
+    finding = Finding(name=SIZE_OF_NOISE, alpha=alpha, claim=claim, delta=delta)
     if not idle.size:
-        return replace(known, seen="no round was released")
+        return replace(finding, observed="no round was released")
     smallest, largest = deviation_of(idle, alpha=alpha)
-    least_ratio = smallest / largest if largest > 0.0 else 1.0
-    mu = 1.0 / largest if largest > 0.0 else math.inf
+    least_ratio, mu = 1.0, math.inf
+    if largest > 0.0:
+        least_ratio, mu = smallest / largest, 1.0 / largest
+    surplus = "; more than the claim needs" if smallest > z else ""
     return replace(
-        known,
+        finding,
         bounds={"gaussian": gaussian_epsilon_of(mu, delta=delta)},
-        seen=f"multiplier between {smallest:.4g} and {largest:.4g}, {z:.4g} is claimed"
-        + ("; more than the claim needs" if smallest > z else ""),
+        observed=(
+            f"multiplier between {smallest:.4g} and {largest:.4g}, {z:.4g} is claimed{surplus}"
+        ),
         power=f"catches {1.0 - least_ratio:.1%} too little",
     )
 
 
-def _sent_is_not_seen(plays: _Plays, alpha: float) -> Finding:
+def _replies_leave_noise_alone(plays: _Plays, alpha: float) -> Finding:
     """Compare the noise of the two federations of each game that did not fail."""
-    idle = [play.idle for play in map(plays.of, GAMES) if not play.failed]
+    released = [play for play in map(plays.of, GAMES) if isinstance(play, _Play)]
+    idle = [play.idle for play in released]
     if not idle:
-        return Finding(name=SENT, alpha=alpha, seen="no round was released")
+        return Finding(name=SENT, alpha=alpha, observed="no round was released")
     least, ratios = 1.0, []
     for rows in idle:
         energies, half = np.square(rows).sum(axis=1), len(rows) // 2
@@ -353,13 +357,13 @@ def _sent_is_not_seen(plays: _Plays, alpha: float) -> Finding:
         name=SENT,
         alpha=alpha,
         caught=least < alpha / len(idle),
-        seen=f"between {min(ratios):.3g} and {max(ratios):.3g} times as large without the "
+        observed=f"between {min(ratios):.3g} and {max(ratios):.3g} times as large without the "
         f"contribution as with it in {len(idle)} games",
         power=f"catches {norm.isf(alpha / (2.0 * len(idle))) / math.sqrt(fewest):.0%} in each game",
     )
 
 
-def _silence_is_not_seen(subject: Subject, rounds: int, alpha: float) -> Finding:
+def _silence_leaves_noise_alone(subject: Subject, rounds: int, alpha: float) -> Finding:
     """Compare the noise of rounds that none, half or all of four clients answered."""
     nodes = 4 + subject.crowd
     energies = []
@@ -368,47 +372,47 @@ def _silence_is_not_seen(subject: Subject, rounds: int, alpha: float) -> Finding
         try:
             released, _ = subject.play(replies, nodes=nodes, rounds=rounds)
         except Exception as error:  # as above
-            seen = f"with {answering} replies the round fails ({type(error).__name__})"
-            return Finding(name=SILENCE, alpha=alpha, caught=True, seen=seen)
+            reason = f"with {answering} replies the round fails ({type(error).__name__})"
+            return Finding(name=SILENCE, alpha=alpha, caught=True, observed=reason)
         noise = released[:, 1:] * nodes / subject.clipping_norm
         energies.append(np.square(noise).sum(axis=1))
-    sizes = [math.sqrt(float(each.mean()) / (released.shape[1] - 1)) for each in energies]
-    which = np.repeat(np.arange(3), rounds)
     draws, rows = released.shape[1] - 1, np.concatenate(energies)
-    least = min(size_pvalue(rows, draws, which == part) for part in range(3))
+    sizes = [math.sqrt(float(squares.mean()) / draws) for squares in energies]
+    group = np.repeat(np.arange(3), rounds)
+    least = min(size_pvalue(rows, draws, group == number) for number in range(3))
+    listed = ", ".join(f"{size:.3g}" for size in sizes)
     return Finding(
         name=SILENCE,
         alpha=alpha,
         caught=least < alpha / 3.0,
-        seen="multiplier " + ", ".join(f"{size:.3g}" for size in sizes) + ": none, half, all reply",
+        observed=f"multiplier {listed}: none, half, all reply",
         power=f"catches {norm.isf(alpha / 6.0) / math.sqrt(rounds * draws):.0%}",
     )
 
 
-def _cohort_is_not_seen(subject: Subject, plays: _Plays, alpha: float) -> Finding:
+def _cohorts_leave_noise_alone(subject: Subject, plays: _Plays, alpha: float) -> Finding:
     """Compare the noise of rounds with the number of those drawn, and with what they sent.
 
-    How much a long update adds is not supposed, but that it is the same in each round and no more
-    than one clipping norm: a clipping by another norm leaves less of it.
+    A long update may add any amount up to one clipping norm, but the same in each round.
     """
     sums, asked = plays.cohorts
     drawn, sending = asked.sum(axis=1), asked[:, : _NODES // 2].sum(axis=1)
     size = noise_has_one_size(sums[:, 1:], alpha=alpha / 3.0, cohorts=drawn, name=COHORT_SIZE)
     # Given the cohorts, Gaussians around `added * sending`: nothing is left that a constant or the
     # number of those drawn explains, but a chi-square of two degrees of freedom.
-    along, known = sums[:, 0] / subject.noise_multiplier, sending[:, None].astype(np.float64)
-    others = np.column_stack([known, np.ones(len(drawn)), drawn])
-    added = np.linalg.lstsq(known, along, rcond=None)[0]
-    explained = np.square(others @ np.linalg.lstsq(others, along, rcond=None)[0])
-    left = max(0.0, float(explained.sum() - np.square(known @ added).sum()))
-    error = 1.0 / max(float(np.linalg.norm(known)), 1e-300)
+    along, senders = sums[:, 0] / subject.noise_multiplier, sending[:, None].astype(np.float64)
+    regressors = np.column_stack([senders, np.ones(len(drawn)), drawn])
+    added = np.linalg.lstsq(senders, along, rcond=None)[0]
+    explained = np.square(regressors @ np.linalg.lstsq(regressors, along, rcond=None)[0])
+    surplus = max(0.0, float(explained.sum() - np.square(senders @ added).sum()))
+    error = 1.0 / max(float(np.linalg.norm(senders)), 1e-300)
     beyond = (float(added[0]) - 1.0 / subject.noise_multiplier) / error
     most, chance = float(chi2.isf(alpha / 3.0, 2)), float(norm.isf(alpha / 3.0))
     return replace(
         size,
         alpha=alpha,
-        caught=size.caught or left > most or beyond > chance,
-        seen=f"{size.seen}; of what is not the sum, a constant and the number of those drawn "
-        f"explain {left:.2g} squared deviations, {most:.2g} may be chance",
+        caught=size.caught or surplus > most or beyond > chance,
+        observed=f"{size.observed}; of what is not the sum, a constant and the number of those "
+        f"drawn explain {surplus:.2g} squared deviations, {most:.2g} may be chance",
         power=f"{size.power}, and a denominator of the replies, the drawn or the updates",
     )

@@ -1,9 +1,8 @@
 """The membership game on the app itself: many trainings, each with a random half of the candidates.
 
-Candidates are all clients, or all records of all clients. Each training is the one that `fl-dp run`
-does: the same strategy, ledger, mechanism, client and training code, over a grid in this process
-instead of Flower's simulation engine. A candidate that is left out contributes exactly zero, so
-that trainings with and without it are zero-out neighbours whatever the other coins are.
+Candidates are all clients, or all records of all clients. Each training is that of `fl-dp run`,
+over a grid in this process instead of Flower's simulation engine. A candidate that is left out
+contributes exactly zero: trainings with and without it are zero-out neighbours.
 """
 
 from __future__ import annotations
@@ -57,14 +56,14 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipPromise:
-    """What is promised to the candidates.
+    """The promise to each candidate.
 
     Attributes:
-        epsilon: Of one candidate.
-        delta: Of that epsilon.
-        history: Everything that one candidate is charged for.
+        epsilon: Epsilon of one candidate.
+        delta: Delta of that epsilon.
+        history: All charges of one candidate.
         neighboring_relation: How trainings with and without a candidate differ.
-        whom: For example `one client`.
+        whom: The candidate in words, for example `one client`.
     """
 
     epsilon: float
@@ -74,11 +73,11 @@ class MembershipPromise:
     whom: str
 
     def curve(self) -> TradeOff:
-        """Return what epsilon and delta allow at each false-positive rate."""
+        """Return the allowed true-positive rate at each false-positive rate, by epsilon and delta."""
         return epsilon_delta_trade_off(self.epsilon, self.delta)
 
     def full_curve(self) -> TradeOff:
-        """Return what the whole privacy-loss distribution allows, which is less.
+        """Return the rate that the whole privacy-loss distribution allows, which is lower.
 
         Raises:
             ValueError: If there is no such distribution, or one too long to compute.
@@ -87,25 +86,25 @@ class MembershipPromise:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Played:
+class GameResult:
     """Result of the game.
 
     Attributes:
-        seen: What attacks start from.
-        train_accuracy: Of each model on its members' records, in [0, 1].
-        test_accuracy: Of each model on the public test part.
+        observations: The confidences that attacks use.
+        train_accuracy: Accuracy of each model on its members' records, in [0, 1].
+        test_accuracy: Accuracy of each model on the public test part.
     """
 
-    seen: Observations
+    observations: Observations
     train_accuracy: Sequence[float]
     test_accuracy: Sequence[float]
 
 
 def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
-    """Return what is promised to one candidate; None if nothing is.
+    """Return the promise to one candidate; None if there is none.
 
     Args:
-        settings: Of the training.
+        settings: Settings of the training.
         unit: One of `UNITS`.
 
     Raises:
@@ -145,7 +144,7 @@ def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
 
 
 def _as_played(settings: Settings) -> Settings:
-    """Return settings whose trainings do not end because half of the candidates contribute zero."""
+    """Return settings without the check that ends a training half of whose candidates send zero."""
     if not settings.protects_clients:
         return settings
     return replace(settings, privacy=replace(settings.promise, contribution_check=False))
@@ -185,15 +184,15 @@ def play(
     *,
     models: int,
     on_model: Callable[[], None] = lambda: None,
-) -> Played:
-    """Train models, each with a random half of the candidates, and look at all of them.
+) -> GameResult:
+    """Train models, each with a random half of the candidates, and query all of them.
 
     Members are drawn from `settings.seed`; noise and cohorts come from secret randomness.
 
     Args:
-        settings: Of each training, with a number of `simulation.units_per_node`.
+        settings: Settings of each training, with a number of `simulation.units_per_node`.
         unit: One of `UNITS`.
-        models: How many are trained, at least `FEWEST_MODELS`.
+        models: Number of trainings, at least `FEWEST_MODELS`.
         on_model: Called after each training.
 
     Raises:
@@ -211,8 +210,9 @@ def play(
             "task.records_per_client or task.num_clients until there are enough for all"
         )
     draws = np.random.default_rng([settings.seed, 0xA77AC])
-    tossed = draws.random((models, len(rows) if unit == "record" else len(parts))) < 0.5
-    inside = tossed if unit == "record" else tossed[:, clients]  # of each record
+    num_candidates = len(rows) if unit == "record" else len(parts)
+    coins = draws.random((models, num_candidates)) < 0.5
+    inside = coins if unit == "record" else coins[:, clients]  # of each record
     others = _population(dataset, draws)
     labels, test_labels = dataset.labels(rows), dataset.labels(slice(None), "test")
     candidates, population, train_accuracy, test_accuracy = [], [], [], []
@@ -223,41 +223,41 @@ def play(
             arrays = train_with(settings, members, unit, Path(folder) / f"{number}")
             model = model_of(settings)
             set_shared(settings, model, arrays)
-            of_candidates = _logits(model, dataset, rows, "train")
-            candidates.append(logit_confidence(of_candidates, labels))
-            train_accuracy.append(_accuracy(of_candidates[chosen], labels[chosen]))
-            of_test = _logits(model, dataset, np.arange(len(test_labels)), "test")
-            population.append(logit_confidence(of_test[others], test_labels[others]))
-            test_accuracy.append(_accuracy(of_test, test_labels))
+            logits = _logits(model, dataset, rows, "train")
+            candidates.append(logit_confidence(logits, labels))
+            train_accuracy.append(_accuracy(logits[chosen], labels[chosen]))
+            test_logits = _logits(model, dataset, np.arange(len(test_labels)), "test")
+            population.append(logit_confidence(test_logits[others], test_labels[others]))
+            test_accuracy.append(_accuracy(test_logits, test_labels))
             on_model()
-    found, known = np.stack(candidates), np.stack(population)
+    of_candidates, of_others = np.stack(candidates), np.stack(population)
     if unit == "client":
         # A client without a record can't be looked for.
-        there, of = np.unique(clients, return_inverse=True)
-        found = mean_per_client(found, of, len(there))
-        size = math.ceil(len(rows) / len(there))
-        known = known[:, _made_up(len(others), size, draws)].mean(axis=2)
-        tossed = tossed[:, there]
-    return Played(
-        seen=Observations(members=tossed, candidates=found, population=known),
+        present, client_of_record = np.unique(clients, return_inverse=True)
+        of_candidates = mean_per_client(of_candidates, client_of_record, len(present))
+        size = math.ceil(len(rows) / len(present))
+        of_others = of_others[:, _made_up(len(others), size, draws)].mean(axis=2)
+        coins = coins[:, present]
+    return GameResult(
+        observations=Observations(members=coins, candidates=of_candidates, population=of_others),
         train_accuracy=train_accuracy,
         test_accuracy=test_accuracy,
     )
 
 
 class _Player(TaskClient):
-    """A client of the task with those records alone that are members of this training."""
+    """A client of the task whose records are only the members of this training."""
 
     def __init__(
         self, context: Context, unit: int = 0, *, members: NDArray[np.bool_], whole: bool
     ) -> None:
-        """Be one of the units that a node hosts.
+        """Take the place of one of the units that a node hosts.
 
         Args:
-            context: The node's.
+            context: The node's context.
             unit: Index among the node's units.
-            members: Of the training rows.
-            whole: Whether clients are in or out as a whole: one that is out sends the model back.
+            members: Which training rows are members.
+            whole: Whether clients are in or out as a whole; one that is out sends the model back.
         """
         super().__init__(context, unit)
         self._members = members
@@ -266,7 +266,7 @@ class _Player(TaskClient):
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train as ever, which without a record changes nothing, but under DP-SGD adds noise."""
+        """Train as usual. Without a record that changes nothing, but DP-SGD would add noise."""
         if self._whole and RECORD_PLAN_KEY in config:
             _, data = self._settings_and_data(config)
             if data is not None and not len(data[1]):
@@ -275,17 +275,17 @@ class _Player(TaskClient):
 
     def data(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
         """Return the data set, and the members among the client's rows."""
-        found = super().data(settings)
-        if found is None:
+        data = super().data(settings)
+        if data is None:
             return None
-        dataset, rows = found
+        dataset, rows = data
         return dataset, rows[self._members[rows]]
 
     def records(self, settings: Settings) -> Records:
-        """Return all records of the client, of which those that are out are without content."""
-        found = super().data(settings)
-        assert found is not None  # every node has a client here
-        dataset, rows = found
+        """Return all records of the client; those that are out are without content."""
+        data = super().data(settings)
+        assert data is not None  # every node has a client here
+        dataset, rows = data
         return Records(*records_of(dataset, rows), fit=self._members[rows])
 
 
@@ -295,10 +295,10 @@ def train_with(
     """Train one model in this process and return it.
 
     Args:
-        settings: Of the training.
-        members: Of the training rows, bool `(n,)`: what is out contributes zero.
-        unit: Whether whole clients are in or out, or records: one of `UNITS`.
-        folder: Made, for the run and the ledgers.
+        settings: Settings of the training.
+        members: Which training rows are members, bool `(n,)`; others contribute zero.
+        unit: Whether clients or records are in or out: one of `UNITS`.
+        folder: Folder for the run and the ledgers; it is created.
 
     Raises:
         RuntimeError: If the training failed.
@@ -361,7 +361,7 @@ def _population(dataset: Dataset, draws: np.random.Generator) -> NDArray[np.int6
 
 
 def _made_up(available: int, size: int, draws: np.random.Generator) -> NDArray[np.int64]:
-    """Return the places of the records of made-up clients, int64 `(_MADE_UP, size)`."""
+    """Return the row numbers of made-up clients' records, int64 `(_MADE_UP, size)`."""
     size = min(size, available)
     return np.stack([draws.choice(available, size, replace=False) for _ in range(_MADE_UP)])
 
@@ -381,4 +381,6 @@ def _logits(
 
 
 def _accuracy(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    return float((logits.argmax(axis=1) == labels).mean()) if len(labels) else math.nan
+    if not len(labels):
+        return math.nan
+    return float((logits.argmax(axis=1) == labels).mean())

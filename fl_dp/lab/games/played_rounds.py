@@ -1,7 +1,7 @@
-"""Rounds of a strategy played by hand, thousands of them: every reply and every charge is ours.
+"""Rounds of a strategy played by hand, thousands of them, with replies and charges of our own.
 
-Nothing is sent, trained or charged. The strategy is the one that trains: it draws its cohorts,
-folds what it is given, adds its noise and steps.
+Nothing is sent, trained or charged. The strategy is the real one: it draws cohorts, folds replies,
+adds noise and steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FIRST_NODE = 100
 
 
 class PaperLedger:
-    """A ledger on no disk, for games: lets every round pass and remembers its charge.
+    """A ledger on no disk, for games: it lets every round pass and remembers its charge.
 
     It bounds nothing: what trains on data needs a `PrivacyLedger`.
     """
@@ -51,7 +51,7 @@ class PaperLedger:
         participants: Sequence[str | int] | None = None,
         index: int | None = None,
     ) -> Reservation:
-        """Return what a ledger would have on disk."""
+        """Return the reservation that a ledger would have on disk."""
         event = self.plan.event_of(round)
         # No round of updates is one of these.
         assert not isinstance(event, ExponentialEvent | ZcdpEvent | RandomStoppingEvent)
@@ -85,7 +85,7 @@ class HandOver(Strategy):
         return [Message(content, dst_node_id=1, message_type="train")]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """Return what came."""
+        """Return the private mean."""
         [only] = replies
         return only.content["arrays"], None
 
@@ -102,7 +102,7 @@ class HandOver(Strategy):
 
 
 class NodesOnly(Grid):
-    """Nodes 100, 101, ... that are there and never asked.
+    """Nodes 100, 101, ... that exist and are never asked.
 
     It is no `OwnGrid`: where nobody runs, a silent client has not failed.
     """
@@ -128,7 +128,7 @@ class NoModel(RuntimeError):
 
 
 def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
-    """Return a train reply of the node in that place of the roster, to be used in any round."""
+    """Return a train reply of a node, by its index in the roster, for use in any round."""
     be_in_a_run()
     asked = Message(RecordDict(), dst_node_id=FIRST_NODE + node, message_type="train")
     give_id(asked, f"asked-{node}")
@@ -140,7 +140,9 @@ def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
 def as_arrays(vector: NDArray[np.float64], arrays: int = 1) -> dict[str, NDArray[np.float64]]:
     """Return a vector as a model of several arrays of one length."""
     parts = np.split(vector, arrays)
-    return {f"w{place}" if arrays > 1 else "w": part for place, part in enumerate(parts)}
+    if arrays == 1:
+        return {"w": parts[0]}
+    return {f"w{number}": part for number, part in enumerate(parts)}
 
 
 def play(
@@ -152,15 +154,15 @@ def play(
     size: int,
     arrays: int = 1,
 ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Play round 1 again and again from a model of zeros, float64, as `as_arrays` names it.
+    """Play round 1 again and again from a model of zeros, float64, named as by `as_arrays`.
 
     Args:
         strategy: A `DPFedAvg` over a `PaperLedger`, or a strategy of Flower's.
-        replies: What each node answers if it is asked; those without one are silent.
-        nodes: How many there are.
-        rounds: How often.
+        replies: Reply of each node if it is asked; nodes without one are silent.
+        nodes: Number of nodes.
+        rounds: Number of rounds.
         size: Length of the model.
-        arrays: In how many arrays of one length it is.
+        arrays: Number of equally long arrays of the model.
 
     Returns:
         The released models, shape `(rounds, size)`, and who was asked, shape `(rounds, nodes)`.
@@ -178,10 +180,10 @@ def play(
         configure, aggregate = strategy.loop.open, strategy.loop.release
     for row in range(rounds):
         messages = list(configure(1, model, ConfigRecord(), grid))
-        places = [message.metadata.dst_node_id - FIRST_NODE for message in messages]
-        mean, _ = aggregate(1, [replies[n] for n in places if n in replies])
+        nodes_asked = [message.metadata.dst_node_id - FIRST_NODE for message in messages]
+        mean, _ = aggregate(1, [replies[node] for node in nodes_asked if node in replies])
         if mean is None:
             raise NoModel("a round released no model")
         released[row] = np.concatenate([mean[name].numpy() for name in parts])
-        asked[row, places] = True
+        asked[row, nodes_asked] = True
     return released, asked

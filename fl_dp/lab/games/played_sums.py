@@ -1,10 +1,10 @@
-"""Sums with noise in shares, played by the encoder of the nodes: canaries, and nobody else.
+"""Sums with noise in shares, played by the encoder of the nodes, with canaries alone.
 
     >>> report = report_of_sums(make_plan(settings), "digits", size=8970, alpha=1e-6)
 
 Nothing is masked: a sum is what members would open, modulo the words. The adversary knows all other
-values and all shares of noise but those that the plan counts. So as many nodes are played, and none
-is late: who else adds a share, or comes late, hides more.
+values and all shares of noise but those that the plan counts. So only these nodes are played, and
+none is late: other shares would hide more.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fl_dp.lab.audit.canaries import Canaries
-from fl_dp.lab.audit.correlated_run import WhoseTurn
+from fl_dp.lab.audit.correlated_run import PublicTurns
 from fl_dp.lab.audit.verdict import AuditReport
-from fl_dp.lab.audit.whole_run import SeenRound
+from fl_dp.lab.audit.whole_run import ObservedRound
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.plan import Plan
@@ -27,7 +27,7 @@ from fl_dp.plan.shared_bundle import SharedBundle
 from fl_dp.secagg.opening import centred_words
 
 from .canary_run import MOST_CANARIES
-from .seen_run import Audited, SeenRun, claims_of, rate_of_coins
+from .observed_run import Audited, ObservedRun, claims_of, rate_of_coins
 
 _LONGEST = 5.0  # of an entry of many canaries' sum, in its deviations
 
@@ -41,28 +41,29 @@ def report_of_sums(
     count: int | None = None,
     seed: int = 0,
 ) -> AuditReport:
-    """Return what the opened sums of a planned training are proof of, beside its claim.
+    """Return what the opened sums of a planned training prove, beside its claim.
 
     Args:
-        plan: Whose noise is in shares.
-        subject: What is audited.
-        size: Coordinates of the model.
+        plan: Plan with noise in shares.
+        subject: Name of what is audited.
+        size: Number of coordinates of the model.
         alpha: Probability that sums that keep the claim are accused, over all findings.
-        count: Canaries, half of them left out; None: as many as fit, up to 1000.
-        seed: Of their directions and coins.
+        count: Number of canaries, half of them left out; None: as many as fit, up to 1000.
+        seed: Seed of their directions and coins.
 
     Raises:
         ValueError: If there are more canaries than the model or a node's values hold.
     """
     noise = shares_of(plan)
-    shares = [noise.shared_bundle(plan.bundle(each), size) for each in plan.noise_multipliers]
+    bundles = [plan.bundle(multiplier) for multiplier in plan.noise_multipliers]
+    shares = [noise.shared_bundle(bundle, size) for bundle in bundles]
     honest, first = noise.honest_shares, shares[0].segments[0]
     if count is None:
         cap = first.cap / first.scale / first.clipping_norm
         fitting = size * (cap / _LONGEST) ** 2  # on each node
-        # Half of them are left out. Rotated, that helps too little where a node has few.
-        room = honest * (math.floor(fitting) if shares[0].share.rotated else 2.0 * fitting)
-        count = min(MOST_CANARIES, size // 2, math.floor(room))
+        # Only half the canaries are present. With rotation a node with few keeps its peak.
+        on_node = math.floor(fitting) if shares[0].share.rotated else 2.0 * fitting
+        count = min(MOST_CANARIES, size // 2, math.floor(honest * on_node))
         if count < 1:
             raise ValueError(
                 f"no canary fits: a node's values are cut at {cap:.3g} clipping norms, so leave "
@@ -70,8 +71,9 @@ def report_of_sums(
             )
     canaries = Canaries(count=count, size=size, seed=seed)
     asked = turns_of(plan, count)
+    coins_are_known = "and who was in each sum" if plan.sampling.visible else "but no coins"
     audited = Audited(
-        seen=play_sums(plan, shares, canaries, asked),
+        run=play_sums(plan, shares, canaries, asked),
         canaries=canaries,
         sampling=plan.sampling,
         claims=claims_of(plan, plan.history, plan.epsilon().best),
@@ -80,8 +82,7 @@ def report_of_sums(
     return audited.report(
         alpha=alpha,
         subject=f"{subject}, {len(shares)} sums of {honest} shares of noise",
-        known="all others' values, all other shares of noise, "
-        + ("and who was in each sum" if plan.sampling.visible else "but no coins"),
+        knowledge=f"all others' values, all other shares of noise, {coins_are_known}",
         notes=(
             "no masks, coins of nodes, clipping or training were played, and no node was late: "
             "these are the values, noise and words of honest nodes alone",
@@ -103,17 +104,17 @@ def shares_of(plan: Plan) -> DistributedNoise:
 def turns_of(plan: Plan, count: int) -> NDArray[np.bool_]:
     """Return who is in which sum, shape `(rounds, count)`: as often as a unit is charged for.
 
-    By fresh coins where nobody sees who takes part, else in the sums of its turn.
+    Secret coins decide where participation is not visible, else the unit's turns.
     """
     law, rounds = plan.sampling, plan.rounds
     if not law.visible:
         rng = SecureRandom()
         return np.stack([rng.bernoulli(rate_of_coins(law), count) for _ in range(rounds)])
-    every = law.least_separation
+    separation = law.least_separation
     # Positions that have the most turns, of which each is charged.
-    position = np.arange(count) % ((rounds - 1) % every + 1)
-    turn, at = np.divmod(np.arange(rounds)[:, None], every)
-    asked: NDArray[np.bool_] = (at == position) & (turn < plan.charged_rounds)
+    position = np.arange(count) % ((rounds - 1) % separation + 1)
+    turn, position_of_round = np.divmod(np.arange(rounds)[:, None], separation)
+    asked: NDArray[np.bool_] = (position_of_round == position) & (turn < plan.charged_rounds)
     return asked
 
 
@@ -122,14 +123,14 @@ def play_sums(
     shares: Sequence[SharedBundle],
     canaries: Canaries,
     asked: NDArray[np.bool_],
-) -> SeenRun:
-    """Return what the opened sums tell of canaries, each at a node of its own choice.
+) -> ObservedRun:
+    """Return what the opened sums show of canaries.
 
     Args:
-        plan: Of the training.
-        shares: What each node adds to each sum.
-        canaries: Those whose coin says so are there, a clipping norm long.
-        asked: Which of them are in each sum, shape `(rounds, count)`.
+        plan: Plan of the training.
+        shares: Share of noise and encoder of a node, for each sum.
+        canaries: Canaries; each included one sends one clipping norm.
+        asked: Which canaries are in each sum, shape `(rounds, count)`.
 
     Raises:
         ValueError: If so many are on a node that its values are cut.
@@ -137,26 +138,26 @@ def play_sums(
     honest, rng = shares_of(plan).honest_shares, SecureRandom()
     home = np.arange(canaries.count) % honest
     rounds = []
-    for shared, there in zip(shares, asked & canaries.there, strict=True):
+    for shared, present in zip(shares, asked & canaries.included, strict=True):
         updates = shared.bundle.updates
         scalars = [0.0] * (len(shared.segments) - 1)
         total = np.zeros(shared.share.size, dtype=np.int64)
         for node in range(honest):
-            value = updates.clipping_norm * canaries.sum_of(there & (home == node))
+            value = updates.clipping_norm * canaries.sum_of(present & (home == node))
             _require_uncut([value, *scalars], shared, canaries.count)
             total += shared.encode(value, scalars, rng)
         opened, _ = shared.decode(centred_words(total, shared.bits))
         rounds.append(
-            SeenRound(
+            ObservedRound(
                 along=canaries.along(opened) / updates.clipping_norm,
                 noise_multiplier=updates.noise_multiplier,
             )
         )
-    return SeenRun(
+    return ObservedRun(
         rounds=rounds,
         moved=np.zeros(canaries.size),
         indices=list(range(len(rounds))),
-        turn=WhoseTurn(asked=asked) if plan.sampling.visible else None,
+        turns=PublicTurns(asked=asked) if plan.sampling.visible else None,
         coefficients=(COEFFICIENT_ONE,),
         drawn=asked[:0],  # these coins are the auditor's own
         cohorts=asked.sum(axis=1),

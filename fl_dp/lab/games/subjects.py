@@ -3,8 +3,7 @@
     >>> ours = FlDp()
     >>> ours.play({0: Sent(updates)}, nodes=2, rounds=1000)
 
-All have the same public plan: the clipping norm, the noise multiplier and how many clients reply
-in each round. What a strategy makes of it is its own.
+All have the same public plan: the clipping norm, the noise multiplier and the number of replies.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class Sent:
     """A client's reply to a model of zeros.
 
     Attributes:
-        first: The first coordinate of its update; all others are zero.
-        examples: How many records it claims to have.
-        spread: Whether the update is as long along all coordinates alike instead.
+        first: First coordinate of its update; all others are zero.
+        examples: Number of records that it claims.
+        spread: Whether the update of that length lies along all coordinates alike instead.
     """
 
     first: float
@@ -72,11 +71,11 @@ class Subject(ABC):
     """A strategy to be audited.
 
     Attributes:
-        name: What it is called.
-        noise_multiplier: What it is told, and so what one round claims: noise over the clipping
-            norm, on the sum.
-        clipping_norm: That of the first round.
-        crowd: Clients that each game has besides its own, whose updates are clipped.
+        name: Name in reports.
+        noise_multiplier: Configured noise over the clipping norm, on the sum: the claim of one
+            round.
+        clipping_norm: Clipping norm of the first round.
+        crowd: Additional clients of each game, whose updates are clipped.
     """
 
     name: str
@@ -100,13 +99,13 @@ class Subject(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class FlDp(Subject):
-    """`DPFedAvg`, or a copy of it that is to be caught.
+    """`DPFedAvg`, or a broken copy of it.
 
     Attributes:
         loop_class: Class of its loop.
         adaptive: Whether the clipping norm follows a quantile.
-        arrays: In how many arrays the model is; with several, each has a norm of its own.
-        selection: Makes who draws cohorts from the sampling rate; None: what a plan would.
+        arrays: Number of arrays of the model; with several, each has a norm of its own.
+        selection: Makes the selection from the sampling rate; None: the plan's.
     """
 
     name: str = "fl-dp, DPFedAvg"
@@ -116,7 +115,7 @@ class FlDp(Subject):
     selection: Any = field(default=None)
 
     def plan(self, nodes: int, rate: float = 1.0) -> Plan:
-        """Return the plan that the strategy goes by."""
+        """Return the strategy's plan."""
         clipping: Clipping = FixedClipping(norm=self.clipping_norm)
         if self.adaptive:
             clipping = AdaptiveClipping(norm=self.clipping_norm)
@@ -137,38 +136,35 @@ class FlDp(Subject):
         plan = self.plan(nodes, rate)
         selection: Selection | None = None if self.selection is None else self.selection(rate)
 
-        class Played(DPFedAvg):
+        class Audited(DPFedAvg):
             loop_class = self.loop_class
 
-        return Played(HandOver(), plan=plan, ledger=PaperLedger(plan), selection=selection)  # type: ignore[arg-type]  # plays one
+        return Audited(HandOver(), plan=plan, ledger=PaperLedger(plan), selection=selection)  # type: ignore[arg-type]  # plays one
 
     def _play(
         self, replies: Replies, *, nodes: int, rounds: int, rate: float
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         messages = {node: sent.message(node, self.arrays) for node, sent in replies.items()}
         # A clipping norm that moves makes each round another game: each starts from the first norm.
-        each = 1 if self.adaptive else rounds
-        played = [
-            play(
-                self.strategy(nodes, rate),
-                messages,
-                nodes=nodes,
-                rounds=each,
-                size=SIZE,
-                arrays=self.arrays,
+        length = 1 if self.adaptive else rounds
+        released, asked = [], []
+        for _ in range(rounds // length):
+            strategy = self.strategy(nodes, rate)
+            models, askings = play(
+                strategy, messages, nodes=nodes, rounds=length, size=SIZE, arrays=self.arrays
             )
-            for _ in range(rounds // each)
-        ]
-        return np.concatenate([p[0] for p in played]), np.concatenate([p[1] for p in played])
+            released.append(models)
+            asked.append(askings)
+        return np.concatenate(released), np.concatenate(asked)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlowersOwn(Subject):
-    """Flower's own server-side wrapper around its FedAvg, as its documentation says.
+    """Flower's own server-side wrapper around its FedAvg, used as documented.
 
     Attributes:
         adaptive: Whether it adapts its clipping norm. Give it a crowd: among few clients its count
-            of those that are clipped leaves no noise multiplier for the updates.
+            of clipped ones leaves no noise multiplier for the updates.
     """
 
     name: str = "Flower's server-side fixed clipping"

@@ -1,0 +1,361 @@
+"""One training with canaries: its releases, as a file, and what they show of its privacy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.accounting import Sampling
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.loss_distributions import NoDistribution
+from fl_dp.accounting.trade_off import TradeOff, trade_off
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.settings import Settings
+from fl_dp.files import written_whole
+from fl_dp.lab.audit.canaries import Canaries
+from fl_dp.lab.audit.cohorts import cohorts_are_poisson
+from fl_dp.lab.audit.correlated_run import PublicTurns, matched_filters, with_fresh_noise
+from fl_dp.lab.audit.noise_findings import findings_on_noise
+from fl_dp.lab.audit.verdict import AuditReport, Finding
+from fl_dp.lab.audit.whole_run import ObservedRound, finding_of_run, one_shot_epsilon
+from fl_dp.plan import Plan
+from fl_dp.promise import delta_rounded_up
+
+from .canary_run import CanaryRun
+
+_SHARE_OF_OTHERS = 0.1  # of alpha, for findings without a bound: they need less of it
+_ALPHA_OF_ESTIMATE = 0.05  # of the bound on which no verdict rests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """The promise to canaries: to all of them, or to one group with a budget of its own.
+
+    Attributes:
+        epsilon: Epsilon that the ledger claims for them.
+        sampling_rate: Probability of being drawn in an eligible round; 1 if participation is
+            visible.
+        curve: Trade-off curve of the ledger's charges; None: none is known.
+        group: The group; None: all canaries.
+        label_suffix: Text appended to each finding's name.
+    """
+
+    epsilon: float
+    sampling_rate: float
+    curve: TradeOff | None = None
+    group: int | None = None
+    label_suffix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ObservedRun:
+    """Everything that a run's releases showed.
+
+    Attributes:
+        rounds: Every release.
+        moved: Change of the model over all of them, flat.
+        indices: Index of each round.
+        turns: Public knowledge of who took part; None: cohorts are drawn by secret coins alone.
+        coefficients: Coefficients of the noise, in units of 2^-12; one where it is independent.
+        drawn: Which canaries took part, shape `(rounds, count)`; the auditor knows it, no
+            adversary.
+        cohorts: Number of drawn units of each round, for the auditor alone.
+        budget_groups: Public group of each canary, where groups have budgets of their own; -1 of a
+            canary that was never drawn, whose group its node did not report.
+    """
+
+    rounds: list[ObservedRound]
+    moved: NDArray[np.float64]
+    indices: list[int]
+    turns: PublicTurns | None
+    coefficients: tuple[int, ...]
+    drawn: NDArray[np.bool_]
+    cohorts: NDArray[np.int64]
+    budget_groups: NDArray[np.int64] | None = None
+
+    @property
+    def num_unknown(self) -> int:
+        """Number of canaries whose group is unknown."""
+        return 0 if self.budget_groups is None else int((self.budget_groups < 0).sum())
+
+    def rounds_for(self, claim: Claim) -> list[ObservedRound]:
+        """Return what the releases show of the canaries with a claim, for `finding_of_run`.
+
+        Raises:
+            ValueError: If a round is missing in the middle.
+        """
+        if self.budget_groups is not None:
+            idle = np.ones(self.moved.size - len(self.budget_groups), dtype=np.bool_)
+            # Who was never drawn shows noise alone, whichever its group. Left out of its own, the
+            # others would seem to be drawn more often than they are.
+            members = (self.budget_groups == claim.group) | (self.budget_groups < 0)
+            eligible = np.r_[members, idle]
+            return [replace(release, eligible=eligible) for release in self.rounds]
+        if self.turns is None or not self.rounds:
+            return self.rounds
+        return matched_filters(
+            self.rounds, self.indices, self.turns, coefficients=self.coefficients
+        )
+
+
+def write_observed_run(path: Path, run: ObservedRun) -> None:
+    """Write an observed run to a `.npz` file."""
+    turns = run.turns
+    participation: dict[str, Any] = {}
+    if turns is not None and turns.asked is not None:
+        participation = {"asked": turns.asked}
+    elif turns is not None and turns.groups is not None:
+        participation = {"groups": turns.groups, "num_groups": np.array(turns.num_groups)}
+    if run.budget_groups is not None:
+        participation["own"] = run.budget_groups
+    along = np.empty((0, 0))
+    if run.rounds:
+        along = np.stack([release.along for release in run.rounds])
+    with written_whole(path) as unfinished, unfinished.open("wb") as stream:
+        np.savez(
+            stream,
+            along=along,
+            noise_multiplier=np.array([release.noise_multiplier for release in run.rounds]),
+            moved=run.moved,
+            indices=np.array(run.indices, dtype=np.int64),
+            coefficients=np.array(run.coefficients, dtype=np.int64),
+            drawn=run.drawn,
+            cohorts=run.cohorts,
+            **participation,
+        )
+
+
+def read_observed_run(path: Path) -> ObservedRun:
+    """Read what `write_observed_run` wrote.
+
+    Raises:
+        OSError: If it can't be read.
+    """
+    with np.load(path, allow_pickle=False) as stored:
+        multipliers = stored["noise_multiplier"].tolist()
+        turns = None
+        if "asked" in stored:
+            turns = PublicTurns(asked=stored["asked"])
+        elif "groups" in stored:
+            turns = PublicTurns(groups=stored["groups"], num_groups=int(stored["num_groups"]))
+        return ObservedRun(
+            rounds=[
+                ObservedRound(along=along, noise_multiplier=multiplier)
+                for along, multiplier in zip(stored["along"], multipliers, strict=True)
+            ],
+            moved=stored["moved"],
+            indices=stored["indices"].tolist(),
+            turns=turns,
+            coefficients=tuple(stored["coefficients"].tolist()),
+            drawn=stored["drawn"],
+            cohorts=stored["cohorts"],
+            budget_groups=stored.get("own"),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Audited:
+    """A run's releases beside what its ledger, or its plan, claims.
+
+    Attributes:
+        run: Releases and participation.
+        canaries: Canaries of the run.
+        sampling: Sampling law, as charged.
+        claims: Claims of the ledger or the plan.
+        delta: Delta of the claims.
+    """
+
+    run: ObservedRun
+    canaries: Canaries
+    sampling: Sampling
+    claims: Sequence[Claim]
+    delta: float
+
+    def report(
+        self,
+        *,
+        alpha: float,
+        subject: str,
+        knowledge: str,
+        estimates: Mapping[str, float] | None = None,
+        notes: Sequence[str] = (),
+    ) -> AuditReport:
+        """Return the findings and the notes that a reader needs.
+
+        Args:
+            alpha: Probability that a run that keeps its claims is accused, over all findings.
+            subject: Name of what is audited.
+            knowledge: What the adversary knows besides the releases.
+            estimates: Numbers that are no bounds, by name.
+            notes: Further lines for the reader.
+
+        Raises:
+            ValueError: As `bound`.
+        """
+        at_95 = {}
+        for claim in self.claims:
+            name = f"lower bound at confidence 0.95{claim.label_suffix}, on which no verdict rests"
+            at_95[name] = self.bound(claim, alpha=_ALPHA_OF_ESTIMATE).bound or 0.0
+        if self.run.num_unknown:
+            notes = (
+                f"{self.run.num_unknown} canaries were never drawn, so their group is not known: "
+                "they count in each, and coins were not looked at",
+                *notes,
+            )
+        return AuditReport(
+            subject=subject,
+            findings=self.findings(alpha=alpha),
+            estimates={**at_95, **(estimates or {})},
+            notes=(
+                f"at delta {delta_rounded_up(self.delta)}; the adversary sees every release and "
+                f"knows {knowledge}",
+                "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's, that by "
+                "Clopper-Pearson nothing; the verdict goes by the claimed curve itself",
+                *notes,
+            ),
+        )
+
+    def bound(self, claim: Claim, *, alpha: float) -> Finding:
+        """Return what the releases prove, beside one claim.
+
+        Raises:
+            ValueError: As `finding_of_run`, or if a round is missing amid correlated noise.
+        """
+        finding = finding_of_run(
+            self.canaries,
+            self.run.rounds_for(claim),
+            sampling_rate=claim.sampling_rate,
+            claim=claim.epsilon,
+            delta=self.delta,
+            alpha=alpha,
+            curve=claim.curve,
+        )
+        return replace(finding, name=finding.name + claim.label_suffix)
+
+    def findings(self, *, alpha: float) -> tuple[Finding, ...]:
+        """Return the findings; the first ones bound the epsilon of each claim.
+
+        Args:
+            alpha: Probability that a run that keeps its claims is accused, over all findings.
+
+        Raises:
+            ValueError: As `bound`.
+        """
+        run, claims = self.run, self.claims
+        # The coins of those in a group who were drawn are no fair sample of the group's.
+        has_coins = not self.sampling.visible and len(run.drawn) > 0 and not run.num_unknown
+        level = _SHARE_OF_OTHERS * alpha
+        if has_coins:
+            level /= 2.0
+        share = (1.0 - _SHARE_OF_OTHERS) * alpha / len(claims)
+        fresh, scales, _ = with_fresh_noise(run.rounds, run.indices, run.coefficients)
+        idle = fresh[:, self.canaries.count :] / scales[:, None]
+        findings = [self.bound(claim, alpha=share) for claim in claims]
+        findings += findings_on_noise(idle, alpha=level, cohorts=run.cohorts)
+        for claim in claims if has_coins else ():
+            coins = _coins(run, self.sampling, claim)
+            finding = cohorts_are_poisson(coins, claim.sampling_rate, alpha=level / len(claims))
+            findings.append(replace(finding, name=finding.name + claim.label_suffix))
+        return tuple(findings)
+
+
+def report_of_run(
+    observed: ObservedRun, run: CanaryRun, settings: Settings, folder: RunFolder, *, alpha: float
+) -> AuditReport:
+    """Return what a run's releases prove, beside what its statement and ledger claim.
+
+    Args:
+        observed: Releases and participation.
+        run: The run's canaries.
+        settings: Settings of the run.
+        folder: Folder of the run.
+        alpha: Probability that a run that keeps its claim is accused, over all findings.
+
+    Raises:
+        ValueError: As `Audited.bound`.
+    """
+    statement = folder.read_statement()
+    delta, sampling = float(statement["delta"]), folder.read_plan().sampling
+    canaries = run.canaries(observed.moved.size)
+    quoted = float(statement["epsilon"].get(statement["quoted"], math.inf))
+    with folder.read_ledger() as ledger:
+        claims = claims_of(ledger.plan, ledger.history, quoted)
+    audited = Audited(
+        run=observed, canaries=canaries, sampling=sampling, claims=claims, delta=delta
+    )
+    one_shot = one_shot_epsilon(canaries, observed.moved, delta=delta)
+    return audited.report(
+        alpha=alpha,
+        subject=f"{settings.task.name}, {len(observed.rounds)} rounds",
+        knowledge=f"what all others sent{_knowledge_of_cohorts(observed.turns)}",
+        estimates={"one-shot estimate from the last model alone, which is no bound": one_shot},
+    )
+
+
+def claims_of(plan: Plan, history: FrozenHistory, quoted: float) -> list[Claim]:
+    """Return the claims: one for all units, or one per group with a budget of its own.
+
+    Args:
+        plan: Plan of the run.
+        history: Charged releases.
+        quoted: Epsilon of all units.
+    """
+    law, relation = plan.sampling, plan.neighboring_relation
+
+    def curve(history: FrozenHistory) -> TradeOff | None:
+        try:
+            return trade_off(history, neighboring_relation=relation)
+        except NoDistribution:
+            return None
+
+    if not law.own_groups:
+        rate = rate_of_coins(law)
+        return [Claim(epsilon=quoted, sampling_rate=rate, curve=curve(history))]
+    groups = zip(law.own_groups, plan.own_epsilons(history), strict=True)
+    return [
+        Claim(
+            epsilon=spent.best,
+            sampling_rate=group.sampling_rate,
+            curve=curve(law.history_for(number, history)),
+            group=number,
+            label_suffix=f", of those that allow {group.budget:g}",
+        )
+        for number, (group, spent) in enumerate(groups)
+    ]
+
+
+def rate_of_coins(sampling: Sampling) -> float:
+    """Return a client's probability of being drawn in an eligible round; 1 if it is visible."""
+    if sampling.visible:
+        return 1.0
+    assert sampling.coin_rate is not None  # as `require_auditable` has checked
+    return sampling.coin_rate
+
+
+def _coins(run: ObservedRun, sampling: Sampling, claim: Claim) -> NDArray[np.bool_]:
+    """Return the coins of canaries with a claim, one row per round or per turn of their group."""
+    if run.budget_groups is not None:
+        return run.drawn[:, run.budget_groups == claim.group]
+    if not sampling.takes_turns or run.turns is None or run.turns.groups is None:
+        return run.drawn
+    num_turns = len(run.rounds) // sampling.num_groups
+    group_of_round = np.array([sampling.group_at(index) for index in run.indices])
+    columns = []
+    for group in range(sampling.num_groups):
+        coins = run.drawn[group_of_round == group]
+        columns.append(coins[:num_turns, run.turns.groups == group])
+    return np.hstack(columns)
+
+
+def _knowledge_of_cohorts(turns: PublicTurns | None) -> str:
+    if turns is None:
+        return ", but not who was drawn"
+    if turns.asked is not None:
+        return ", and who was asked in each round"
+    return ", and everybody's group, but not who was drawn of it"
