@@ -209,13 +209,13 @@ def _row(
     return {
         "attack": name,
         "auc": roc.auc,
-        "asked_fpr": point.asked,
+        "asked_fpr": point.target_fpr,
         "fpr": point.fpr,
         "tpr": point.tpr,
         "tpr_low": low,
         "tpr_high": high,
-        "allowed_by_epsilon_delta": float(curves[0](point.asked)) if curves else None,
-        "allowed": float(curves[-1](point.asked)) if curves else None,
+        "allowed_by_epsilon_delta": float(curves[0](point.target_fpr)) if curves else None,
+        "allowed": float(curves[-1](point.target_fpr)) if curves else None,
         "exceeds": any(point.exceeds(curve, alpha) for curve in curves),
     }
 

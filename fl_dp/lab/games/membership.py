@@ -73,7 +73,7 @@ class MembershipPromise:
     whom: str
 
     def curve(self) -> TradeOff:
-        """Return the allowed true-positive rate at each false-positive rate, by epsilon and delta."""
+        """Return the true-positive rates that epsilon and delta allow, by false-positive rate."""
         return epsilon_delta_trade_off(self.epsilon, self.delta)
 
     def full_curve(self) -> TradeOff:

@@ -1,8 +1,8 @@
-"""Analytic inversion: linear layers give their inputs and labels away, without any search.
+"""Analytic inversion: linear layers reveal their inputs and labels, without any search.
 
-For `y = W x + b` the gradients of one record are `dW = g x^T` and `db = g`, so that each row has
-`x = dW_i / db_i`. All rows together give the least-squares solution, which is exact without noise
-and averages noise over the rows. The last layer's bias names the labels in the same way: exact for
+For `y = W x + b` the gradients of one record are `dW = g x^T` and `db = g`, so each row gives `x =
+dW_i / db_i`. All rows together give the least-squares solution, which is exact without noise and
+averages noise over the rows. The last layer's bias reveals the labels in the same way: exactly for
 one record, likely for a few.
 
 References:
@@ -28,7 +28,7 @@ from .attack import Attack, Observation, PixelRange, Recovered
 class AnalyticInversion(Attack):
     """Divides the first linear layer's update by its bias's: exact for one record and one step.
 
-    Of several records, or of several clients' sum, it gives a weighted mean, once for each.
+    For several records, or a sum of clients, it repeats a weighted mean for each record.
     """
 
     def recover(
@@ -45,7 +45,7 @@ class AnalyticInversion(Attack):
             ValueError: If the first layer with parameters is not linear with a bias.
         """
         del seed
-        return [_inverted(each, input_shape, pixels) for each in observations]
+        return [_inverted(observation, input_shape, pixels) for observation in observations]
 
 
 def _inverted(
@@ -56,7 +56,9 @@ def _inverted(
     weight, bias = parts[f"{name}.weight"], parts[f"{name}.bias"]
     squares = bias.square().sum()
     # A layer without any gradient says nothing: the middle of the range is as good as any guess.
-    image = bias @ weight / squares if squares > 0.0 else torch.full_like(weight[0], torch.nan)
+    image = torch.full_like(weight[0], torch.nan)
+    if squares > 0.0:
+        image = bias @ weight / squares
     inside = pixels.to_unit(image.float().view(1, *input_shape)).nan_to_num(nan=0.5).clamp(0.0, 1.0)
     features = pixels.from_unit(inside)
     return Recovered(
@@ -87,10 +89,10 @@ def first_linear(model: nn.Module) -> str:
 def recovered_labels(observation: Observation) -> Tensor:
     """Return the likeliest labels, int64 `(records,)`, in increasing order.
 
-    The gradient of the last layer's bias is the mean of `p - onehot(label)`: of one record it is
-    negative at the label alone. For several, first predictions are taken to be the same for all
-    classes and one class to be absent. That is right for fewer records than classes under an
-    untrained model, and a guess otherwise. It needs no scale, so clipping does not matter.
+    The gradient of the last layer's bias is the mean of `p - onehot(label)`: for one record it is
+    negative at the label alone. For several, it supposes equal first predictions for all classes
+    and one absent class. That is right for fewer records than classes under an untrained model, and
+    a guess otherwise. It needs no scale, so clipping does not matter.
 
     Raises:
         ValueError: If the model does not end in a linear layer.
@@ -109,7 +111,7 @@ def recovered_labels(observation: Observation) -> Tensor:
 
 
 def num_classes(model: nn.Module) -> int:
-    """Return how many classes a model tells apart.
+    """Return the number of classes of a model.
 
     Raises:
         ValueError: If it does not end in a linear layer.
@@ -128,10 +130,11 @@ def _towards_each_class(observation: Observation) -> Tensor:
 
 
 def _last_linear(model: nn.Module) -> tuple[str, nn.Linear]:
-    layers = [
-        (name, each) for name, each in model.named_modules() if list(each.parameters(recurse=False))
-    ]
-    name, last = layers[-1] if layers else ("", None)
+    name: str = ""
+    last: nn.Module | None = None
+    for layer_name, layer in model.named_modules():
+        if list(layer.parameters(recurse=False)):
+            name, last = layer_name, layer
     if not isinstance(last, nn.Linear):
         raise ValueError(
             f"labels are read from a linear layer at the end, and the model ends in "

@@ -1,4 +1,4 @@
-"""The seam of attacks: an adversary's observations go in, images and labels come out."""
+"""The interface of attacks: an adversary's observations go in, images and labels come out."""
 
 from __future__ import annotations
 
@@ -62,22 +62,22 @@ class ClientRecords:
     labels: Tensor
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of records."""
         return len(self.labels)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observation:
-    """What an adversary sees of one round, as an update of the public model.
+    """The adversary's observation of one round, as an update of the public model.
 
     Attributes:
-        model: The public model before the round, on the CPU; an attack never changes it.
+        model: Public model before the round, on the CPU; an attack never changes it.
         update: Float64 `(d,)`: change of the trainable parameters, flat in the model's order; the
-            mean over clients where the adversary sees a sum of them.
-        training: How each client trains.
-        records: Records that the update was computed from, of all clients in it together.
-        clipping_norm: L2 bound that an update of one client was clipped to; None where nothing was
-            clipped, or where several clients were clipped each on its own.
+            mean over clients if the adversary sees their sum.
+        training: Training of each client.
+        records: Number of records of all clients in the update together.
+        clipping_norm: L2 bound that the update of one client was clipped to; None if nothing was
+            clipped, or several clients were.
     """
 
     model: nn.Module
@@ -88,29 +88,28 @@ class Observation:
 
     def parts(self) -> dict[str, Tensor]:
         """Return the update of each trainable parameter, float64, by its name."""
-        trainable = {
-            name: each for name, each in self.model.named_parameters() if each.requires_grad
-        }
-        split = torch.split(self.update, [each.numel() for each in trainable.values()])
+        parameters = self.model.named_parameters()
+        trainable = [(name, values) for name, values in parameters if values.requires_grad]
+        split = torch.split(self.update, [values.numel() for _, values in trainable])
         return {
-            name: part.view_as(each)
-            for (name, each), part in zip(trainable.items(), split, strict=True)
+            name: part.view_as(values)
+            for (name, values), part in zip(trainable, split, strict=True)
         }
 
 
 def flat_parameters(model: nn.Module) -> Tensor:
     """Return the trainable parameters, float64 `(d,)`, in the model's order."""
-    each = [one.detach().reshape(-1).double() for one in model.parameters() if one.requires_grad]
-    return torch.cat(each)
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return torch.cat([parameter.detach().reshape(-1).double() for parameter in trainable])
 
 
 @dataclass(frozen=True)
 class PixelRange:
-    """Smallest and largest value that a pixel can have, as the model takes them; public.
+    """Smallest and largest value of a pixel, as the model takes them; public.
 
     Attributes:
-        low: One value, or one for each channel: for example 0 for black.
-        high: As many, each larger.
+        low: One value, or one per channel: for example 0 for black.
+        high: The same number of values, each larger.
     """
 
     low: tuple[float, ...]
@@ -129,31 +128,30 @@ class PixelRange:
         """Return pixels from 0 to 1.
 
         Args:
-            features: `(..., channels, height, width)`, as the model takes them.
+            features: Pixels as the model takes them, `(..., channels, height, width)`.
         """
         low, high = self._bounds(features)
         return (features - low) / (high - low)
 
     def from_unit(self, pixels: Tensor) -> Tensor:
-        """Return what the model takes for pixels from 0 to 1, in the same shape."""
+        """Return pixels from 0 to 1 as the model takes them, in the same shape."""
         low, high = self._bounds(pixels)
         return low + pixels * (high - low)
 
     def _bounds(self, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return both ends, `(channels, 1, 1)`."""
-        low, high = (like.new_tensor(each).view(-1, 1, 1) for each in (self.low, self.high))
-        return low, high
+        return like.new_tensor(self.low).view(-1, 1, 1), like.new_tensor(self.high).view(-1, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recovered:
-    """What an attack makes of one observation.
+    """Records that an attack recovers from one observation.
 
     Attributes:
         features: Float32 `(observation.records, channels, height, width)`, or int64 tokens
             `(observation.records, length)`, as the model takes them.
         labels: Int64 `(observation.records,)`.
-        occurring: Of text, the tokens that occur anywhere, int64 in rising order.
+        occurring: For text, the tokens that occur anywhere, int64 in rising order.
     """
 
     features: Tensor
@@ -173,13 +171,13 @@ class Attack(ABC):
         pixels: PixelRange,
         seed: int,
     ) -> list[Recovered]:
-        """Return what each observation gives away, each as if it were attacked alone.
+        """Return the records of each observation, as if it were attacked alone.
 
         Args:
-            observations: Of one model, trained in one way, with equally many records.
-            input_shape: Of one record, channels first; public.
-            pixels: Their range; public.
-            seed: Of the attack's first guesses.
+            observations: Observations of one model and training, with equally many records.
+            input_shape: Public shape of one record, channels first.
+            pixels: Public range of pixels.
+            seed: Seed of the attack's first guesses.
 
         Raises:
             ValueError: If the attack does not fit the model, or the observations differ in what is
@@ -191,18 +189,14 @@ def require_alike(observations: Sequence[Observation]) -> Observation:
     """Return the first observation, after a check that all share what is public.
 
     Raises:
-        ValueError: If there is none, or they do not.
+        ValueError: If there is none, or they differ.
     """
     if not observations:
         raise ValueError("there is nothing to attack: give an observation")
+    public = operator.attrgetter("model", "training", "records", "clipping_norm")
     first = observations[0]
-    for each in observations:
-        if (each.model, each.training, each.records, each.clipping_norm) != (
-            first.model,
-            first.training,
-            first.records,
-            first.clipping_norm,
-        ):
+    for observation in observations:
+        if public(observation) != public(first):
             raise ValueError(
                 "observations attacked together share the model, the training, the number of "
                 "records and the clipping: attack others in a call of their own"

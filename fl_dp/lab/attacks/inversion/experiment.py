@@ -1,7 +1,7 @@
 """Recovery against noise, for each threat model, and what else resists it.
 
-An experiment is a list of cells, each with a name that says all that it was made with. A cell takes
-seconds, and what it found can be kept, so that an experiment which was stopped does the rest alone.
+An experiment is a list of cells, whose names contain all their settings. A cell takes seconds and
+its result can be saved, so a stopped experiment continues with the missing cells.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fl_dp.tasks.models import build_model
 from .analytic import first_linear
 from .attack import Attack, ClientRecords, LocalTraining, PixelRange, Recovered
 from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
-from .recovery_results import Found
+from .recovery_results import CellResult
 from .recovery_settings import RecoverySettings, recovery_settings_of
 from .registry import ATTACKS, ON_TOKENS, THREATS, WITH_NOISE
 from .threats import (
@@ -52,13 +52,13 @@ class RecoveryCell:
     """One attack on one threat model, on the images of one seed.
 
     Attributes:
-        part: `noise`, or what resists without any: `batch`, `epochs` or `network`.
+        part: `noise`, or a resistance without noise: `batch`, `epochs` or `network`.
         threat: One of `THREATS`.
         attack: One of `ATTACKS`.
-        seed: Of the images, the model's weights, the clients' orders and the first guesses.
-        noise_multiplier: Of the threat; 0 for one without noise.
-        records: Of each client.
-        epochs: Of each client, each one step on all records.
+        seed: Seed of the images, the model's weights, the clients' orders and the first guesses.
+        noise_multiplier: Noise multiplier of the threat; 0 for one without noise.
+        records: Records of each client.
+        epochs: Epochs of each client, each one step on all records.
         network: One of `NETWORKS`.
     """
 
@@ -73,7 +73,7 @@ class RecoveryCell:
 
     @property
     def name(self) -> str:
-        """A name for files; no two cells share it."""
+        """A file name that no other cell shares."""
         return (
             f"{self.part}-{self.threat}-{self.attack}-z{self.noise_multiplier:g}-n{self.records}"
             f"-e{self.epochs}-{self.network}-s{self.seed}"
@@ -82,12 +82,12 @@ class RecoveryCell:
 
 @dataclass(frozen=True, kw_only=True)
 class Recovery:
-    """An experiment: what the keys of `recovery` ask for, on the run's task, model and bounds.
+    """The experiment that the keys of `recovery` ask for, on the run's task, model and bounds.
 
     Attributes:
-        dataset: Of images, or of tokens (`TextRecovery`); those attacked and the prior's are of its
-            training part.
-        settings: Of the run.
+        dataset: Images, or tokens (`TextRecovery`); its training part gives attacked images and
+            prior.
+        settings: Settings of the run.
     """
 
     dataset: Dataset
@@ -95,7 +95,7 @@ class Recovery:
 
     @cached_property
     def asked(self) -> RecoverySettings:
-        """What is to be attacked, and how."""
+        """The keys of `recovery`."""
         return recovery_settings_of(self.settings)
 
     @cached_property
@@ -142,7 +142,7 @@ class Recovery:
 
     @cached_property
     def cells(self) -> tuple[RecoveryCell, ...]:
-        """Everything that there is to do, the same list for the same settings."""
+        """All cells, the same for the same settings."""
         return tuple(dict.fromkeys(self._cells()))
 
     def _cells(self) -> Iterator[RecoveryCell]:
@@ -167,20 +167,23 @@ class Recovery:
                 epochs=epochs,
             )
 
-    def run(self, cell: RecoveryCell) -> Found:
+    def run(self, cell: RecoveryCell) -> CellResult:
         """Attack the images of one cell."""
         victims, others = self._clients(cell)
         threat, network = self._threat(cell), self._network(cell.seed, cell.network)
-        # Of a test: another stream for each seed of the experiment.
         seed = self.settings.privacy.insecure_seed
-        seed = None if seed is None else seed + cell.seed
+        if seed is not None:
+            seed += cell.seed  # of a test: another stream for each seed of the experiment
         rng = SecureRandom(insecure_seed=seed)
-        seen = [
+        observations = [
             threat.observe(network, [victim, *others], seed=cell.seed, rng=rng)
             for victim in victims
         ]
         recovered = self._attack(cell.attack).recover(
-            seen, input_shape=self.dataset.input_shape, pixels=self.pixels, seed=cell.seed
+            observations,
+            input_shape=self.dataset.input_shape,
+            pixels=self.pixels,
+            seed=cell.seed,
         )
         return self._measured(cell, threat, victims, recovered)
 
@@ -250,12 +253,13 @@ class Recovery:
             case "client_noise":
                 return NoisyUpdate(**noise)
             case "released" | "released_others_known":
-                known = cell.threat == "released_others_known"
-                return ReleasedModel(**noise, knows_others=known)
+                knows_others = cell.threat == "released_others_known"
+                return ReleasedModel(**noise, knows_others=knows_others)
             case "dp_sgd":
-                of_run = settings.protects_records
-                training_of_run = settings.record_training if of_run else DPSGDOnSettings()
-                return DPSGDUpdate(**noise | {"clipping_norm": training_of_run.clipping_norm})
+                dp_sgd = DPSGDOnSettings()
+                if settings.protects_records:
+                    dp_sgd = settings.record_training
+                return DPSGDUpdate(**noise | {"clipping_norm": dp_sgd.clipping_norm})
         raise ValueError(f"there is no threat {cell.threat!r}: write one of {', '.join(THREATS)}")
 
     def _attack(self, name: str) -> Attack:
@@ -264,7 +268,7 @@ class Recovery:
         return ATTACKS[name](self.asked.steps)
 
     def _of_cell(self, cell: RecoveryCell, threat: ThreatModel) -> dict[str, Any]:
-        """Return what all rows of a cell have in common, as of the CSV."""
+        """Return the columns that all rows of a cell share."""
         return {
             "part": cell.part,
             "threat": cell.threat,
@@ -285,36 +289,36 @@ class Recovery:
         threat: ThreatModel,
         victims: Sequence[ClientRecords],
         recovered: Sequence[Recovered],
-    ) -> Found:
+    ) -> CellResult:
         others = self._other_images(cell.seed)
         mean = mean_image(others)
-        rows, truths, found, nearest = [], [], [], []
+        rows, truths, matches, nearest = [], [], [], []
         of_cell = self._of_cell(cell, threat)
-        for number, (victim, made) in enumerate(zip(victims, recovered, strict=True)):
+        for client, (victim, guess) in enumerate(zip(victims, recovered, strict=True)):
             truth = self.pixels.to_unit(victim.features).numpy()
-            images = self.pixels.to_unit(made.features).numpy()
-            for place, match in enumerate(matched(images, truth)):
-                image, label = truth[place], int(victim.labels[place])
+            images = self.pixels.to_unit(guess.features).numpy()
+            for number, match in enumerate(matched(images, truth)):
+                image, label = truth[number], int(victim.labels[number])
                 near = nearest_image(others, image)
                 rows.append(
                     {
                         **of_cell,
-                        "client": number,
-                        "image": place,
+                        "client": client,
+                        "image": number,
                         "label": label,
-                        "label_recovered": int(made.labels[match]) == label,
+                        "label_recovered": int(guess.labels[match]) == label,
                         **_scores("", images[match], image),
                         **_scores("mean_image_", mean, image),
                         **_scores("nearest_", near, image),
                     }
                 )
                 truths.append(image)
-                found.append(images[match])
+                matches.append(images[match])
                 nearest.append(near)
-        return Found(
+        return CellResult(
             rows=rows,
             truth=np.stack(truths),
-            recovered=np.stack(found),
+            recovered=np.stack(matches),
             nearest=np.stack(nearest),
             mean=mean,
         )
@@ -326,16 +330,16 @@ class Recovery:
 
 
 def changed(model: nn.Sequential, network: str) -> nn.Sequential:
-    """Return a network with the same layers, and others that leave an adversary less to match.
+    """Return a network with the same layers, and others that make an attack harder.
 
     These are victims to attack. Statistics of the batch mix records, so no private training has
     them.
 
     Args:
-        model: Layers in order; they are shared with what is returned.
+        model: Layers in order; the result shares them.
         network: `plain` changes nothing. `dropout` drops half of the activations, by coins that the
-            adversary does not see. `batch_norm` normalises activations by the mean and deviation of
-            their batch, which the adversary can only compute from its own guesses.
+            adversary does not see. `batch_norm` normalises activations by their batch's mean and
+            deviation, which the adversary can only compute from its own guesses.
 
     Raises:
         ValueError: If there is no such network.
@@ -356,7 +360,7 @@ def changed(model: nn.Sequential, network: str) -> nn.Sequential:
 
 
 def _resisting(attack: str, seed: int) -> Iterator[RecoveryCell]:
-    """Yield what resists without noise, and what it is compared with."""
+    """Yield the cells that resist without noise, and those they are compared with."""
     raw = RecoveryCell(part="batch", threat="raw", attack=attack, seed=seed)
     for records in _BATCHES:
         yield replace(raw, records=records)

@@ -1,11 +1,11 @@
 """Likeness of a recovered image to the true one: MSE, PSNR, SSIM. Pixels lie between 0 and 1.
 
-`mean_image` and `nearest_image` guess without seeing an update: a recovery that does no better
-shows nothing.
+`mean_image` and `nearest_image` guess without an update: a recovery that does no better shows
+nothing.
 
 Reference:
     Wang et al. 2004, "Image Quality Assessment: From Error Visibility to Structural Similarity",
-    equations 13 to 17.
+        equations 13 to 17.
 """
 
 from __future__ import annotations
@@ -59,30 +59,30 @@ def ssim(image: Image, other: Image) -> float:
 
 
 def matched(recovered: NDArray[np.floating], truth: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return for each true image the recovered one that it is compared with, int64 `(n,)`.
+    """Return the index of the recovered image that each true one is compared with, int64 `(n,)`.
 
     Attacks do not know the order of a batch. Each true image gets a recovered one of its own, so
     that the sum of squared differences is least: in the attack's favour.
 
     Args:
-        recovered: `(m, channels, height, width)`, at least as many as there are true ones.
-        truth: `(n, channels, height, width)`.
+        recovered: Recovered images, `(m, channels, height, width)`, at least as many as true ones.
+        truth: True images, `(n, channels, height, width)`.
 
     Raises:
         ValueError: If there are fewer recovered than true images.
     """
     if len(recovered) < len(truth):
         raise ValueError(f"{len(recovered)} recovered images for {len(truth)} true ones")
-    costs = [[mse(one, other) for other in recovered] for one in truth]
-    _, places = linear_sum_assignment(np.asarray(costs))
-    return places.astype(np.int64)
+    costs = [[mse(image, guess) for guess in recovered] for image in truth]
+    _, columns = linear_sum_assignment(np.asarray(costs))
+    return columns.astype(np.int64)
 
 
 def mean_image(images: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the mean of other images, the guess without sight that has the least expected MSE.
+    """Return the mean of other images: the guess without an update that has the least expected MSE.
 
     Args:
-        images: Of the same kind as the private ones, `(n, channels, height, width)`.
+        images: Images of the same kind as the private ones, `(n, channels, height, width)`.
     """
     mean: NDArray[np.float32] = images.mean(0, dtype=np.float64).astype(np.float32)
     return mean
@@ -91,17 +91,17 @@ def mean_image(images: NDArray[np.float32]) -> NDArray[np.float32]:
 def nearest_image(images: NDArray[np.float32], private: Image) -> NDArray[np.float32]:
     """Return the image with the least MSE to a private one.
 
-    No adversary can choose it without knowing the private one, so this baseline disadvantages the
-    attack: a recovery that beats it shows this image, not merely one of its kind.
+    Only an adversary that knows the private image could choose it. So a recovery that beats this
+    baseline shows this image, not merely one of its kind.
 
     Args:
-        images: As for `mean_image`.
+        images: Images as for `mean_image`.
         private: The true image.
     """
     differences = images - private.astype(np.float32)
     squares = np.einsum("nchw,nchw->n", differences, differences)
-    found: NDArray[np.float32] = images[int(squares.argmin())]
-    return found
+    nearest: NDArray[np.float32] = images[int(squares.argmin())]
+    return nearest
 
 
 def _windows(image: Image) -> NDArray[np.float64]:

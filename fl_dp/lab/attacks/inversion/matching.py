@@ -1,15 +1,16 @@
-"""Gradient matching: a search for records whose simulated update is like the one that was seen.
+"""Gradient matching: a search for records whose simulated update is like the observed one.
 
 References:
     Zhu et al. 2019, "Deep Leakage from Gradients".
     Zhao et al. 2020, "iDLG: Improved Deep Leakage from Gradients".
     Geiping et al. 2020, "Inverting Gradients: How easy is it to break privacy in federated
-    learning?", equation 4.
+        learning?", equation 4.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,6 @@ from .attack import Attack, LocalTraining, Observation, PixelRange, Recovered, r
 
 _CERTAIN = 100.0  # a logit whose class has all of the probability
 _LOWER_AT = (3 / 8, 5 / 8, 7 / 8)  # of all steps; each divides the step size by ten, as published
-
-
 _FINITE = 1e-12  # an update of length zero has no direction
 
 
@@ -33,10 +32,10 @@ class DeepLeakage(Attack):
     """Minimises the squared distance of updates by L-BFGS: DLG, or iDLG with labels known before.
 
     Attributes:
-        knows_labels: Whether labels are read from the last layer first (iDLG), or searched together
+        knows_labels: Whether labels are first read from the last layer (iDLG), or searched together
             with the records (DLG).
-        steps: Most steps of L-BFGS, each with a line search.
-        restarts: First guesses that are tried; the one whose update comes nearest is kept.
+        steps: Largest number of steps of L-BFGS, each with a line search.
+        restarts: Number of first guesses; the one whose update comes nearest wins.
     """
 
     knows_labels: bool = False
@@ -62,7 +61,7 @@ class DeepLeakage(Attack):
                 self._search(observation, simulated, shape, pixels, generator)
                 for _ in range(self.restarts)
             ]
-            _, best = min(tries, key=lambda each: each[0])
+            _, best = min(tries, key=operator.itemgetter(0))
             recovered.append(best)
         return recovered
 
@@ -74,14 +73,14 @@ class DeepLeakage(Attack):
         pixels: PixelRange,
         generator: torch.Generator,
     ) -> tuple[float, Recovered]:
-        """Return what one first guess leads to, and the distance that is left."""
+        """Return the smallest distance from one first guess, and its records."""
         classes = num_classes(observation.model)
         guess = torch.rand(shape, generator=generator)
         logits = torch.randn((observation.records, classes), generator=generator)
         if self.knows_labels:
             logits = functional.one_hot(recovered_labels(observation), classes) * _CERTAIN
-        seen = observation.update.float()
-        size = seen.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
+        observed = observation.update.float()
+        size = observed.square().sum().clamp(min=torch.finfo(torch.float32).tiny)
 
         def distance() -> Tensor:
             targets = logits.softmax(1)
@@ -89,26 +88,27 @@ class DeepLeakage(Attack):
             if observation.clipping_norm is not None:
                 norm = torch.linalg.vector_norm(update)
                 update = update * (observation.clipping_norm / norm).clamp(max=1.0)
-            return (update - seen).square().sum() / size
+            return (update - observed).square().sum() / size
 
-        left = _minimised(distance, [guess] if self.knows_labels else [guess, logits], self.steps)
+        variables = [guess] if self.knows_labels else [guess, logits]
+        remaining = _minimised(distance, variables, self.steps)
         image = guess.detach().nan_to_num(nan=0.5).clamp(0.0, 1.0)
-        return left, Recovered(features=pixels.from_unit(image), labels=logits.argmax(1))
+        return remaining, Recovered(features=pixels.from_unit(image), labels=logits.argmax(1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class InvertingGradients(Attack):
     """Minimises `1 - cosine + total_variation * TV` by Adam on the signs of the gradient.
 
-    Directions alone are compared, so that clipping does not matter. Labels are read from the last
-    layer first. Observations and first guesses are searched side by side; each has its own Adam
-    step in each coordinate, so that none depends on another.
+    Only directions are compared, so clipping does not matter. Labels are first read from the last
+    layer. Observations and guesses are searched side by side, each independent of the others.
 
     Attributes:
-        steps: Of Adam.
-        learning_rate: Of Adam, in pixels from 0 to 1; falls by ten at 3/8, 5/8 and 7/8 of the way.
+        steps: Number of steps of Adam.
+        learning_rate: Step size in pixels from 0 to 1; divided by ten at 3/8, 5/8 and 7/8 of the
+            steps.
         total_variation: Weight of the mean absolute difference of neighbouring pixels.
-        restarts: First guesses that are tried; the one with the least loss is kept.
+        restarts: Number of first guesses; the one with the least loss wins.
     """
 
     steps: int = 600
@@ -127,26 +127,24 @@ class InvertingGradients(Attack):
         """Return the records. See `Attack.recover`."""
         first = require_alike(observations)
         simulated = SimulatedUpdate(first.model, first.training)
-        labels = torch.stack([recovered_labels(each) for each in observations])
-        classes = num_classes(first.model)
-        seen = torch.stack([each.update.float() for each in observations])
-        seen, targets = (
-            each.repeat_interleave(self.restarts, 0)
-            for each in (seen, functional.one_hot(labels, classes).float())
-        )
+        labels = torch.stack([recovered_labels(observation) for observation in observations])
+        one_hot = functional.one_hot(labels, num_classes(first.model)).float()
+        targets = one_hot.repeat_interleave(self.restarts, 0)
+        updates = torch.stack([observation.update.float() for observation in observations])
+        observed = updates.repeat_interleave(self.restarts, 0)
         generator = torch.Generator().manual_seed(seed)
-        guess = torch.rand((len(seen), first.records, *input_shape), generator=generator)
+        guess = torch.rand((len(observed), first.records, *input_shape), generator=generator)
 
         def loss(guess: Tensor) -> Tensor:
             updates = simulated(pixels.from_unit(guess), targets)
-            cosine = functional.cosine_similarity(updates, seen, eps=_FINITE)
+            cosine = functional.cosine_similarity(updates, observed, eps=_FINITE)
             return 1.0 - cosine + self.total_variation * total_variation(guess)
 
         self._search(guess, loss)
         with torch.no_grad():
-            reached = loss(guess).nan_to_num(nan=torch.inf).view(-1, self.restarts)
-        kept = guess.detach().view(-1, self.restarts, *guess.shape[1:])
-        best = kept[torch.arange(len(kept)), reached.argmin(1)]
+            losses = loss(guess).nan_to_num(nan=torch.inf).view(-1, self.restarts)
+        guesses = guess.detach().view(-1, self.restarts, *guess.shape[1:])
+        best = guesses[torch.arange(len(guesses)), losses.argmin(1)]
         return [
             Recovered(features=pixels.from_unit(image), labels=label)
             for image, label in zip(best, labels, strict=True)
@@ -176,32 +174,35 @@ def total_variation(images: Tensor) -> Tensor:
 
 
 class SimulatedUpdate:
-    """The adversary's copy of what a client computes from records that it guesses.
+    """The adversary's copy of what a client computes from guessed records.
 
     Several steps are unrolled, so that the gradient with respect to the records goes through all of
     them (Geiping et al. 2020, section 6). The adversary knows neither the order of the records nor
-    dropout's masks: it takes records in their order, and the model in evaluation mode.
+    dropout's masks: it takes the given order, and the model in evaluation mode.
     """
 
     def __init__(self, model: nn.Module, training: LocalTraining) -> None:
         """Copy the public model's values; the model itself is not changed.
 
         Args:
-            model: With logits `(n, classes)`.
-            training: Of the client.
+            model: Model with logits `(n, classes)`.
+            training: The client's training.
         """
         self._model = model
         self._training = training
-        named = list(model.named_parameters())
-        self._start = {name: each.detach() for name, each in named if each.requires_grad}
-        self._fixed = {name: each.detach() for name, each in named if not each.requires_grad}
-        self._fixed |= {name: each.detach() for name, each in model.named_buffers()}
+        self._start: dict[str, Tensor] = {}
+        self._fixed: dict[str, Tensor] = {}
+        for name, parameter in model.named_parameters():
+            values = self._start if parameter.requires_grad else self._fixed
+            values[name] = parameter.detach()
+        for name, buffer in model.named_buffers():
+            self._fixed[name] = buffer.detach()
 
     def __call__(self, features: Tensor, targets: Tensor) -> Tensor:
         """Return the updates of several clients, each from the same model.
 
         Args:
-            features: `(clients, n, *input_shape)`.
+            features: Records, `(clients, n, *input_shape)`.
             targets: Probabilities of the labels, `(clients, n, classes)`.
 
         Returns:
@@ -210,26 +211,27 @@ class SimulatedUpdate:
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
         try:
-            updates: Tensor = torch.vmap(self._of_one)(features, targets)
+            updates: Tensor = torch.vmap(self._update)(features, targets)
         finally:
             for module, was_training in modes:
                 module.training = was_training
         return updates
 
-    def _of_one(self, features: Tensor, targets: Tensor) -> Tensor:
+    def _update(self, features: Tensor, targets: Tensor) -> Tensor:
+        """Return the update of one client."""
         gradient = torch.func.grad(self._loss)
         current = self._start
         # The sum of gradients: a difference of float32 models would be rounded.
-        moved = {name: torch.zeros_like(each) for name, each in current.items()}
+        moved = {name: torch.zeros_like(start) for name, start in current.items()}
         for _ in range(self._training.epochs):
             for rows in self._training.batches(len(features)):
                 gradients = gradient(current, features[rows], targets[rows])
                 moved = {name: moved[name] - gradients[name] for name in moved}
                 current = {
-                    name: each + self._training.learning_rate * moved[name]
-                    for name, each in self._start.items()
+                    name: start + self._training.learning_rate * moved[name]
+                    for name, start in self._start.items()
                 }
-        flat = torch.cat([each.reshape(-1) for each in moved.values()])
+        flat = torch.cat([change.reshape(-1) for change in moved.values()])
         return self._training.learning_rate * flat
 
     def _loss(self, parameters: dict[str, Tensor], features: Tensor, targets: Tensor) -> Tensor:
@@ -238,9 +240,9 @@ class SimulatedUpdate:
 
 
 def _minimised(loss: Callable[[], Tensor], variables: Sequence[Tensor], steps: int) -> float:
-    """Change variables in place to where a loss is small, and return it; infinite if it is NaN."""
-    for each in variables:
-        each.requires_grad_(True)
+    """Minimise a loss by changing variables in place, and return it; infinite if it is NaN."""
+    for variable in variables:
+        variable.requires_grad_(True)
     optimizer = torch.optim.LBFGS(
         variables,
         max_iter=steps,
@@ -252,10 +254,11 @@ def _minimised(loss: Callable[[], Tensor], variables: Sequence[Tensor], steps: i
 
     def closure() -> Tensor:
         value = loss()
-        for each, gradient in zip(variables, torch.autograd.grad(value, variables), strict=True):
-            each.grad = gradient
+        gradients = torch.autograd.grad(value, variables)
+        for variable, gradient in zip(variables, gradients, strict=True):
+            variable.grad = gradient
         return value
 
     optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch
-    reached = float(loss().detach())
-    return math.inf if math.isnan(reached) else reached
+    remaining = float(loss().detach())
+    return math.inf if math.isnan(remaining) else remaining

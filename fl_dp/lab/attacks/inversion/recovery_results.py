@@ -20,16 +20,16 @@ _PICTURES = ("truth", "recovered", "nearest", "mean")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """What one cell came to.
+class CellResult:
+    """Result of one cell.
 
     Attributes:
-        rows: One for each attacked image, as of the CSV.
-        truth: The attacked images, pixels from 0 to 1, `(k, channels, height, width)`; of text
+        rows: Rows of the CSV, one for each attacked image.
+        truth: The attacked images, pixels from 0 to 1, `(k, channels, height, width)`; for text
             here and below tokens, `(k, length)`.
-        recovered: What the attack made of each.
-        nearest: The prior's nearest to each.
-        mean: The prior's mean image; of text its most frequent token, at every place.
+        recovered: The recovered images.
+        nearest: The prior's nearest image to each.
+        mean: The prior's mean image; for text its most frequent token, repeated.
     """
 
     rows: list[dict[str, Any]]
@@ -39,24 +39,24 @@ class Found:
     mean: NDArray[Any]
 
 
-def keep(found: Found, file: Path) -> None:
-    """Write what a cell found; the file is there as a whole or not at all."""
-    arrays = {name: getattr(found, name) for name in _PICTURES}
+def save_result(result: CellResult, file: Path) -> None:
+    """Write a cell's result; the file exists as a whole or not at all."""
+    arrays = {name: getattr(result, name) for name in _PICTURES}
     with written_whole(file) as unfinished, unfinished.open("wb") as stream:
-        np.savez_compressed(stream, rows=np.array(json.dumps(found.rows)), **arrays)
+        np.savez_compressed(stream, rows=np.array(json.dumps(result.rows)), **arrays)
 
 
-def kept(file: Path) -> Found:
-    """Return what a cell found before.
+def load_result(file: Path) -> CellResult:
+    """Return a cell's result from its file.
 
     Raises:
-        FileNotFoundError: If it is not finished.
-        ValueError: If the file is none of these.
+        FileNotFoundError: If the cell is not finished.
+        ValueError: If the file is no result.
     """
     try:
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in _PICTURES}
-            return Found(rows=json.loads(str(stored["rows"])), **arrays)
+            return CellResult(rows=json.loads(str(stored["rows"])), **arrays)
     except (KeyError, ValueError, BadZipFile) as error:
         raise ValueError(
             f"{file} is no finished cell ({error}): remove it to do it again"
@@ -87,8 +87,10 @@ def is_of_text(row: Mapping[str, Any]) -> bool:
 
 
 def error_of(row: Mapping[str, Any]) -> float:
-    """Return what is least where a recovery is best: the MSE, or the share of wrong tokens."""
-    return 1.0 - float(row["in_place"]) if is_of_text(row) else float(row["mse"])
+    """Return the error of a recovery: the MSE, or the share of wrong tokens."""
+    if is_of_text(row):
+        return 1.0 - float(row["in_place"])
+    return float(row["mse"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,18 +98,18 @@ class Summary:
     """All images of one setting.
 
     Attributes:
-        part: As of `RecoveryCell`, like the next six.
-        threat: See there.
-        attack: See there.
-        noise_multiplier: See there.
-        records: See there.
-        epochs: See there.
-        network: See there.
-        epsilon: Of the round; infinite where nothing is promised.
-        delta: Of that epsilon.
-        unit: What epsilon protects.
-        images: How many, or texts, over all seeds.
-        means: Of each score of the CSV over seeds, each seed's mean over its images first.
+        part: Part, as in `RecoveryCell`; so are the next six.
+        threat: Threat model.
+        attack: Attack.
+        noise_multiplier: Noise multiplier.
+        records: Records of each client.
+        epochs: Epochs of each client.
+        network: Kind of network.
+        epsilon: Epsilon of the round; infinite where nothing is promised.
+        delta: Delta of that epsilon.
+        unit: Unit that epsilon protects.
+        images: Number of images or texts, over all seeds.
+        means: Mean of each score over seeds, after the mean over each seed's images.
         deviations: Standard deviation of the same over seeds; NaN for one seed.
     """
 
@@ -127,9 +129,9 @@ class Summary:
 
     @property
     def fails(self) -> bool:
-        """Whether images are no nearer to the true ones than the mean image is, in MSE.
+        """Whether recovered images are no nearer to the true ones than the mean image is, in MSE.
 
-        Of text: whether no more tokens are in place than the most frequent one would be.
+        For text: whether no more tokens are in place than with the most frequent one everywhere.
         """
         if is_of_text(self.means):
             return self.means["in_place"] <= self.means["guess_in_place"]
@@ -140,7 +142,7 @@ def summarised(rows: Iterable[Mapping[str, Any]]) -> list[Summary]:
     """Return a summary of each setting, in the order in which they first occur.
 
     Args:
-        rows: Of cells, as of the CSV.
+        rows: Rows of cells, as in the CSV.
     """
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -150,46 +152,49 @@ def summarised(rows: Iterable[Mapping[str, Any]]) -> list[Summary]:
 
 def strongest(
     summaries: Sequence[Summary],
-    by: Callable[[Summary], tuple[object, ...]] = lambda each: (each.noise_multiplier,),
+    by: Callable[[Summary], tuple[object, ...]] = lambda summary: (summary.noise_multiplier,),
 ) -> list[Summary]:
     """Return of each group of summaries the one whose attack has the least error."""
     best: dict[tuple[object, ...], Summary] = {}
-    for each in summaries:
-        known = best.get(by(each))
-        if known is None or error_of(each.means) < error_of(known.means):
-            best[by(each)] = each
+    for summary in summaries:
+        group = by(summary)
+        incumbent = best.get(group)
+        if incumbent is None or error_of(summary.means) < error_of(incumbent.means):
+            best[group] = summary
     return list(best.values())
 
 
 def fails_from(summaries: Iterable[Summary]) -> Summary | None:
-    """Return the least noise from which on a recovery fails, whatever more noise there is.
+    """Return the least noise at and above which every recovery fails.
 
     Args:
-        summaries: Of one threat model, one for each noise multiplier.
+        summaries: Summaries of one threat model, one for each noise multiplier.
 
     Returns:
-        None where it does not fail at the largest noise that was tried.
+        None if recovery succeeds at the largest noise.
     """
     failing = None
-    for each in sorted(summaries, key=lambda one: -one.noise_multiplier):
-        if not each.fails:
+    for summary in sorted(summaries, key=lambda summary: -summary.noise_multiplier):
+        if not summary.fails:
             break
-        failing = each
+        failing = summary
     return failing
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> Summary:
-    seeds = sorted({row["seed"] for row in rows})
-    of_seeds = {
-        key: [statistics.fmean(row[key] for row in rows if row["seed"] == seed) for seed in seeds]
-        for key in (_OF_TEXT if is_of_text(rows[0]) else _OF_IMAGES)
-    }
     first = rows[0]
+    by_seed: dict[int, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_seed.setdefault(row["seed"], []).append(row)
+    means, deviations = {}, {}
+    for key in _OF_TEXT if is_of_text(first) else _OF_IMAGES:
+        of_seeds = [statistics.fmean(row[key] for row in by_seed[seed]) for seed in sorted(by_seed)]
+        means[key], deviations[key] = statistics.fmean(of_seeds), _deviation(of_seeds)
     return Summary(
         **{key: first[key] for key in (*_SETTING, "epsilon", "delta", "unit")},
         images=len(rows),
-        means={key: statistics.fmean(values) for key, values in of_seeds.items()},
-        deviations={key: _deviation(values) for key, values in of_seeds.items()},
+        means=means,
+        deviations=deviations,
     )
 
 

@@ -1,6 +1,6 @@
 """The group of keys `recovery`: images or text recovered from what training shows.
 
-A run's settings have it only where they were composed with the lab; none means the defaults.
+Only settings that were composed with the lab have it; without it the defaults hold.
 """
 
 from __future__ import annotations
@@ -63,14 +63,19 @@ class RecoverySettings:
             )
         for noise in self.noise_multipliers or ():
             positive("recovery.noise_multipliers", noise)
-        given = [
-            f"recovery.{each.name}={getattr(self, each.name)}"
-            for each in fields(self)
-            if self.attacks is None and getattr(self, each.name) != each.default
-        ]
-        if given:
+        if self.attacks is None:
+            self._require_defaults()
+
+    def _require_defaults(self) -> None:
+        """Refuse every key where no attack is asked for."""
+        unused = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                unused.append(f"recovery.{field.name}={value}")
+        if unused:
             raise ValueError(
-                f"{', '.join(given)} is for an attack, and none is asked for: write "
+                f"{', '.join(unused)} is for an attack, and none is asked for: write "
                 "experiment=data_recovery too, or leave it out"
             )
 
@@ -81,12 +86,12 @@ class RecoverySettings:
 
 
 def recovery_settings_of(settings: Settings) -> RecoverySettings:
-    """Return what settings say of a measured attack."""
-    found = getattr(settings, "recovery", None)
-    return found if isinstance(found, RecoverySettings) else RecoverySettings()
+    """Return the group `recovery` of a run's settings."""
+    group = getattr(settings, "recovery", None)
+    return group if isinstance(group, RecoverySettings) else RecoverySettings()
 
 
-def _some_of(key: str, names: list[str] | None, known: tuple[str, ...]) -> None:
+def _some_of(key: str, names: list[str] | None, choices: tuple[str, ...]) -> None:
     distinct(key, names, least=1)
     for name in names or ():
-        one_of(key, name, known)
+        one_of(key, name, choices)

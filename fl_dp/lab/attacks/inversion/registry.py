@@ -1,4 +1,4 @@
-"""Names that settings, cells and pictures share, told without torch."""
+"""Names that settings, cells and pictures share; they need no torch."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ from fl_dp.tasks.datasets.shakespeare import VOCABULARY
 
 from .attack import ClientRecords, Recovered
 from .experiment import Recovery, RecoveryCell
-from .recovery_results import Found
+from .recovery_results import CellResult
 from .registry import ON_TOKENS
 from .threats import ThreatModel
 
 
 class _Prior(NamedTuple):
-    """What other windows say of a text without a look at its update."""
+    """Other windows, and what they show of a text without its update."""
 
     windows: NDArray[np.int64]
     most_frequent: int
@@ -28,7 +28,7 @@ class _Prior(NamedTuple):
 
 
 class TextRecovery(Recovery):
-    """An experiment on text: tokens in place, and which occur, beside what other texts tell."""
+    """An experiment on text: tokens in place, tokens that occur, and guesses from other texts."""
 
     def _require_fit(self) -> None:
         """Raise ValueError if an attack is not on text, or other networks are asked for."""
@@ -49,43 +49,43 @@ class TextRecovery(Recovery):
         threat: ThreatModel,
         victims: Sequence[ClientRecords],
         recovered: Sequence[Recovered],
-    ) -> Found:
+    ) -> CellResult:
         prior = self._prior(cell.seed)
         of_cell = self._of_cell(cell, threat)
-        rows, truths, found, nearest = [], [], [], []
-        for number, (victim, made) in enumerate(zip(victims, recovered, strict=True)):
-            assert made.occurring is not None  # of an attack on text
-            for place, truth in enumerate(victim.features.numpy()):
-                texts = made.features.numpy()
+        rows, truths, matches, nearest = [], [], [], []
+        for client, (victim, guess) in enumerate(zip(victims, recovered, strict=True)):
+            assert guess.occurring is not None  # of an attack on text
+            texts, tokens = guess.features.numpy(), {*guess.occurring.tolist()}
+            for number, truth in enumerate(victim.features.numpy()):
                 text = texts[(texts == truth).sum(1).argmax()]  # in the attack's favour
                 near = prior.windows[(prior.windows == truth).sum(1).argmax()]
                 rows.append(
                     {
                         **of_cell,
-                        "client": number,
-                        "text": place,
+                        "client": client,
+                        "text": number,
                         "in_place": float((text == truth).mean()),
                         "guess_in_place": float((truth == prior.most_frequent).mean()),
                         "nearest_in_place": float((near == truth).mean()),
-                        "occurring": _alike({*made.occurring.tolist()}, {*truth.tolist()}),
+                        "occurring": _alike(tokens, {*truth.tolist()}),
                         "guess_occurring": _alike(prior.occurring, {*truth.tolist()}),
                         "true": _read(truth),
                         "recovered": _read(text),
                     }
                 )
                 truths.append(truth)
-                found.append(text)
+                matches.append(text)
                 nearest.append(near)
-        return Found(
+        return CellResult(
             rows=rows,
             truth=np.stack(truths),
-            recovered=np.stack(found),
+            recovered=np.stack(matches),
             nearest=np.stack(nearest),
             mean=np.full_like(truths[0], prior.most_frequent),
         )
 
     def _prior(self, seed: int) -> _Prior:
-        """Return what windows tell that the adversary holds, none of them attacked."""
+        """Return the prior from windows that the adversary holds, none of them attacked."""
         windows = np.asarray(self.dataset.features(self._rows(seed)[2]), dtype=np.int64)
         counts = np.bincount(windows.reshape(-1), minlength=len(VOCABULARY))
         shares = [(windows == token).any(1).mean() for token in range(len(counts))]

@@ -1,8 +1,7 @@
-"""Threat models: what an adversary sees of a client's training, and what that costs in privacy.
+"""Threat models: the adversary's view of a client's training, and its cost in privacy.
 
-Each is made with the mechanisms that fl-dp trains with, so that an attack meets what it would meet
-in a run. Epsilon is that of the one round that is attacked, without amplification: the adversary
-knows that the client takes part.
+Each uses the mechanisms that fl-dp trains with. Epsilon is that of the attacked round, without
+amplification: the adversary knows that the client takes part.
 """
 
 from __future__ import annotations
@@ -48,28 +47,28 @@ Clients: TypeAlias = Sequence[ClientRecords]
 _NEVER_BINDING = PrivacyBudget(epsilon=1e12, delta=1e-5)
 
 
-class Shown(NamedTuple):
-    """What an adversary is shown of a round.
+class View(NamedTuple):
+    """The adversary's view of a round.
 
     Attributes:
-        update: Of one client, or the mean of several, float64 `(d,)`.
-        of: The clients whose updates are in it.
+        update: Update of one client, or the mean of several, float64 `(d,)`.
+        clients: The clients whose updates are in it.
         clipping_norm: L2 bound on the update of one client; None: none, or several are in it.
     """
 
     update: NDArray[np.float64]
-    of: Sequence[ClientRecords]
+    clients: Sequence[ClientRecords]
     clipping_norm: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThreatModel(ABC):
-    """What an adversary sees of one round of a client, the first of those that take part.
+    """An adversary's view of one round of a client, the first of the participants.
 
-    A threat model of your own says in `shown` what becomes of the clients' updates.
+    A threat model of your own computes in `view` the view from the clients' updates.
 
     Attributes:
-        training: Of each client.
+        training: Training of each client.
     """
 
     training: LocalTraining
@@ -86,10 +85,11 @@ class ThreatModel(ABC):
         """Train each client from the public model, and return what the adversary sees.
 
         Args:
-            model: On the CPU; not changed.
-            clients: Those of the round, the one that is attacked first.
-            seed: Of the orders of their records and of dropout: what a client would draw itself.
-            rng: Of noise that protects; a fresh secure one by default.
+            model: Public model on the CPU; not changed.
+            clients: Clients of the round, the attacked one first.
+            seed: Seed of the orders of their records and of dropout: what a client would draw
+                itself.
+            rng: Source of noise that protects; a fresh secure one by default.
 
         Raises:
             ValueError: If there is no client, or fewer than the threat needs.
@@ -101,46 +101,48 @@ class ThreatModel(ABC):
             )
         taken, random = clients[: self._takes], rng or SecureRandom()
         updates = [
-            self._update(model, records, seed + place, random)
-            for place, records in enumerate(taken)
+            self._update(model, records, seed + index, random)
+            for index, records in enumerate(taken)
         ]
-        seen = self.shown(updates, taken, random)
+        view = self.view(updates, taken, random)
         return Observation(
             model=model,
-            update=torch.from_numpy(seen.update),
+            update=torch.from_numpy(view.update),
             training=self.training,
-            records=sum(map(len, seen.of)),
-            clipping_norm=seen.clipping_norm,
+            records=sum(map(len, view.clients)),
+            clipping_norm=view.clipping_norm,
         )
 
     @abstractmethod
-    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
-        """Return what the adversary sees of the clients' updates.
+    def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
+        """Return the adversary's view of the clients' updates.
 
         Args:
-            updates: Of all clients that the threat takes.
+            updates: Updates of all clients that the threat takes.
             clients: The same clients, in the same order.
-            rng: Of noise that protects.
+            rng: Source of noise that protects.
         """
 
     @property
     def _takes(self) -> int | None:
-        """How many clients the adversary sees something of; None: all."""
+        """Number of clients whose updates enter the view; None: all."""
         return 1
 
     def releases(self) -> tuple[PrivacyEvent, int] | None:
-        """Return the event that charges for what is seen, and how often; None: no promise."""
+        """Return the event that charges for the view, and its count; None: no promise."""
         return None
 
     def epsilon(self, delta: float) -> float:
-        """Return what the round costs `unit`, infinite where nothing is promised."""
-        charged = self.releases()
-        return math.inf if charged is None else epsilon(dict([charged]), delta).best
+        """Return the round's epsilon for `unit`, infinite where nothing is promised."""
+        charge = self.releases()
+        if charge is None:
+            return math.inf
+        return epsilon(dict([charge]), delta).best
 
     def _update(
         self, model: nn.Module, records: ClientRecords, seed: int, rng: SecureRandom
     ) -> NDArray[np.float64]:
-        """Return what one client's training changes, `(d,)`."""
+        """Return the update of one client, `(d,)`."""
         del rng
         trained = copy.deepcopy(model)
         # Dropout draws from torch's global generator, which stays as it was.
@@ -160,7 +162,7 @@ class ThreatModel(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class RawUpdate(ThreatModel):
-    """A server that gets each client's model as it is, or clipped by the client and no more.
+    """A server that gets each client's model as it is, or only clipped by the client.
 
     Attributes:
         clipping_norm: L2 bound on the update; None: none. Clipping alone promises nothing.
@@ -168,13 +170,13 @@ class RawUpdate(ThreatModel):
 
     clipping_norm: float | None = None
 
-    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
-        """Return the client's update. See `ThreatModel.shown`."""
+    def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
+        """Return the client's update. See `ThreatModel.view`."""
         del rng
         [update] = updates
         if self.clipping_norm is not None:
             update = clip_by_norm(update, self.clipping_norm)
-        return Shown(update, clients, self.clipping_norm)
+        return View(update, clients, self.clipping_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +185,7 @@ class NoisyUpdate(ThreatModel):
 
     Attributes:
         clipping_norm: Bound on the update, in the scheme's norm.
-        noise_multiplier: Of the scheme.
+        noise_multiplier: Noise multiplier of the scheme.
         scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
     """
 
@@ -191,12 +193,12 @@ class NoisyUpdate(ThreatModel):
     noise_multiplier: float
     scheme: str = "gaussian"
 
-    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
-        """Return what the client sends. See `ThreatModel.shown`."""
+    def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
+        """Return what the client sends. See `ThreatModel.view`."""
         [update] = updates
         scheme = self._mechanism
         l2_bound = self.clipping_norm if scheme.clipping is Norm.L2 else None
-        return Shown(scheme.privatize(update, rng), clients, l2_bound)
+        return View(scheme.privatize(update, rng), clients, l2_bound)
 
     def releases(self) -> tuple[PrivacyEvent, int]:
         """Return the charge of one message."""
@@ -218,16 +220,16 @@ class ReleasedModel(ThreatModel):
     Attributes:
         clipping_norm: L2 bound on each client's update.
         noise_multiplier: Noise on the sum of updates over `clipping_norm`.
-        knows_others: Whether the adversary knows everything of all other clients, which is what
-            epsilon is promised against, and takes their updates away.
+        knows_others: Whether the adversary knows everything of all other clients, as epsilon
+            supposes, and subtracts their updates.
     """
 
     clipping_norm: float
     noise_multiplier: float
     knows_others: bool = False
 
-    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
-        """Return the mean update of the released model. See `ThreatModel.shown`."""
+    def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
+        """Return the mean update of the released model. See `ThreatModel.view`."""
         mechanism = GaussianMechanism(
             noise_multiplier=self.noise_multiplier, clipping_norm=self.clipping_norm
         )
@@ -235,9 +237,11 @@ class ReleasedModel(ThreatModel):
         total = np.sum(encoded, axis=0)
         released = mechanism.release(total, mechanism.noise(total.size, rng))
         if self.knows_others:
-            others = np.sum(encoded[1:], axis=0) * mechanism.grid if encoded[1:] else 0.0
-            return Shown(released - others, clients[:1], self.clipping_norm)
-        return Shown(released / len(clients), clients)
+            others: NDArray[np.float64] | float = 0.0
+            if encoded[1:]:
+                others = np.sum(encoded[1:], axis=0) * mechanism.grid
+            return View(released - others, clients[:1], self.clipping_norm)
+        return View(released / len(clients), clients)
 
     @property
     def _takes(self) -> None:
@@ -252,13 +256,13 @@ class ReleasedModel(ThreatModel):
 class UpdateSum(ThreatModel):
     """A server that sees the sum of all clients' values alone (`privacy=distributed`).
 
-    Masks cancel out in the sum, so what the server sees is what the shares add up to.
+    Masks cancel out in the sum, so the server sees the sum of the shares.
 
     Attributes:
         clipping_norm: L2 bound on each client's update.
         noise_multiplier: Noise on the sum over `clipping_norm`, of all clients' shares together;
             None: there is none, and nothing is promised.
-        cohort: Clients of the sum, at least 2.
+        cohort: Number of clients of the sum, at least 2.
     """
 
     clipping_norm: float
@@ -274,18 +278,17 @@ class UpdateSum(ThreatModel):
         if self.cohort < 2:
             raise ValueError(f"cohort must be at least 2, got {self.cohort}: one client is no sum")
 
-    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
-        """Return the sum over all clients, divided by their number. See `ThreatModel.shown`."""
-        clipped = [clip_by_norm(each, self.clipping_norm) for each in updates]
+    def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
+        """Return the sum over all clients, divided by their number. See `ThreatModel.view`."""
+        clipped = [clip_by_norm(update, self.clipping_norm) for update in updates]
         if self.noise_multiplier is None:
-            return Shown(np.sum(clipped, axis=0) / self.cohort, clients)
+            return View(np.sum(clipped, axis=0) / self.cohort, clients)
         share = self._share(updates[0].size, self.noise_multiplier)
-        total = sum(
-            (share.encode([each], rng) for each in clipped),
-            start=np.zeros(share.size, dtype=np.int64),
-        )
+        total = np.zeros(share.size, dtype=np.int64)
+        for update in clipped:
+            total = total + share.encode([update], rng)
         [opened] = share.decode(total)
-        return Shown(opened / self.cohort, clients)
+        return View(opened / self.cohort, clients)
 
     @property
     def _takes(self) -> int:
@@ -296,12 +299,12 @@ class UpdateSum(ThreatModel):
         if self.noise_multiplier is None:
             return None
         share = self._share(1, self.noise_multiplier)
-        amounts_to = shared_noise_multiplier(share.noise_scale, share.sensitivity, self.cohort)
-        return GaussianEvent(noise_multiplier=amounts_to), 1
+        multiplier = shared_noise_multiplier(share.noise_scale, share.sensitivity, self.cohort)
+        return GaussianEvent(noise_multiplier=multiplier), 1
 
     def _share(self, size: int, noise_multiplier: float) -> NoiseShare:
-        noise_of_each = noise_multiplier * self.clipping_norm / math.sqrt(self.cohort)
-        scale = _SHARE_SCALE / noise_of_each
+        noise_of_client = noise_multiplier * self.clipping_norm / math.sqrt(self.cohort)
+        scale = _SHARE_SCALE / noise_of_client
         cap = scale * self.clipping_norm
         segment = Segment("updates", size, scale, cap, self.clipping_norm)
         return NoiseShare(segments=(segment,), noise_scale=_SHARE_SCALE)
@@ -311,7 +314,7 @@ class UpdateSum(ThreatModel):
 class DPSGDUpdate(ThreatModel):
     """A server that gets the model of a client that trains by DP-SGD (`privacy=dp_sgd`).
 
-    Every step takes all records, with probability 1: nothing is hidden by sampling.
+    Every step takes all records, with probability 1: sampling hides nothing.
 
     Attributes:
         clipping_norm: L2 bound on the gradient of one record.
@@ -322,13 +325,13 @@ class DPSGDUpdate(ThreatModel):
     noise_multiplier: float
     unit: ClassVar[str] = "one record"
 
-    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
-        """Return the client's update. See `ThreatModel.shown`."""
+    def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
+        """Return the client's update. See `ThreatModel.view`."""
         del rng
         [update], [records] = updates, clients
         alone = len(records) == self.training.epochs == 1  # then the update is one clipped gradient
         bound = self.training.learning_rate * self.clipping_norm if alone else None
-        return Shown(update, clients, bound)
+        return View(update, clients, bound)
 
     def _update(
         self, model: nn.Module, records: ClientRecords, seed: int, rng: SecureRandom
@@ -362,6 +365,6 @@ class DPSGDUpdate(ThreatModel):
 
 def _difference(trained: nn.Module, model: nn.Module) -> NDArray[np.float64]:
     """Return the change of the trainable parameters, float64 `(d,)`: what a server computes."""
-    moved: Tensor = flat_parameters(trained) - flat_parameters(model)
-    found: NDArray[np.float64] = moved.numpy()
-    return found
+    change: Tensor = flat_parameters(trained) - flat_parameters(model)
+    update: NDArray[np.float64] = change.numpy()
+    return update

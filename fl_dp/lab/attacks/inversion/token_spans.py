@@ -1,10 +1,10 @@
 """Text recovered from a language model's update: which tokens occur, then their order.
 
-Rows of the embedding's gradient say which tokens occur: those of all others are zero. A linear
-layer's gradient is a sum of outer products with its inputs, so its rows span them, one for each
-token of the text. A causal layer's input at one place depends on what stands before it alone: the
-text is grown token by token, each the one whose input lies in the span of every later layer's
-gradient. What earlier tokens explain is taken away first, as a repeated token would fit for ever.
+Rows of the embedding's gradient show which tokens occur: all others are zero. A linear layer's
+gradient is a sum of outer products with its inputs, so its rows span them: one input per token of
+the text. A causal layer's input at one position depends on the tokens before it alone. So the text
+is grown token by token: each is the one whose input lies in the span of every later layer's
+gradient. Directions of earlier tokens are removed first, as a repeated token would fit for ever.
 
 References:
     Melis et al. 2019, "Exploiting Unintended Feature Leakage in Collaborative Learning", 4.1.
@@ -30,7 +30,7 @@ _READERS = {
     "mlp.dense_h_to_4h": "post_attention_layernorm",
     "attention.query_key_value": "input_layernorm",
 }
-_ABOVE_FLOOR = 2.0  # times the noise of a singular value: below it a direction is not told apart
+_ABOVE_FLOOR = 2.0  # times the noise of a singular value: a smaller one may be noise
 _ABOVE_MEDIAN = 1.5  # times the median square of a row: most tokens of a vocabulary do not occur
 _LEAST = 1e-6  # length from which on an input is new; float32 gradients know no less
 
@@ -39,12 +39,11 @@ _LEAST = 1e-6  # length from which on an input is new; float32 gradients know no
 class TokenSpans(Attack):
     """Reads tokens from the embedding's rows and their order from spans of gradients.
 
-    Exact without noise for one record with fewer tokens than the model is wide. Of more records, of
-    a sum of clients', and where noise hides most of the spans, it gives the token with the largest
-    row at every place.
+    Exact without noise for one record with fewer tokens than the model is wide. For more records, a
+    sum of clients, or noise that hides most spans, it repeats the token with the largest row.
 
     Attributes:
-        beam: Beginnings of the text that are kept at each place.
+        beam: Number of beginnings of the text to keep at each position.
     """
 
     beam: int = 8
@@ -68,21 +67,23 @@ class TokenSpans(Attack):
             raise ValueError(
                 "token_spans reads the layers of model=transformer, and this model is another"
             )
-        return [self._recovered(model, each, *input_shape) for each in observations]
+        return [self._recovered(model, observed, *input_shape) for observed in observations]
 
-    def _recovered(self, model: Transformer, seen: Observation, length: int) -> Recovered:
-        rows, text = embedding_rows(seen), seen.records * length
-        found = occurring(rows)
-        readers = _readers(model, seen, text) if text < model.head.in_features else []
-        if any(2 * len(each.span) >= text for each in readers):
-            tokens = self._in_order(model, readers, found, length)
+    def _recovered(self, model: Transformer, observed: Observation, length: int) -> Recovered:
+        rows, num_tokens = embedding_rows(observed), observed.records * length
+        candidates = occurring(rows)
+        readers = []
+        if num_tokens < model.head.in_features:
+            readers = _readers(model, observed, num_tokens)
+        if any(2 * len(reader.span) >= num_tokens for reader in readers):
+            tokens = self._in_order(model, readers, candidates, length)
         else:
             tokens = rows.argmax().expand(length)
         return Recovered(
-            features=tokens.repeat(seen.records, 1),
+            features=tokens.repeat(observed.records, 1),
             # The character after the last one is not searched.
-            labels=tokens[-1:].repeat(seen.records),
-            occurring=found,
+            labels=tokens[-1:].repeat(observed.records),
+            occurring=candidates,
         )
 
     def _in_order(
@@ -92,15 +93,14 @@ class TokenSpans(Attack):
         nothing = torch.zeros((0, model.head.in_features), dtype=torch.float64)
         beam = [_Beginning(tokens[:0], 0.0, [nothing] * len(readers))]
         for _ in range(length):
-            longer = torch.cat(
-                [
-                    torch.cat([each.text.expand(len(tokens), -1), tokens[:, None]], 1)
-                    for each in beam
-                ]
-            )
+            extensions = []
+            for beginning in beam:
+                texts = beginning.text.expand(len(tokens), -1)
+                extensions.append(torch.cat([texts, tokens[:, None]], 1))
+            longer = torch.cat(extensions)
             with torch.no_grad():
                 layers = body(input_ids=longer, output_hidden_states=True).hidden_states
-                inputs = [each.norm(layers[each.layer][:, -1]) for each in readers]
+                inputs = [reader.norm(layers[reader.layer][:, -1]) for reader in readers]
             beam = self._longer(beam, longer, inputs, readers)
         return beam[0].text
 
@@ -112,39 +112,35 @@ class TokenSpans(Attack):
         readers: list[_Reader],
     ) -> list[_Beginning]:
         """Return the best beginnings that are one token longer."""
-        of_each = len(longer) // len(beam)
-        misfit = torch.tensor([each.misfit for each in beam], dtype=torch.float64)
-        misfit = misfit.repeat_interleave(of_each)
-        new = []
-        for place, reader in enumerate(readers):
-            unit = nn.functional.normalize(inputs[place], dim=1)
-            explained = [each.explained[place] for each in beam]
-            rest = torch.cat(
-                [
-                    # Twice: once leaves a rest of the order of what is told apart.
-                    _without(_without(some, known), known)
-                    for some, known in zip(torch.split(unit, of_each), explained, strict=True)
-                ]
-            )
+        num_extensions = len(longer) // len(beam)
+        misfit = torch.tensor([beginning.misfit for beginning in beam], dtype=torch.float64)
+        misfit = misfit.repeat_interleave(num_extensions)
+        directions = []
+        for number, reader in enumerate(readers):
+            unit = nn.functional.normalize(inputs[number], dim=1)
+            rests = []
+            for vectors, beginning in zip(torch.split(unit, num_extensions), beam, strict=True):
+                basis = beginning.explained[number]
+                # Twice: rounding of the first projection is as large as what is looked for.
+                rests.append(_without(_without(vectors, basis), basis))
+            rest = torch.cat(rests)
             outside = _without(rest, reader.span).norm(dim=1)
             misfit = misfit + ((outside + _LEAST) / (rest.norm(dim=1) + _LEAST)).log()
-            new.append(nn.functional.normalize(rest, dim=1, eps=1e-14))
+            directions.append(nn.functional.normalize(rest, dim=1, eps=1e-14))
         best = misfit.topk(min(self.beam, len(misfit)), largest=False)
-        return [
-            _Beginning(
-                longer[row],
-                float(value),
-                [
-                    torch.cat([known, fresh[row : row + 1]])
-                    for known, fresh in zip(beam[row // of_each].explained, new, strict=True)
-                ],
-            )
-            for value, row in zip(best.values, best.indices.tolist(), strict=True)
-        ]
+        beginnings = []
+        for value, row in zip(best.values, best.indices.tolist(), strict=True):
+            bases = beam[row // num_extensions].explained
+            explained = [
+                torch.cat([basis, new[row : row + 1]])
+                for basis, new in zip(bases, directions, strict=True)
+            ]
+            beginnings.append(_Beginning(longer[row], float(value), explained))
+        return beginnings
 
 
 class _Reader(NamedTuple):
-    """A linear layer that reads the input of a block: which, after what, and its span."""
+    """A linear layer that reads the input of a block: layer, norm before it, and span."""
 
     layer: int
     norm: nn.Module
@@ -152,44 +148,46 @@ class _Reader(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """A text so far, the log of what does not fit, and what it explains of each span."""
+    """The beginning of a text, the log of its misfit, and its directions in each span."""
 
     text: Tensor
     misfit: float
     explained: list[Tensor]
 
 
-def embedding_rows(seen: Observation) -> Tensor:
-    """Return the squared length of each token's embedding's update, `(vocabulary,)`."""
-    return seen.parts()["body.embed_in.weight"].square().sum(1)
+def embedding_rows(observation: Observation) -> Tensor:
+    """Return the squared length of the update of each token's embedding, `(vocabulary,)`."""
+    return observation.parts()["body.embed_in.weight"].square().sum(1)
 
 
 def occurring(rows: Tensor) -> Tensor:
     """Return the tokens whose embeddings moved, int64, at least one.
 
     Args:
-        rows: As `embedding_rows` returns them.
+        rows: Squared lengths from `embedding_rows`.
     """
     largest = rows.max()
-    found = torch.nonzero(rows > torch.maximum(_ABOVE_MEDIAN * rows.median(), 1e-12 * largest))
-    return found.flatten() if len(found) else rows.argmax()[None]
+    threshold = torch.maximum(_ABOVE_MEDIAN * rows.median(), 1e-12 * largest)
+    tokens = torch.nonzero(rows > threshold).flatten()
+    return tokens if len(tokens) else rows.argmax()[None]
 
 
-def _readers(model: Transformer, seen: Observation, tokens: int) -> list[_Reader]:
-    parts = seen.parts()
+def _readers(model: Transformer, observation: Observation, tokens: int) -> list[_Reader]:
+    parts = observation.parts()
     readers = []
-    # The first block's input holds no places: it says which tokens occur, and no order.
     for layer, block in enumerate(model.body.layers):
-        for name, norm in _READERS.items() if layer else ():
+        if layer == 0:
+            continue  # the first block's input holds no positions, so it shows no order
+        for name, norm in _READERS.items():
             gradient = parts[f"body.layers.{layer}.{name}.weight"]
             _, values, directions = torch.linalg.svd(gradient, full_matrices=False)
             floor = values[tokens:].square().mean().sqrt()
-            told = values[:tokens] > _ABOVE_FLOOR * floor
+            above_floor = values[:tokens] > _ABOVE_FLOOR * floor
             before = copy.deepcopy(block.get_submodule(norm)).double()
-            readers.append(_Reader(layer, before, directions[:tokens][told]))
+            readers.append(_Reader(layer, before, directions[:tokens][above_floor]))
     return readers
 
 
-def _without(vectors: Tensor, known: Tensor) -> Tensor:
-    """Return what orthonormal rows do not explain of other rows."""
-    return vectors - (vectors @ known.T) @ known
+def _without(vectors: Tensor, basis: Tensor) -> Tensor:
+    """Return the part of each row that is orthogonal to the rows of an orthonormal basis."""
+    return vectors - (vectors @ basis.T) @ basis

@@ -1,18 +1,17 @@
 """Membership inference: a loss threshold, LiRA, RMIA, and the game in which each model is a target.
 
-LiRA takes a candidate's confidences under reference models as a Gaussian. Online, some of them
+LiRA takes a candidate's confidences under reference models as a Gaussian. Online, some references
 were trained on the candidate, and the score is the likelihood ratio of the two Gaussians. Offline,
 none was, and the score is how far above them the target lies.
 
-RMIA compares a candidate with others that no model was trained on: by how much does the target
-raise its probability, over what references give it, beyond what it does for theirs? One or two
-reference models are enough.
+RMIA compares a candidate with others that no model was trained on: does the target raise its
+probability over that of the references by more than theirs? One or two references are enough.
 
 References:
     Carlini et al. 2022, "Membership Inference Attacks From First Principles", arXiv 2112.03570,
-    algorithm 1 and section VI.
+        algorithm 1 and section VI.
     Zarifzadeh, Liu and Shokri 2024, "Low-Cost High-Power Membership Inference Attacks", arXiv
-    2312.03262, equations 4 and 10; the offline attack.
+        2312.03262, equations 4 and 10; the offline attack.
 """
 
 from __future__ import annotations
@@ -41,42 +40,43 @@ Attack: TypeAlias = Callable[[Observations, int], NDArray[np.float64]]
 """Scores the candidates of one model, float64 `(candidates,)`: the higher, the more a member."""
 
 
-def loss_threshold(seen: Observations, target: int) -> NDArray[np.float64]:
+def loss_threshold(observations: Observations, target: int) -> NDArray[np.float64]:
     """Return the negative loss of each candidate, float64 `(candidates,)`; no reference is used.
 
-    Records that a model fits best were probably trained on.
+    The records that a model fits best were probably trained on.
 
     Reference: Yeom et al. 2018, "Privacy Risk in Machine Learning", arXiv 1709.01604, adversary 2.
 
     Args:
-        seen: Confidences; those of the target alone are looked at.
-        target: Row of the model that is attacked.
+        observations: Confidences; only those of the target are used.
+        target: Row of the attacked model.
     """
-    return np.asarray(-np.logaddexp(0.0, -seen.candidates[target]), np.float64)
+    return np.asarray(-np.logaddexp(0.0, -observations.candidates[target]), np.float64)
 
 
-def lira(seen: Observations, target: int, *, online: bool) -> NDArray[np.float64]:
+def lira(observations: Observations, target: int, *, online: bool) -> NDArray[np.float64]:
     """Return the score of each candidate, float64 `(candidates,)`.
 
     Args:
-        seen: Confidences; all models but the target serve for reference.
-        target: Row of the model that is attacked.
-        online: Also use the references that were trained on a candidate.
+        observations: Confidences; all models but the target are references.
+        target: Row of the attacked model.
+        online: Whether to use references that were trained on a candidate, too.
     """
-    rows = seen.references(target)
-    references, inside = seen.candidates[rows], seen.members[rows]
-    found = seen.candidates[target]
+    rows = observations.references(target)
+    references, inside = observations.candidates[rows], observations.members[rows]
+    confidences = observations.candidates[target]
     mean_out, deviation_out = _gaussian(references, ~inside)
     if not online:
-        return np.asarray((found - mean_out) / deviation_out, np.float64)
+        return np.asarray((confidences - mean_out) / deviation_out, np.float64)
     mean_in, deviation_in = _gaussian(references, inside)
-    # log p(found | member) / p(found | not).
-    ratio = norm.logpdf(found, mean_in, deviation_in) - norm.logpdf(found, mean_out, deviation_out)
-    return np.asarray(ratio, np.float64)
+    # log p(confidence | member) - log p(confidence | not).
+    inside_density = norm.logpdf(confidences, mean_in, deviation_in)
+    outside_density = norm.logpdf(confidences, mean_out, deviation_out)
+    return np.asarray(inside_density - outside_density, np.float64)
 
 
 def rmia(
-    seen: Observations,
+    observations: Observations,
     target: int,
     *,
     references: int,
@@ -85,15 +85,16 @@ def rmia(
 ) -> NDArray[np.float64]:
     """Return the share of the population that each candidate beats, float64 `(candidates,)`.
 
-    Ties, which a small population has many of, are broken by the ratio itself: at few false alarms
-    there would be no threshold otherwise.
+    The ratio itself breaks ties, which are many in a small population: otherwise few false alarms
+    would have no threshold.
 
     Args:
-        seen: Confidences; for each candidate the first models serve that were not trained on it.
-        target: Row of the model that is attacked.
-        references: How many of them, at least 1.
-        offline_a: How `p` of a mean model follows from `p_out` of those without the candidate:
-            `((1 + a) p_out + 1 - a) / 2`.
+        observations: Confidences; the references of a candidate are the first models that were not
+            trained on it.
+        target: Row of the attacked model.
+        references: Number of references, at least 1.
+        offline_a: Constant `a` of the estimate `((1 + a) p_out + 1 - a) / 2` of a mean model's `p`,
+            from `p_out` of models without the candidate.
         gamma: Factor by which a candidate has to beat one of the population, at least 1.
 
     Raises:
@@ -105,19 +106,21 @@ def rmia(
         raise ValueError(f"offline_a is {offline_a}; write a number in [0, 1], usually 0.3")
     if not gamma >= 1.0:
         raise ValueError(f"gamma is {gamma}; write at least 1")
-    candidates, population = expit(seen.candidates), expit(seen.population)
+    candidates, population = expit(observations.candidates), expit(observations.population)
 
     def raised(p: NDArray[np.float64], models: NDArray[np.int64]) -> NDArray[np.float64]:
         usual = ((1.0 + offline_a) * p[models].mean(axis=0) + 1.0 - offline_a) / 2.0
         return np.asarray(p[target] / np.maximum(usual, np.finfo(float).tiny), np.float64)
 
     scores = np.empty(candidates.shape[1])
-    for models, places in _by_references(seen, target, references):
-        theirs = np.sort(raised(population, models))
-        ours = raised(candidates[:, places], models)
-        beaten = np.searchsorted(theirs, ours / gamma, side="left")
+    for models, columns in _by_references(observations, target, references):
+        of_population = np.sort(raised(population, models))
+        of_candidates = raised(candidates[:, columns], models)
+        beaten = np.searchsorted(of_population, of_candidates / gamma, side="left")
         # Candidates who beat the same share, all of it for instance, are told apart by how much.
-        scores[places] = (beaten + ours / (1.0 + ours)) / (len(theirs) + 1)
+        scores[columns] = (beaten + of_candidates / (1.0 + of_candidates)) / (
+            len(of_population) + 1
+        )
     return scores
 
 
@@ -133,10 +136,10 @@ ATTACKS: Mapping[str, Attack] = MappingProxyType(
 """Every attack, by the name that tables and pictures use."""
 
 
-def attacked(seen: Observations, attack: Attack) -> Roc:
+def attacked(observations: Observations, attack: Attack) -> Roc:
     """Attack every model, each with the others for reference, and return the ROC of all scores."""
-    scores = np.stack([attack(seen, target) for target in range(seen.models)])
-    return Roc(scores[seen.members], scores[~seen.members])
+    scores = np.stack([attack(observations, target) for target in range(observations.models)])
+    return Roc(scores[observations.members], scores[~observations.members])
 
 
 def _gaussian(
@@ -144,8 +147,8 @@ def _gaussian(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
     """Return mean and deviation of each candidate over the chosen models.
 
-    With few models they share one deviation: one of their own would be noise. A candidate for which
-    no model was chosen gets the mean of all.
+    Few models share one deviation, as one per candidate would be noise. A candidate without a
+    chosen model gets the mean of all.
     """
     counts = chosen.sum(axis=0)
     sums = np.where(chosen, confidences, 0.0).sum(axis=0)
@@ -161,16 +164,17 @@ def _gaussian(
 
 
 def _by_references(
-    seen: Observations, target: int, references: int
+    observations: Observations, target: int, references: int
 ) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Return sets of reference models, each with the candidates that it serves."""
-    rows = seen.references(target)
-    outside = ~seen.members[rows]
+    """Return sets of reference models, each with the candidates that use it."""
+    rows = observations.references(target)
+    outside = ~observations.members[rows]
     # A candidate that was part of all of them is compared with the first, which tell less.
     outside |= ~outside.any(axis=0)
     chosen = outside & (outside.cumsum(axis=0) <= references)
-    patterns, of = np.unique(chosen, axis=1, return_inverse=True)
-    of = of.reshape(-1)
+    patterns, pattern_of = np.unique(chosen, axis=1, return_inverse=True)
+    pattern_of = pattern_of.reshape(-1)
     return [
-        (rows[pattern], np.flatnonzero(of == index)) for index, pattern in enumerate(patterns.T)
+        (rows[pattern], np.flatnonzero(pattern_of == index))
+        for index, pattern in enumerate(patterns.T)
     ]

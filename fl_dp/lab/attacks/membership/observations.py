@@ -1,4 +1,4 @@
-"""Observations that every membership attack starts from: confidences of many models."""
+"""Input of every membership attack: confidences of many models."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Observations:
     """Confidences of models that were trained alike, each on its own random half of candidates.
 
     Attributes:
-        members: Bool `(models, candidates)`: whether a candidate was part of a training. Fair
-            coins, independent for each model and candidate: otherwise a score could show more than
-            what was learned.
+        members: Bool `(models, candidates)`: whether a candidate was part of a training. The coins
+            are fair and independent: otherwise a score could show more than what was learned.
         candidates: Float64 `(models, candidates)`: logit-scaled confidences (`logit_confidence`),
             or a client's mean of them (`mean_per_client`).
-        population: Float64 `(models, others)`: the same of those that no model was trained on.
+        population: Float64 `(models, others)`: confidences of others, on which no model was
+            trained.
     """
 
     members: NDArray[np.bool_]
@@ -56,11 +56,11 @@ class Observations:
 
     @property
     def models(self) -> int:
-        """How many models there are."""
+        """Number of models."""
         return len(self.members)
 
     def references(self, target: int) -> NDArray[np.int64]:
-        """Return the rows of all models but the one that is attacked, int64 `(models - 1,)`."""
+        """Return the rows of all models but the target, int64 `(models - 1,)`."""
         return np.delete(np.arange(self.models), target)
 
 
@@ -69,8 +69,8 @@ def logit_confidence(
 ) -> NDArray[np.float64]:
     """Return the logit-scaled confidence in the right label, `log(p / (1 - p))`, float64 `(n,)`.
 
-    Over models that are trained alike it is close to a Gaussian, as the loss is not (Carlini et al.
-    2022, section IV). It is computed from logits: a `p` close to 1 would lose its digits.
+    Over models it is close to a Gaussian, unlike the loss (Carlini et al. 2022, section IV). It is
+    computed from logits: a `p` close to 1 would lose its digits.
 
     Args:
         logits: A classifier's outputs, `(n, classes)`.
@@ -89,9 +89,9 @@ def mean_per_client(
     """Return each client's mean confidence, float64 `(models, num_clients)`.
 
     Args:
-        confidences: Of records, `(models, records)`.
-        clients: The client of each record, `(records,)`, in `0..num_clients - 1`.
-        num_clients: How many there are.
+        confidences: Confidences of records, `(models, records)`.
+        clients: Client of each record, `(records,)`, in `0..num_clients - 1`.
+        num_clients: Number of clients.
 
     Raises:
         ValueError: If a client has no record.

@@ -1,7 +1,7 @@
-"""The ROC of an attack, and what it comes to at low false-positive rates.
+"""The ROC of an attack, and its rates at few false positives.
 
-A mean over all candidates hides the few that an attack finds with certainty, so the rates that
-count are those at few false alarms (Carlini et al. 2022, section III).
+A mean over all candidates hides the few that an attack identifies with certainty. So the rates at
+few false alarms count (Carlini et al. 2022, section III).
 """
 
 from __future__ import annotations
@@ -24,41 +24,40 @@ from fl_dp.lab.audit.lower_bounds import Confusion, clopper_pearson
 class OperatingPoint:
     """Rates of an attack at one threshold.
 
-    Intervals are Clopper-Pearson's, for trials that do not depend on one another. The threshold is
-    an order statistic of the negatives, whose true false-positive rate has just the law that the
-    interval's upper end is made of; it does not look at the positives. So the intervals hold
-    although the threshold was found on the negatives that it is counted on.
+    Intervals are Clopper-Pearson's, for independent trials. They hold although the threshold comes
+    from the negatives that are counted at it: it is an order statistic of them, whose true
+    false-positive rate has the law of the interval's upper end.
 
     Attributes:
-        asked: The false-positive rate that it is for.
+        target_fpr: The requested false-positive rate.
         threshold: Candidates that score higher are called members.
         counts: How often the attack was right and wrong.
     """
 
-    asked: float
+    target_fpr: float
     threshold: float
     counts: Confusion
 
     @property
     def tpr(self) -> float:
-        """The share of members that were found."""
+        """The share of members that are called members."""
         return self.counts.true_positives / self.counts.positives
 
     @property
     def fpr(self) -> float:
-        """The share of others that were called members."""
+        """The share of others that are called members."""
         return self.counts.false_positives / self.counts.negatives
 
     def tpr_interval(self, alpha: float) -> tuple[float, float]:
-        """Return where the true-positive rate lies, with confidence `1 - alpha`."""
+        """Return the interval of the true-positive rate, with confidence `1 - alpha`."""
         return clopper_pearson(self.counts.true_positives, self.counts.positives, alpha=alpha)
 
     def exceeds(self, allowed: TradeOff, alpha: float) -> bool:
-        """Tell whether the attack does better than a guarantee allows.
+        """Return whether the attack does better than a guarantee allows.
 
         Args:
             allowed: The curve that no attack lies above.
-            alpha: Probability of a false accusation, if trials do not depend on one another.
+            alpha: Probability of a false accusation, if trials are independent.
         """
         least, largest = self.counts.rates(alpha)
         return least > float(allowed(largest))
@@ -69,8 +68,8 @@ class Roc:
     """Scores of an attack on members and on others.
 
     Attributes:
-        members: Of those that were part of the training, `(n,)`.
-        others: Of those that were not, `(m,)`.
+        members: Scores of those that were part of the training, `(n,)`.
+        others: Scores of those that were not, `(m,)`.
     """
 
     members: NDArray[np.float64]
@@ -107,7 +106,7 @@ class Roc:
         spared = math.floor(fpr * len(self.others) * (1.0 + 1e-12))  # 0.01 * 100 is not quite 1
         threshold = float(self._falling[spared]) if spared < len(self.others) else -math.inf
         return OperatingPoint(
-            asked=fpr,
+            target_fpr=fpr,
             threshold=threshold,
             counts=Confusion(
                 true_positives=int((self.members > threshold).sum()),
@@ -118,7 +117,7 @@ class Roc:
         )
 
     def curve(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return false- and true-positive rates from (0, 0) to (1, 1), one a threshold."""
+        """Return false- and true-positive rates from (0, 0) to (1, 1), one per threshold."""
         thresholds = np.unique(np.concatenate([self.members, self.others]))[::-1]
         rates = [
             1.0 - np.searchsorted(np.sort(scores), thresholds, side="left") / len(scores)
@@ -142,21 +141,20 @@ def plot_roc(
     """Draw attacks below what a guarantee allows, both axes logarithmic.
 
     Args:
-        rocs: By the attacks' names.
-        allowed: Curves that no attack lies above, the tightest last; none where nothing is
-            promised.
-        target: The PNG to write.
-        title: What was attacked.
+        rocs: ROC of each attack, by name.
+        allowed: Curves that no attack lies above, the tightest last; none without a promise.
+        target: Path of the PNG.
+        title: Name of the attacked training.
         rates: False-positive rates whose points are marked; half of the least is the axes' end.
         alpha: False-alarm rate of the marked points' intervals.
 
     Returns:
-        Whether it was drawn: False when matplotlib is not installed.
+        Whether it was drawn: False without matplotlib.
     """
-    made = new_picture((1.0, 0.45), size=(9.0, 5.0))
-    if made is None:
+    picture = new_picture((1.0, 0.45), size=(9.0, 5.0))
+    if picture is None:
         return False
-    figure, (axes, key) = made
+    figure, (axes, key) = picture
     key.axis("off")  # the legend has a panel of its own: curves are everywhere
     least = min(rates) / 2.0
     grid = np.geomspace(least, 1.0, 400)
@@ -173,7 +171,7 @@ def plot_roc(
         for point in map(roc.at, rates):
             low, high = point.tpr_interval(alpha)
             ends = [[max(point.tpr - low, 0.0)], [max(high - point.tpr, 0.0)]]
-            at = [point.asked], [point.tpr]
+            at = [point.target_fpr], [point.tpr]
             drawn = axes.errorbar(*at, yerr=ends, color=colour, capsize=2.5, marker="o", ms=3)
             nudge(drawn, index, len(rocs))
     axes.plot(grid, grid, ":", color=PALE, linewidth=1.2)
