@@ -71,7 +71,7 @@ class Lab(CommandWing):
         return chosen_settings(RunFolder(folder), grid, settings, run_id=run_id)
 
     def unit_values(
-        self, name: str, place: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
+        self, name: str, index: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
     ) -> NDArray[Any] | None:
         """Return a unit's score of each candidate, by the name `trials`."""
         from .tuning import TRIAL_VALUES
@@ -80,7 +80,7 @@ class Lab(CommandWing):
             return None
         from fl_dp.lab.tuning.trial_scores import scores_of_unit
 
-        return scores_of_unit(place, node_config, config)
+        return scores_of_unit(index, node_config, config)
 
     def instead_of_training(self, jobs: Jobs, *, as_json: bool) -> bool:
         """Recover images from what a training would show: `experiment=data_recovery`."""

@@ -6,6 +6,7 @@ import json
 import signal
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from fl_dp.commands.jobs import Job, Jobs
     from fl_dp.lab.attacks.inversion.experiment import Recovery
-    from fl_dp.lab.attacks.inversion.recovery_results import Found, Summary
+    from fl_dp.lab.attacks.inversion.recovery_results import CellResult, Summary
 
 _SHOWS_RECORDS = "this experiment writes records, and what is recovered of them, to a file"
 
@@ -83,10 +84,10 @@ def inversion(
     with failures_told():
         from fl_dp.commands.jobs import find_jobs
 
-        asked = overrides or []
-        if not any(each.startswith(("experiment=", "resume=")) for each in asked):
-            asked = [_EXPERIMENT, *asked]
-        jobs = find_jobs(asked, multirun=multirun)
+        settings = overrides or []
+        if not any(text.startswith(("experiment=", "resume=")) for text in settings):
+            settings = [_EXPERIMENT, *settings]
+        jobs = find_jobs(settings, multirun=multirun)
         for job in jobs.each:
             if not job.resumed:
                 require_public(job.settings, stated=data_is_public, because=_SHOWS_RECORDS)
@@ -133,10 +134,10 @@ def recover(jobs: Jobs, *, as_json: bool) -> None:
     runs = []
     for job, experiment in zip(jobs.each, experiments, strict=True):
         try:
-            found = _done(job, experiment, console)
+            results = _attack_cells(job, experiment, console)
         except KeyboardInterrupt:
             fail(f"stopped; `fl-dp attack inversion resume={jobs.path}` continues it", status=130)
-        runs.append(_concluded(job, experiment, found, console))
+        runs.append(_conclude(job, experiment, results, console))
     if as_json:
         print_json({"runs": runs})
 
@@ -155,49 +156,49 @@ def _refuse_noise_of_training(job: Job) -> None:
             )
 
 
-def _done(job: Job, experiment: Recovery, console: Console) -> list[Found]:
-    """Do the cells that are missing, and return what all of them found."""
+def _attack_cells(job: Job, experiment: Recovery, console: Console) -> list[CellResult]:
+    """Attack the missing cells, and return the results of all cells."""
     from fl_dp.files import private_folder
-    from fl_dp.lab.attacks.inversion.recovery_results import keep, kept
+    from fl_dp.lab.attacks.inversion.recovery_results import load_result, save_result
 
     if not job.resumed:
         job.folder.create(job.settings)
     folder = job.path / "cells"
     private_folder(folder)
-    found = []
+    results = []
     files = [folder / f"{cell.name}.npz" for cell in experiment.cells]
     missing = [file for file in files if not file.exists()]
     with counted(console, f"attacking {job.title}", len(missing), "cells") as on_cell:
         for cell, file in zip(experiment.cells, files, strict=True):
             if file.exists():
-                found.append(kept(file))
+                results.append(load_result(file))
                 continue
-            found.append(experiment.run(cell))
-            keep(found[-1], file)
+            results.append(experiment.run(cell))
+            save_result(results[-1], file)
             on_cell()
-    return found
+    return results
 
 
-def _concluded(
-    job: Job, experiment: Recovery, found: Sequence[Found], console: Console
+def _conclude(
+    job: Job, experiment: Recovery, results: Sequence[CellResult], console: Console
 ) -> dict[str, Any]:
-    """Write and show what a run came to, and return it as plain values."""
+    """Write and show the results of a run, and return them as plain values."""
     from fl_dp.commands.terminal.sheets import write_sheet
     from fl_dp.files import write_text
     from fl_dp.lab.attacks.inversion.recovery_results import is_of_text, summarised
 
-    rows = [row for each in found for row in each.rows]
+    rows = list(chain.from_iterable(result.rows for result in results))
     columns = list(rows[0])
     cells = [[row[name] for name in columns] for row in rows]
     write_sheet(job.path / "recovery.csv", columns, cells)
     summaries = summarised(rows)
     title = f"{job.settings.task.name}, {job.settings.model.name}"
-    draw = _drawn_text if is_of_text(rows[0]) else _drawn_images
-    names = draw(summaries, _first_seed(experiment, found), job.path, title)
+    draw = _draw_text if is_of_text(rows[0]) else _draw_images
+    names = draw(summaries, _first_seed(experiment, results), job.path, title)
     sentences = _sentences(summaries)
     document = {
         "path": str(job.path),
-        "settings": [asdict(each) | {"fails": each.fails} for each in summaries],
+        "settings": [asdict(summary) | {"fails": summary.fails} for summary in summaries],
         "sentences": sentences,
     }
     text = json.dumps(finite(document), indent=2) + "\n"
@@ -212,9 +213,9 @@ def _concluded(
     return document
 
 
-def _drawn_images(
+def _draw_images(
     summaries: Sequence[Summary],
-    first_seed: dict[tuple[str, float], Found],
+    first_seed: dict[tuple[str, float], CellResult],
     folder: Path,
     title: str,
 ) -> dict[str, bool]:
@@ -232,9 +233,9 @@ def _drawn_images(
     }
 
 
-def _drawn_text(
+def _draw_text(
     summaries: Sequence[Summary],
-    first_seed: dict[tuple[str, float], Found],
+    first_seed: dict[tuple[str, float], CellResult],
     folder: Path,
     title: str,
 ) -> dict[str, bool]:
@@ -247,17 +248,20 @@ def _drawn_text(
     }
 
 
-def _first_seed(experiment: Recovery, found: Sequence[Found]) -> dict[tuple[str, float], Found]:
-    """Return the pictures of the first seed, of each threat and noise the strongest attack's."""
+def _first_seed(
+    experiment: Recovery, results: Sequence[CellResult]
+) -> dict[tuple[str, float], CellResult]:
+    """Return the strongest attack's result of the first seed, by threat and noise."""
     from fl_dp.lab.attacks.inversion.recovery_results import error_of
 
-    best: dict[tuple[str, float], Found] = {}
-    for cell, each in zip(experiment.cells, found, strict=True):
+    best: dict[tuple[str, float], CellResult] = {}
+    for cell, result in zip(experiment.cells, results, strict=True):
         if cell.part != "noise" or cell.seed != experiment.settings.seed:
             continue
-        place = cell.threat, cell.noise_multiplier
-        if place not in best or error_of(each.rows[0]) < error_of(best[place].rows[0]):
-            best[place] = each
+        setting = cell.threat, cell.noise_multiplier
+        incumbent = best.get(setting)
+        if incumbent is None or error_of(result.rows[0]) < error_of(incumbent.rows[0]):
+            best[setting] = result
     return best
 
 
@@ -266,25 +270,28 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
     from fl_dp.lab.attacks.inversion.recovery_results import fails_from, strongest
     from fl_dp.lab.attacks.inversion.registry import WITH_NOISE, WORDS
 
-    said = []
+    sentences = []
+    noisy = [summary for summary in summaries if summary.part == "noise"]
     for threat in WITH_NOISE:
-        of_threat = strongest(
-            [each for each in summaries if each.part == "noise" and each.threat == threat]
-        )
+        of_threat = strongest([summary for summary in noisy if summary.threat == threat])
         if not of_threat:
             continue
         failing = fails_from(of_threat)
         if failing is None:
-            said.append(f"{WORDS[threat]}: recovered at every noise multiplier that was tried")
+            sentences.append(f"{WORDS[threat]}: recovered at every noise multiplier that was tried")
             continue
-        said.append(
+        sentence = (
             f"{WORDS[threat]}: recovery fails from noise multiplier {failing.noise_multiplier:g} "
-            f"on, at {epsilon_at_delta(failing.epsilon, failing.delta)} for "
-            f"{failing.unit}" + ("" if failing.epsilon < _MEANS_LITTLE else ": no privacy")
+            f"on, at {epsilon_at_delta(failing.epsilon, failing.delta)} for {failing.unit}"
         )
-    if said:
-        said.append("An attack that fails proves no privacy: another may succeed up to epsilon")
-    return said
+        if not failing.epsilon < _MEANS_LITTLE:
+            sentence += ": no privacy"
+        sentences.append(sentence)
+    if sentences:
+        sentences.append(
+            "An attack that fails proves no privacy: another may succeed up to epsilon"
+        )
+    return sentences
 
 
 def _table(summaries: Sequence[Summary], title: str) -> Table:
@@ -292,20 +299,18 @@ def _table(summaries: Sequence[Summary], title: str) -> Table:
     from fl_dp.commands.terminal.sheets import sheet
     from fl_dp.lab.attacks.inversion.recovery_results import is_of_text, strongest
 
-    text = is_of_text(summaries[0].means)
-    scores = ("in place", "guess", "occur") if text else ("PSNR", "guess", "labels")
+    if is_of_text(summaries[0].means):
+        scores, scores_of = ("in place", "guess", "occur"), _text_scores
+        title = f"Recovered text: {title}"
+    else:
+        scores, scores_of = ("PSNR", "guess", "labels"), _image_scores
+        title = f"Recovered images: {title}"
     numbers = ("noise", "epsilon", *scores, "found")
-    rows = [
-        (
-            _seen(summary),
-            f"{summary.noise_multiplier:g}" if summary.noise_multiplier else "none",
-            brief_epsilon(summary.epsilon),
-            *(_text_scores(summary.means) if text else _image_scores(summary.means)),
-            "no" if summary.fails else "yes",
-        )
-        for summary in strongest(summaries, by=lambda each: (_seen(each), each.noise_multiplier))
-    ]
-    title = f"Recovered {'text' if text else 'images'}: {title}"
+    rows = []
+    for summary in strongest(summaries, by=lambda row: (_view(row), row.noise_multiplier)):
+        noise = f"{summary.noise_multiplier:g}" if summary.noise_multiplier else "none"
+        epsilon, succeeds = brief_epsilon(summary.epsilon), "no" if summary.fails else "yes"
+        rows.append((_view(summary), noise, epsilon, *scores_of(summary.means), succeeds))
     return sheet(title, ("seen", *numbers), rows, numbers=numbers)
 
 
@@ -322,11 +327,12 @@ def _text_scores(means: dict[str, float]) -> tuple[str, str, str]:
     return f"{in_place:.0f} %", f"{guess:.0f} %", f"{100 * means['occurring']:.0f} %"
 
 
-def _seen(summary: Summary) -> str:
-    more = {
+def _view(summary: Summary) -> str:
+    """Return what the adversary sees, in words."""
+    views = {
         "noise": summary.threat,
         "batch": f"raw, {summary.records} images",
         "epochs": f"raw, {summary.epochs} steps",
         "network": f"raw, {summary.network}, {summary.records} images",
     }
-    return more[summary.part]
+    return views[summary.part]

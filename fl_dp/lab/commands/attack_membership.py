@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fl_dp.accounting.trade_off import TradeOff
     from fl_dp.commands.jobs import Job
     from fl_dp.lab.attacks.membership.roc import OperatingPoint, Roc
-    from fl_dp.lab.games.membership import MembershipPromise, Played
+    from fl_dp.lab.games.membership import GameResult, MembershipPromise
 
 _RATES = (0.001, 0.01)
 _INTERVAL = 0.05  # false-alarm rate of the intervals that are shown
@@ -85,12 +85,12 @@ def membership(
         from fl_dp.commands.jobs import find_jobs, prepare
         from fl_dp.commands.stats import refuse_statistics
 
-        given = overrides or []
-        if any(each.startswith("resume=") for each in given):
+        texts = overrides or []
+        if any(text.startswith("resume=") for text in texts):
             fail(
                 "an attack trains models of its own: write the run's settings, not resume", status=2
             )
-        (job,) = find_jobs(given, multirun=False).each
+        (job,) = find_jobs(texts, multirun=False).each
         refuse_statistics(job.settings)
         because = "an attack trains and looks at models that are not released"
         require_public(job.settings, stated=data_is_public, because=because)
@@ -102,14 +102,14 @@ def membership(
         prepare(job)
         title = f"{job.settings.task.name}: training"
         with counted(err if as_json else out, title, models, "models") as on_model:
-            played = play(job.settings, whom, models=models, on_model=on_model)
-        found = _found(job, whom, played, promise)
-        drawn = _write(job.path, found)
+            game = play(job.settings, whom, models=models, on_model=on_model)
+        result = _attack(job, whom, game, promise)
+        drawn = _write(job.path, result)
     if as_json:
-        print_json(found.document)
+        print_json(result.document)
     else:
-        _show(found, job.path, drawn=drawn)
-    if found.document["exceeds"]:
+        _show(result, job.path, drawn=drawn)
+    if result.document["exceeds"]:
         fail(
             "an attack does better than the promise allows: the promise is wrong, or its code is; "
             "`fl-dp audit` looks closer",
@@ -121,8 +121,9 @@ def _unit_of(job: Job, asked: Unit | None) -> str:
     if asked is not None:
         return str(asked)
     settings = job.settings
-    of_records = settings.protects_records_alone or settings.privacy.unit == "record"
-    return str(Unit.RECORD if of_records else Unit.CLIENT)
+    if settings.protects_records_alone or settings.privacy.unit == "record":
+        return str(Unit.RECORD)
+    return str(Unit.CLIENT)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -144,33 +145,32 @@ class _MembershipResult:
         return [row for row in self.document["attacks"] if row["attack"] == attack]
 
 
-def _found(
-    job: Job, unit: str, played: Played, promise: MembershipPromise | None
+def _attack(
+    job: Job, unit: str, game: GameResult, promise: MembershipPromise | None
 ) -> _MembershipResult:
     """Attack every model with every attack."""
     from fl_dp.lab.attacks.membership.inference import ATTACKS, attacked
 
     allowed = _allowed(promise)
-    rocs = {name: attacked(played.seen, attack) for name, attack in ATTACKS.items()}
+    rocs = {name: attacked(game.observations, attack) for name, attack in ATTACKS.items()}
     alpha = _ACCUSATION / (len(rocs) * len(_RATES))
-    rows = [
-        _row(name, roc, roc.at(rate), allowed, alpha)
-        for name, roc in rocs.items()
-        for rate in _RATES
-    ]
+    rows = []
+    for name, roc in rocs.items():
+        rows += [_row(name, roc, roc.at(rate), allowed, alpha) for rate in _RATES]
+    promised = None
+    if promise is not None:
+        promised = {"epsilon": promise.epsilon, "delta": promise.delta, "whom": promise.whom}
     first = next(iter(rocs.values()))
     document = {
         "task": job.settings.task.name,
         "model": job.settings.model.name,
         "unit": unit,
-        "models": played.seen.models,
+        "models": game.observations.models,
         "members": len(first.members),
         "others": len(first.others),
-        "train_accuracy": fmean(played.train_accuracy),
-        "test_accuracy": fmean(played.test_accuracy),
-        "promised": None
-        if promise is None
-        else {"epsilon": promise.epsilon, "delta": promise.delta, "whom": promise.whom},
+        "train_accuracy": fmean(game.train_accuracy),
+        "test_accuracy": fmean(game.test_accuracy),
+        "promised": promised,
         "attacks": rows,
         "exceeds": any(row["exceeds"] for row in rows),
         "note": _NOTE,
@@ -220,25 +220,25 @@ def _row(
     }
 
 
-def _write(path: Path, found: _MembershipResult) -> bool:
+def _write(path: Path, result: _MembershipResult) -> bool:
     """Write tables and the picture; return whether there is a picture."""
     from fl_dp.commands.terminal.sheets import write_sheet
     from fl_dp.files import private_folder
     from fl_dp.lab.attacks.membership.roc import plot_roc
 
-    document = found.document
+    document = result.document
     private_folder(path, exist_ok=False)
     whole = ("task", "model", "unit", "models", "members", "others")
     shared, attacks = [document[key] for key in whole], document["attacks"]
     rows = ([*shared, *attack.values()] for attack in attacks)
     write_sheet(path / "membership.csv", [*whole, *attacks[0]], rows, public=True)
-    points = (
-        [name, *pair] for name, roc in found.rocs.items() for pair in zip(*roc.curve(), strict=True)
-    )
+    points: list[list[Any]] = []
+    for name, roc in result.rocs.items():
+        points += ([name, *pair] for pair in zip(*roc.curve(), strict=True))
     write_sheet(path / "roc.csv", ["attack", "fpr", "tpr"], points, public=True)
     return plot_roc(
-        found.rocs,
-        found.allowed,
+        result.rocs,
+        result.allowed,
         path / "roc.png",
         title=f"Membership of a {document['unit']}: {document['task']}, {document['model']}, "
         f"{document['models']} models",
@@ -247,18 +247,18 @@ def _write(path: Path, found: _MembershipResult) -> bool:
     )
 
 
-def _show(found: _MembershipResult, path: Path, *, drawn: bool) -> None:
-    document = found.document
-    promised = document["promised"]
+def _show(result: _MembershipResult, path: Path, *, drawn: bool) -> None:
+    document = result.document
+    promised, promise = document["promised"], "Nothing is promised to those who were looked for"
+    if promised is not None:
+        epsilon = epsilon_at_delta(promised["epsilon"], promised["delta"])
+        promise = f"Promised: {epsilon}, for {promised['whom']}"
     print_plainly(
         out,
-        _table(found),
+        _table(result),
         f"Accuracy {document['train_accuracy']:.3f} on members, {document['test_accuracy']:.3f} on "
         "the public test part: means of all models",
-        "Nothing is promised to those who were looked for"
-        if promised is None
-        else f"Promised: {epsilon_at_delta(promised['epsilon'], promised['delta'])}, for "
-        f"{promised['whom']}",
+        promise,
         f"Read it as {document['note']}",
         "TPR: share of members that are found, with 95 % intervals; FPR: of others that are, too",
         f"Everything is in {path}",
@@ -266,19 +266,20 @@ def _show(found: _MembershipResult, path: Path, *, drawn: bool) -> None:
     )
 
 
-def _table(found: _MembershipResult) -> Table:
+def _table(result: _MembershipResult) -> Table:
     from fl_dp.commands.terminal.sheets import sheet
 
-    document = found.document
+    document = result.document
     title = (
         f"Membership of a {document['unit']}, {document['models']} models: "
         f"{document['members']} members, {document['others']} others"
     )
     rows = [
-        (name, f"{roc.auc:.3f}", *map(_cell, found.rows(name))) for name, roc in found.rocs.items()
+        (name, f"{roc.auc:.3f}", *map(_cell, result.rows(name)))
+        for name, roc in result.rocs.items()
     ]
-    if found.allowed:
-        *_, tightest = found.allowed.values()
+    if result.allowed:
+        *_, tightest = result.allowed.values()
         most = (f"{float(tightest(rate)):.2%}" for rate in _RATES)
         rows.append(("allowed at most", "", *most))
     rows.append(("guessing", "0.500", *(f"{rate:.2%}" for rate in _RATES)))

@@ -149,8 +149,8 @@ def _by_scores(
 
     if claim is None or delta is None:
         raise ValueError("scores alone claim nothing: give --claim EPSILON and --delta DELTA")
-    found = read_scores(path)
-    return report_of_scores(*found, claim=claim, delta=delta, alpha=alpha, subject=path.name)
+    scores = read_scores(path)
+    return report_of_scores(*scores, claim=claim, delta=delta, alpha=alpha, subject=path.name)
 
 
 def _by_game(flower: bool, *, rounds: int, alpha: float, delta: float) -> list[AuditReport]:
@@ -176,7 +176,7 @@ def _by_records(
     from fl_dp.app.compose import compose_settings
     from fl_dp.app.planning import make_record_plan
 
-    if not any(each.startswith("privacy=") for each in overrides):
+    if not any(text.startswith("privacy=") for text in overrides):
         overrides = ["privacy=dp_sgd", *overrides]
     settings = compose_settings(overrides)
     require_public(
@@ -224,12 +224,12 @@ def _trainable(overrides: Sequence[str], *, keep_model: bool, data_is_public: bo
     from fl_dp.lab.games.canary_run import require_auditable, room_for_canaries
 
     for key in ("run_name", "output_dir", "resume"):
-        if not keep_model and any(each.startswith(f"{key}=") for each in overrides):
+        if not keep_model and any(text.startswith(f"{key}=") for text in overrides):
             raise ValueError(
                 f"{key}= is for models that are used, and canaries move this one: leave it out, or "
                 "say --keep-model"
             )
-    if any(each.startswith("resume=") for each in overrides):
+    if any(text.startswith("resume=") for text in overrides):
         raise ValueError("canaries take part from the first round on: leave resume= out")
     asked = [*overrides, *room_for_canaries(compose_settings(overrides))]
     if not keep_model:
@@ -259,10 +259,12 @@ def _by_clients(job: Job, canaries: int | None, alpha: float, *, keep_model: boo
         if not keep_model:
             for file in (job.folder.model, job.folder.checkpoint):
                 file.unlink(missing_ok=True)
-    seen = read_observed_run(job.path / CANARIES_FILE)
-    if len(seen.rounds) < settings.rounds:
-        warn(f"{len(seen.rounds)} of {settings.rounds} rounds were released; the claim is of all")
-    report = report_of_run(seen, run, settings, job.folder, alpha=alpha)
+    observed = read_observed_run(job.path / CANARIES_FILE)
+    if len(observed.rounds) < settings.rounds:
+        warn(
+            f"{len(observed.rounds)} of {settings.rounds} rounds were released; the claim is of all"
+        )
+    report = report_of_run(observed, run, settings, job.folder, alpha=alpha)
     text = json.dumps({"audits": [finite(report.to_dict())]}, indent=2) + "\n"
     write_text(job.path / "audit.json", text, public=True)
     note(f"Everything is in {job.path}")

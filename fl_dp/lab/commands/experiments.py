@@ -46,25 +46,27 @@ def require_public(settings: Settings, *, stated: bool, because: str, command: s
             "number: leave it out, or write task.classes"
         )
     if settings.task.name in OWN_DATA and not stated:
+        advice = "add --data-is-public"
+        if command:
+            advice = f"call `{command}` and {advice}"
         raise ValueError(
-            f"{because}: task={settings.task.name} reads data of your own, "
-            f"{f'call `{command}` and ' if command else ''}add --data-is-public if everybody may "
-            "see them, or take a public task such as task=digits"
+            f"{because}: task={settings.task.name} reads data of your own, {advice} if everybody "
+            "may see them, or take a public task such as task=digits"
         )
 
 
-_SAID_EVERY = 0.1  # without a terminal, a line for each tenth
+_LINE_EVERY = 0.1  # without a terminal, a line for each tenth
 
 
 @contextmanager
-def counted(console: Console, title: str, total: int, what: str) -> Iterator[Callable[[], None]]:
+def counted(console: Console, title: str, total: int, parts: str) -> Iterator[Callable[[], None]]:
     """Show how many parts of an experiment are done, and the time left.
 
     Args:
         console: Where to write.
         title: Of the experiment.
         total: Number of parts.
-        what: Their name, for example `models`.
+        parts: Their name, for example `models`.
 
     Yields:
         To be called after each part.
@@ -81,14 +83,14 @@ def counted(console: Console, title: str, total: int, what: str) -> Iterator[Cal
             yield lambda: progress.advance(bar)
         return
     begun, done = time.monotonic(), 0
-    step = max(1, round(total * _SAID_EVERY))
+    step = max(1, round(total * _LINE_EVERY))
 
     def on_part() -> None:
         nonlocal done
         done += 1
         if done % step == 0 or done == total:
-            left = (time.monotonic() - begun) / done * (total - done)
-            text = f"{title}: {done}/{total} {what}, {left:.0f} s left"
+            remaining = (time.monotonic() - begun) / done * (total - done)
+            text = f"{title}: {done}/{total} {parts}, {remaining:.0f} s left"
             console.print(text, soft_wrap=True, markup=False)
 
     yield on_part

@@ -110,9 +110,10 @@ def with_candidates(overrides: Sequence[str]) -> list[str]:
         )
     for text in swept:
         require_tunable(text.partition("=")[0])
-    candidates = [" ".join(each) for each in expand_sweep(swept)]
-    listed = ",".join(quoted(each) for each in candidates)
-    return [*(text for text in overrides if text not in swept), f"tune.candidates=[{listed}]"]
+    candidates = [" ".join(texts) for texts in expand_sweep(swept)]
+    listed = ",".join(map(quoted, candidates))
+    fixed = [text for text in overrides if text not in swept]
+    return [*fixed, f"tune.candidates=[{listed}]"]
 
 
 def _check(settings: Settings) -> None:
@@ -159,18 +160,19 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
     trials = job.path / TRIALS
     with closing(stopped):
         try:
-            jobs = tuple(
+            shared = _without_choice(job.overrides)
+            trainings = tuple(
                 OneJob(
                     variant="",
-                    overrides=(*_without_choice(job.overrides), *one),
+                    overrides=(*shared, *overrides),
                     settings=settings,
                     path=trials / f"{number}",
                     budget=stopped.budget_of_one,
                 )
-                for number, (one, settings) in enumerate(stopped.runs)
+                for number, (overrides, settings) in enumerate(stopped.runs)
             )
-            scores = [_score(each, console) for each in jobs]
-            stopped.keep([each.folder for each in jobs], scores)
+            scores = [_score(training, console) for training in trainings]
+            stopped.keep([training.folder for training in trainings], scores)
         finally:
             # What lost must not get out, nor how many there were.
             shutil.rmtree(trials, ignore_errors=True)

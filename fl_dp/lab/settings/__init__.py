@@ -18,8 +18,8 @@ __all__ = ["TuneSettings", "tune_of", "with_tune"]
 
 def tune_of(settings: Settings) -> TuneSettings:
     """Return what settings say of a choice of hyper-parameters."""
-    found = getattr(settings, "tune", None)
-    return found if isinstance(found, TuneSettings) else TuneSettings()
+    group = getattr(settings, "tune", None)
+    return group if isinstance(group, TuneSettings) else TuneSettings()
 
 
 def with_tune(settings: Settings, tune: TuneSettings) -> Settings:

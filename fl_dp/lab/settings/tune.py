@@ -65,16 +65,18 @@ class TuneSettings:
 
     def _require_used(self) -> None:
         """Refuse a key that this way of choosing ignores: a paid choice must not be misspelt."""
-        given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
-        if self.candidates is None and given:
+        changed = {
+            field.name for field in fields(self) if getattr(self, field.name) != field.default
+        }
+        if self.candidates is None and changed:
             raise ValueError(
-                f"tune.{min(given)} is for a choice among candidates: write `fl-dp tune KEY=A,B`, "
-                "or leave it out"
+                f"tune.{min(changed)} is for a choice among candidates: write `fl-dp tune "
+                "KEY=A,B`, or leave it out"
             )
         if self.chosen is not None and self.chosen not in (self.candidates or ()):
             raise OptionError(f"tune.chosen is none of tune.candidates, got '{self.chosen}'")
         for key in _IDLE[self.by]:
-            if key in given:
+            if key in changed:
                 raise OptionError(f"tune.{key} has no part in tune.by={self.by}: leave it out")
 
     @property

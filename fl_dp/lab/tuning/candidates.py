@@ -37,7 +37,7 @@ def candidates_of(settings: Settings) -> tuple[Settings, ...]:
             "a trial clips and noises the whole model, and model.shared or model.lora_rank leaves "
             "a part of it out: leave them out of what tunes"
         )
-    return tuple(with_candidate(settings, each) for each in candidates)
+    return tuple(with_candidate(settings, candidate) for candidate in candidates)
 
 
 def as_chosen(settings: Settings, candidate: str) -> Settings:
@@ -112,23 +112,23 @@ def require_choosable(settings: Settings) -> None:
 CHOOSING: tuple[Exclusion[Settings], ...] = (
     Exclusion(
         options=("privacy", "dp_sgd", "tune.candidates"),
-        when=lambda given: given.privacy.noised_by != "server" or given.protects_records,
+        when=lambda settings: settings.privacy.noised_by != "server" or settings.protects_records,
         why="`fl-dp tune` charges what it chooses to clients, by a promise that the server keeps",
         instead="write privacy=central without dp_sgd=on, or tune on public data and write the "
         "settings that won",
     ),
     Exclusion(
         options=("privacy.noise_multiplier", "privacy.epsilon", "tune.share"),
-        when=lambda given: (
-            given.privacy.noise_multiplier is not None or given.privacy.epsilon is None
+        when=lambda settings: (
+            settings.privacy.noise_multiplier is not None or settings.privacy.epsilon is None
         ),
         why="tune.share is a part of privacy.epsilon",
         instead="leave privacy.noise_multiplier out, and write privacy.epsilon",
     ),
     Exclusion(
         options=("selection.participation_cap", "tune.by"),
-        when=lambda given: (
-            tune_of(given).by == "stopping" and given.selection.participation_cap is not None
+        when=lambda settings: (
+            tune_of(settings).by == "stopping" and settings.selection.participation_cap is not None
         ),
         why="tune.by=stopping charges whole trainings as one, and a participation cap charges "
         "clients",
@@ -136,7 +136,7 @@ CHOOSING: tuple[Exclusion[Settings], ...] = (
     ),
     Exclusion(
         options=("tracking", "tracking.metrics_port", "tune.by"),
-        when=lambda given: tune_of(given).by == "stopping" and given.tracking.told,
+        when=lambda settings: tune_of(settings).by == "stopping" and settings.tracking.told,
         why="with tune.by=stopping what lost and how many trainings there were stays secret, and "
         "a tracker would be told of each",
         instead="leave tracking and tracking.metrics_port out",

@@ -63,13 +63,13 @@ def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id
             "tune.by=stopping makes a random number of trainings, and none of them is continued: "
             f"write `fl-dp tune tune.by=stopping ...`{spent}{_left_over(folder)}"
         )
-    name = _known_choice(folder) or _choose(folder, grid, settings, run_id)
+    name = _recorded_choice(folder) or _choose(folder, grid, settings, run_id)
     chosen = as_chosen(settings, name)
-    _keep(folder, chosen)
+    _record(folder, chosen)
     return chosen
 
 
-def _known_choice(folder: RunFolder) -> str | None:
+def _recorded_choice(folder: RunFolder) -> str | None:
     """Return what an interrupted run had chosen; None if it was interrupted before."""
     if not folder.ledger.exists():
         return None
@@ -77,7 +77,7 @@ def _known_choice(folder: RunFolder) -> str | None:
         return None if ledger.choice is None else ledger.choice.chosen
 
 
-def _keep(folder: RunFolder, chosen: Settings) -> None:
+def _record(folder: RunFolder, chosen: Settings) -> None:
     folder.write_settings(chosen)
     logger.info("Chosen by %s: %s", tune_of(chosen).by, tune_of(chosen).chosen)
 
@@ -112,7 +112,7 @@ def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRa
     ballot, paid = vote_of(settings), None
     if ballot is None:
         winner = int(np.argmax(public_scores(candidates, rounds)))
-        how = (
+        description = (
             f"the best of {len(candidates)} by trials on the server's public test part, which "
             "measures accuracy too"
         )
@@ -124,18 +124,22 @@ def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRa
             ballot,
             values=TRIAL_VALUES,
             rng=rng,
-            config=trials_config([each.for_clients() for each in candidates], rounds),
+            config=trials_config([one.for_clients() for one in candidates], rounds),
             units_per_node=ledger.plan.hosting.units_per_node,
             timeout=settings.round_timeout,
             roster_timeout=settings.roster_timeout,
         )
         winner, paid = int(answer.value), ledger.reservation_of(CHOICE)
-        how = f"drawn among {len(candidates)} by a vote of the clients on their own data"
-    return _write_down(ledger, settings, winner, how, paid)
+        description = f"drawn among {len(candidates)} by a vote of the clients on their own data"
+    return _write_down(ledger, settings, winner, description, paid)
 
 
 def _write_down(
-    ledger: PrivacyLedger, settings: Settings, winner: int, how: str, paid: Reservation | None
+    ledger: PrivacyLedger,
+    settings: Settings,
+    winner: int,
+    description: str,
+    paid: Reservation | None,
 ) -> str:
     candidates = tune_of(settings).candidates
     assert candidates is not None  # there was a choice among them
@@ -143,7 +147,7 @@ def _write_down(
     chosen = as_chosen(settings, name)
     ledger.choose(
         name,
-        how=how,
+        how=description,
         settings=digest_of(chosen),
         plan=plan_with(ledger.plan, chosen),
         paid=paid,

@@ -78,13 +78,13 @@ class Stopped:
         except BaseException:
             ledger.close()
             raise
-        known = tune_of(settings).candidates or []
+        candidates = tune_of(settings).candidates or []
         count = event.law.draw(float(rng.uniforms(1)[0]))
-        places = np.floor(rng.uniforms(count) * len(known)).astype(np.int64)
+        draws = np.floor(rng.uniforms(count) * len(candidates)).astype(np.int64)
         return cls(
             folder=folder,
             settings=settings,
-            candidates=tuple(known[place] for place in places),
+            candidates=tuple(candidates[draw] for draw in draws),
             noise_multiplier=one.noise_multiplier,
             budget_of_one=one.budget.epsilon,
             ledger=ledger,
@@ -97,7 +97,9 @@ class Stopped:
     @property
     def runs(self) -> list[tuple[list[str], Settings]]:
         """Each training's overrides besides the run's own, and its settings."""
-        return [(self._overrides(each), self._settings(each)) for each in self.candidates]
+        return [
+            (self._overrides(candidate), self._settings(candidate)) for candidate in self.candidates
+        ]
 
     def keep(self, folders: Sequence[RunFolder], scores: Sequence[float]) -> None:
         """Keep the best training in the run's folder, and write down that it was chosen.

@@ -45,11 +45,13 @@ class ServerStep:
 
     def of(self, update: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return how far the model moves with a round's mean update, of its shape."""
-        chosen, left = self._settings, 1.0 - self._rounds / self._last
+        chosen, remaining = self._settings, 1.0 - self._rounds / self._last
         self._rounds += 1
         if not isinstance(chosen, FedAvgMSettings | FedAdagradSettings):
             return update
-        rate = chosen.learning_rate * (left if chosen.linear_decay else 1.0)
+        rate = chosen.learning_rate
+        if chosen.linear_decay:
+            rate *= remaining
         if isinstance(chosen, FedAvgMSettings):
             self._mean = chosen.momentum * self._mean + update
             return np.asarray(rate * self._mean)
@@ -125,27 +127,29 @@ def trial_score(
         spared, or there is one label.
     """
     of_numbers = np.issubdtype(labels.dtype, np.floating)
-    measured, trained = _split(np.zeros_like(labels) if of_numbers else labels, seed)
-    known = np.unique(labels[trained])
-    if not len(measured) or (len(known) < 2 and not of_numbers):
+    classes = np.zeros_like(labels) if of_numbers else labels
+    measured, trained = _split(classes, seed)
+    trained_labels = np.unique(labels[trained])
+    if not len(measured) or (len(trained_labels) < 2 and not of_numbers):
         return math.nan
-    dealt = [trained[first::_STAND_INS] for first in range(min(_STAND_INS, len(trained)))]
-    stand_ins = [(features[rows], labels[rows]) for rows in dealt]
+    parts = [trained[first::_STAND_INS] for first in range(min(_STAND_INS, len(trained)))]
+    stand_ins = [(features[rows], labels[rows]) for rows in parts]
     model = build()
     _train(model, settings, stand_ins, rounds=rounds, seed=seed)
     if of_numbers:
         return evaluate(model, features[measured], labels[measured])[1]
-    return _ranked_right(model, features[measured], labels[measured], known)
+    return _ranked_right(model, features[measured], labels[measured], trained_labels)
 
 
 def _split(labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the rows that measure, and those that train, which have every label."""
-    most, left = len(labels) // _HELD_OUT, Counter(labels.tolist())
+    most, remaining = len(labels) // _HELD_OUT, Counter(labels.tolist())
     measured: list[int] = []
     trained: list[int] = []
     for row in np.random.default_rng(seed).permutation(len(labels)):
-        if len(measured) < most and left[int(labels[row])] > 1:
-            left[int(labels[row])] -= 1
+        label = int(labels[row])
+        if len(measured) < most and remaining[label] > 1:
+            remaining[label] -= 1
             measured.append(int(row))
         else:
             trained.append(int(row))
@@ -181,15 +185,16 @@ def _train(
 
 def _flat(model: nn.Module) -> NDArray[np.float64]:
     """Return all numbers of a model, one after the other."""
-    return np.concatenate([each.ravel() for each in get_arrays(model).values()]).astype(np.float64)
+    parts = [array.ravel() for array in get_arrays(model).values()]
+    return np.concatenate(parts).astype(np.float64)
 
 
 def _shaped(flat: NDArray[np.float64], arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
     """Return a vector's numbers in the shapes and types of a model's arrays."""
-    ends = np.cumsum([each.size for each in arrays])[:-1]
+    ends = np.cumsum([array.size for array in arrays])[:-1]
     return [
-        part.reshape(each.shape).astype(each.dtype)
-        for part, each in zip(np.split(flat, ends), arrays, strict=True)
+        part.reshape(array.shape).astype(array.dtype)
+        for part, array in zip(np.split(flat, ends), arrays, strict=True)
     ]
 
 
@@ -197,14 +202,14 @@ def _ranked_right(
     model: nn.Module,
     features: NDArray[Any],
     labels: NDArray[np.int64],
-    known: NDArray[np.int64],
+    trained_labels: NDArray[np.int64],
 ) -> float:
-    """Return the share of other known labels with a lower logit than the right one; ties halve."""
+    """Return the share of other trained labels with a lower logit than the right; ties halve."""
     device = next(model.parameters()).device
     model.eval()
     with torch.no_grad():
         logits = model(torch.from_numpy(np.ascontiguousarray(features)).to(device)).cpu().numpy()
-    right, others = logits[np.arange(len(labels)), labels][:, None], logits[:, known]
-    # The right label is among the known ones, and its tie with itself does not count.
+    right, others = logits[np.arange(len(labels)), labels][:, None], logits[:, trained_labels]
+    # The right label is among the trained ones, and its tie with itself does not count.
     above = (right > others).sum(axis=1) + 0.5 * ((right == others).sum(axis=1) - 1)
-    return float(np.mean(above) / (len(known) - 1))
+    return float(np.mean(above) / (len(trained_labels) - 1))

@@ -32,19 +32,19 @@ def trials_config(candidates: Sequence[Settings], rounds: TrialRounds) -> Config
     return ConfigRecord(
         {
             SETTINGS_KEY: candidates[0].to_json(),
-            _CANDIDATES_KEY: json.dumps([each.to_json() for each in candidates]),
+            _CANDIDATES_KEY: json.dumps([candidate.to_json() for candidate in candidates]),
             _ROUNDS_KEY: encode_text(rounds),
         }
     )
 
 
 def scores_of_unit(
-    place: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
+    index: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
 ) -> NDArray[np.float64]:
     """Return a unit's score of each candidate, by trials on its own records.
 
     Args:
-        place: Number of the unit among those of all nodes.
+        index: Index of the unit among those of all nodes.
         node_config: The node's configuration.
         config: Of the message, from `trials_config`.
 
@@ -55,12 +55,16 @@ def scores_of_unit(
         ValueError: If the unit has no data.
     """
     rounds = decode_text(TrialRounds, str(config[_ROUNDS_KEY]))
-    candidates = [Settings.from_json(each) for each in json.loads(str(config[_CANDIDATES_KEY]))]
-    dataset, rows = data_on_roster(candidates[0], place, node_config)
+    texts = json.loads(str(config[_CANDIDATES_KEY]))
+    candidates = [Settings.from_json(text) for text in texts]
+    dataset, rows = data_on_roster(candidates[0], index, node_config)
     rows = fitting(dataset, rows)
     features, labels = dataset.features(rows), dataset.labels(rows)
-    seed = _seed(candidates[0], place)
-    return np.array([_score(each, dataset, features, labels, rounds, seed) for each in candidates])
+    seed = _seed(candidates[0], index)
+    scores = [
+        _score(candidate, dataset, features, labels, rounds, seed) for candidate in candidates
+    ]
+    return np.array(scores)
 
 
 def public_scores(candidates: Sequence[Settings], rounds: TrialRounds) -> NDArray[np.float64]:
@@ -76,24 +80,17 @@ def public_scores(candidates: Sequence[Settings], rounds: TrialRounds) -> NDArra
     dataset = dataset_of(first)
     rows = np.random.default_rng(first.seed).permutation(len(dataset.test_y))
     size = max(2, len(dataset.train_y) // first.task.num_clients)
-    parts = [rows[at : at + size] for at in range(0, len(rows), size)][:_MOST_PARTS]
-    every = [part for part in parts if len(part) > 1]
-    if not every:
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)][:_MOST_PARTS]
+    parts = [part for part in parts if len(part) > 1]
+    if not parts:
         raise ValueError("the public test part has fewer than two rows: nothing can be tried on it")
-    scores = [
-        [
-            _score(
-                each,
-                dataset,
-                dataset.features(part, "test"),
-                dataset.labels(part, "test"),
-                rounds,
-                _seed(first, number),
-            )
-            for each in candidates
-        ]
-        for number, part in enumerate(every)
-    ]
+    scores = []
+    for number, part in enumerate(parts):
+        features, labels = dataset.features(part, "test"), dataset.labels(part, "test")
+        seed = _seed(first, number)
+        scores.append(
+            [_score(candidate, dataset, features, labels, rounds, seed) for candidate in candidates]
+        )
     return np.asarray(np.mean(scores, axis=0), dtype=np.float64)
 
 
@@ -115,6 +112,6 @@ def _score(
     )
 
 
-def _seed(settings: Settings, place: int) -> int:
-    entropy = (settings.seed, place)
+def _seed(settings: Settings, index: int) -> int:
+    entropy = (settings.seed, index)
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
