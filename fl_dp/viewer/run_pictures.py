@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-_FAR_APART = 10.0  # curves of epsilons further apart than that squash each other on a linear axis
+_FAR_APART = 8.0  # values further apart than that squash each other on a linear axis
 
 
 def plot_curves(
@@ -49,17 +50,18 @@ def plot_curves(
         Whether it was drawn: False when matplotlib is not installed.
     """
     promised = any(_has_epsilon(members[0]) for members in runs.values())
-    made = new_picture((1.0, 1.0) if promised else (1.0,))
-    if made is None:
+    picture = new_picture((1.0, 1.0) if promised else (1.0,))
+    if picture is None:
         return False
-    figure, panels = made
+    figure, panels = picture
     score = panels[0]
-    name = _name_of(line for each in runs.values() for run in each for line in run[:1])
+    all_runs = list(chain.from_iterable(runs.values()))
+    name = _name_of(chain.from_iterable(lines[:1] for lines in all_runs))
     for index, (variant, members) in enumerate(runs.items()):
         colour = COLOURS[index % len(COLOURS)]
-        for nth, lines in enumerate(members):
+        for number, lines in enumerate(members):
             evaluated = [line for line in lines if Score.in_line(line).value is not None]
-            label = variant if nth == 0 and len(runs) > 1 else None
+            label = variant if number == 0 and len(runs) > 1 else None
             score.plot(
                 [line["round"] for line in evaluated],
                 scores_of(evaluated),
@@ -73,10 +75,11 @@ def plot_curves(
         ylabel=f"public {measured_on} {name}",
         title=f"{name[0].upper()}{name[1:]}, one line a run",
     )
-    score.set_ylim(ends_apart([scores_of(run) for each in runs.values() for run in each]))
+    score.set_ylim(ends_apart([scores_of(lines) for lines in all_runs]))
     if promised:
-        least, most = (delta_rounded_up(delta) for delta in (min(deltas), max(deltas)))
-        delta = least if least == most else f"{least} to {most}"
+        delta, most = delta_rounded_up(min(deltas)), delta_rounded_up(max(deltas))
+        if delta != most:
+            delta = f"{delta} to {most}"
         title = f"Privacy spent of {unit}, delta {delta}"
         _draw_spent(panels[1], runs, title=title)
     else:
@@ -124,7 +127,6 @@ _WORDS = {
     **{name: f"public {{measured_on}} {METRICS[name].title}" for name in NUMBERS},
 }
 _LOGARITHMIC = ("epsilon", "noise_multiplier", "noise_of_mean")
-_FAR_APART = 8.0  # places further apart than that go on a logarithmic axis
 _MARKERS = "osD^vPX*"
 # Grey is for comparison alone; eight ways of choosing clients need as many colours.
 _COLOURS = (*COLOURS[:-1], "#7f5539", "#5fa8d3", "#8c2f39")
@@ -150,13 +152,13 @@ def plot_against_axis(
         Whether it was drawn: False when matplotlib is not installed.
     """
     width = _LONE_PANEL if len(panels) == 1 else _PANEL * len(panels)
-    made = new_picture([1.0] * len(panels), size=(width, _HEIGHT))
-    if made is None:
+    picture = new_picture([1.0] * len(panels), size=(width, _HEIGHT))
+    if picture is None:
         return False
-    figure, axes = made
-    places = _places(results)
+    figure, axes = picture
+    layout = _axis_layout(results)
     for panel, column in zip(axes, panels, strict=True):
-        _draw(panel, results, column, places)
+        _draw(panel, results, column, layout)
         panel.set(xlabel=label, ylabel=_words(column, results))
         panel.set_title(seeds_in_words(results), fontsize=9)
     save_picture(figure, target)
@@ -176,24 +178,24 @@ def plot_over_rounds(
     Returns:
         Whether it was drawn: False when matplotlib is not installed.
     """
-    made = new_picture((3.0, 2.0), size=(2 * _PANEL, max(_HEIGHT, _NAME * len(curves))))
-    if made is None:
+    picture = new_picture((3.0, 2.0), size=(2 * _PANEL, max(_HEIGHT, _NAME * len(curves))))
+    if picture is None:
         return False
-    figure, (over_rounds, last) = made
+    figure, (over_rounds, last) = picture
     means: list[list[float]] = []
     ends: list[float] = []
-    for place, (curve, runs) in enumerate(curves.items()):
-        colour = _COLOURS[place % len(_COLOURS)]
+    for row, (curve, runs) in enumerate(curves.items()):
+        colour = _COLOURS[row % len(_COLOURS)]
         shortest = min(map(len, runs))
         mean = [statistics.fmean(run[t] for run in runs) for t in range(shortest)]
         means.append(mean)
-        evaluated = [at for at, value in enumerate(mean) if not math.isnan(value)]
-        over_rounds.plot(evaluated, [mean[at] for at in evaluated], color=colour, linewidth=1.5)
-        of_curve = [each.score.value for each in results if each.curve == curve]
-        finals = [value for value in of_curve if value is not None]
+        evaluated = [t for t, value in enumerate(mean) if not math.isnan(value)]
+        over_rounds.plot(evaluated, [mean[t] for t in evaluated], color=colour, linewidth=1.5)
+        scores = [result.score.value for result in results if result.curve == curve]
+        finals = [value for value in scores if value is not None]
         ends += finals
         # The seeds above, their mean below: none covers another.
-        above, below = place - _BESIDE, place + _BESIDE
+        above, below = row - _BESIDE, row + _BESIDE
         last.plot(finals, [above] * len(finals), "o", color=colour, alpha=0.6, markersize=4)
         for point in points(results, curve, results[0].score.name):
             last.errorbar(point.mean, below, xerr=point.deviation, fmt="|", color=colour, capsize=3)
@@ -204,8 +206,8 @@ def plot_over_rounds(
     over_rounds.locator_params(axis="x", integer=True)
     last.set(xlabel=score, yticks=range(len(curves)))
     # The names stand for a legend: each has the colour of its curve.
-    for place, text in enumerate(last.set_yticklabels(list(curves))):
-        text.set_color(_COLOURS[place % len(_COLOURS)])
+    for row, text in enumerate(last.set_yticklabels(list(curves))):
+        text.set_color(_COLOURS[row % len(_COLOURS)])
     if ends:
         last.set_xlim(score_axis(min(ends), max(ends)))
     # To the left, over the names: a longer line than the panel would be cut at its right.
@@ -218,8 +220,8 @@ def plot_over_rounds(
 
 def scores_of(lines: Iterable[Mapping[str, Any]]) -> list[float]:
     """Return the score of each line of `metrics.jsonl`; NaN where there is none."""
-    found = [Score.in_line(line).value for line in lines]
-    return [math.nan if value is None else value for value in found]
+    scores = [Score.in_line(line).value for line in lines]
+    return [math.nan if value is None else value for value in scores]
 
 
 def _name_of(lines: Iterable[Mapping[str, Any]]) -> str:
@@ -232,30 +234,30 @@ def seeds_in_words(results: Sequence[Result]) -> str:
     return "one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds"
 
 
-class _Places:
-    """Where the places of an axis are drawn: numbers at themselves, infinity beyond, names in turn.
+class _AxisLayout:
+    """Coordinates of an axis: numbers at themselves, infinity beyond them, names in turn.
 
     Attributes:
-        of: The coordinate of each place.
-        logarithmic: Whether the axis is.
+        coordinates: The coordinate of each value, by its text.
+        logarithmic: Whether the axis is logarithmic.
         split: Coordinate between the numbers and infinity; None without infinity.
     """
 
-    def __init__(self, written: Sequence[str], numbers: Sequence[float]) -> None:
-        """Lay out the places.
+    def __init__(self, values: Sequence[str], numbers: Sequence[float]) -> None:
+        """Lay out the values.
 
         Args:
-            written: Every place, as written, each once.
-            numbers: Their numbers; empty if one of them is a name.
+            values: Every value as text, each once.
+            numbers: Their numbers; fewer if one of them is a name.
         """
         finite = [number for number in numbers if math.isfinite(number)]
         self.logarithmic = (
             bool(finite) and min(finite) > 0 and max(finite) > _FAR_APART * min(finite)
         )
         self.split: float | None = None
-        self.of: dict[str, float] = {}
-        if len(numbers) < len(written):
-            self.of = {place: float(index) for index, place in enumerate(written)}
+        self.coordinates: dict[str, float] = {}
+        if len(numbers) < len(values):
+            self.coordinates = {value: float(index) for index, value in enumerate(values)}
             return
         beyond = max(finite, default=0.0)
         low = min(finite, default=0.0)
@@ -266,40 +268,39 @@ class _Places:
         else:
             step = max(0.15 * (beyond - low), 0.1)
             infinity, self.split = beyond + 1.6 * step, beyond + 0.8 * step
-        self.of = {
-            place: number if math.isfinite(number) else infinity
-            for place, number in zip(written, numbers, strict=True)
-        }
+        for value, number in zip(values, numbers, strict=True):
+            self.coordinates[value] = number if math.isfinite(number) else infinity
         if all(map(math.isfinite, numbers)):
             self.split = None
 
-
-def _places(results: Sequence[Result]) -> _Places:
-    found = {result.x: result.place for result in results if result.x is not None}
-    numbers = [number for number in found.values() if number is not None]
-    return _Places(list(found), numbers)
+    def is_infinite(self, value: str) -> bool:
+        """Whether a value lies beyond the numbers."""
+        return self.split is not None and self.coordinates[value] > self.split
 
 
-def _draw(panel: Axes, results: Sequence[Result], column: str, places: _Places) -> None:
+def _axis_layout(results: Sequence[Result]) -> _AxisLayout:
+    numbers_by_text = {result.x: result.place for result in results if result.x is not None}
+    numbers = [number for number in numbers_by_text.values() if number is not None]
+    return _AxisLayout(list(numbers_by_text), numbers)
+
+
+def _draw(panel: Axes, results: Sequence[Result], column: str, layout: _AxisLayout) -> None:
     finite: list[float] = []
     curves = list(dict.fromkeys(result.curve for result in results))
     for index, curve in enumerate(curves):
-        found = [
-            point
-            for point in points(results, curve, column)
-            if point.x is not None and math.isfinite(point.mean)
-        ]
-        if not found:
+        on_axis = [point for point in points(results, curve, column) if point.x is not None]
+        shown = [point for point in on_axis if math.isfinite(point.mean)]
+        if not shown:
             continue
-        finite += [point.mean for point in found]
+        finite += [point.mean for point in shown]
         colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
-        if _is_reference(found, places):
-            panel.axhline(found[0].mean, color=PALE, linewidth=1, linestyle=":")
+        if _is_reference(shown, layout):
+            panel.axhline(shown[0].mean, color=PALE, linewidth=1, linestyle=":")
             colour = PALE
         drawn = panel.errorbar(
-            [places.of[point.x or ""] for point in found],
-            [point.mean for point in found],
-            yerr=[point.deviation for point in found],
+            [layout.coordinates[point.x or ""] for point in shown],
+            [point.mean for point in shown],
+            yerr=[point.deviation for point in shown],
             color=colour,
             marker=marker,
             markersize=4.5,
@@ -310,40 +311,39 @@ def _draw(panel: Axes, results: Sequence[Result], column: str, places: _Places) 
         if column != "epsilon":  # which a line says that curves lie on, above or below
             nudge(drawn, index, len(curves))
     if column == "epsilon":
-        same = [x for x in places.of.values() if places.split is None or x < places.split]
+        values = layout.coordinates
+        claimed = [x for value, x in values.items() if not layout.is_infinite(value)]
         # Above the curve that keeps its claim, which would hide it.
-        panel.plot(
-            same, same, color="black", linewidth=1, linestyle="--", label="as claimed", zorder=5
-        )
+        style = {"color": "black", "linewidth": 1, "linestyle": "--", "zorder": 5}
+        panel.plot(claimed, claimed, label="as claimed", **style)
     if column in _SCORES and finite:
         low, high = score_axis(min(finite), max(finite))
         bars_low, bars_high = panel.get_ylim()
         panel.set_ylim(min(low, bars_low), max(high, bars_high))
-    if places.logarithmic:
+    if layout.logarithmic:
         panel.set_xscale("log")
     if column in _LOGARITHMIC and finite and min(finite) > 0:
         panel.set_yscale("log")
-    panel.set_xticks(list(places.of.values()), [_shown(place) for place in places.of], fontsize=8)
+    labels = [_tick_label(value) for value in layout.coordinates]
+    panel.set_xticks(list(layout.coordinates.values()), labels, fontsize=8)
     panel.minorticks_off()
-    if places.split is not None:
-        panel.axvline(places.split, color=PALE, linewidth=0.8, linestyle=(0, (2, 3)))
+    if layout.split is not None:
+        panel.axvline(layout.split, color=PALE, linewidth=0.8, linestyle=(0, (2, 3)))
 
 
-def _is_reference(found: Sequence[Point], places: _Places) -> bool:
+def _is_reference(curve: Sequence[Point], layout: _AxisLayout) -> bool:
     """Whether a curve is its one point at infinity: a line through it shows what others reach."""
-    return len(found) == 1 and found[0].x is not None and _infinite(found[0].x, places)
+    return len(curve) == 1 and curve[0].x is not None and layout.is_infinite(curve[0].x)
 
 
-def _infinite(place: str, places: _Places) -> bool:
-    return places.split is not None and places.of[place] > places.split
-
-
-def _shown(place: str) -> str:
+def _tick_label(value: str) -> str:
     try:
-        number = float(place)
+        number = float(value)
     except ValueError:
-        return place
-    return "∞" if math.isinf(number) else f"{number:,g}" if number < 1e6 else f"{number:g}"
+        return value
+    if math.isinf(number):
+        return "∞"
+    return f"{number:,g}" if number < 1e6 else f"{number:g}"
 
 
 def _words(column: str, results: Sequence[Result]) -> str:

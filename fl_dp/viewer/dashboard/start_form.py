@@ -147,9 +147,9 @@ QUERY = "statistic.query"
 @cache
 def kinds() -> dict[str, Kind]:
     """Return the forms by name; without the wing that has its keys, one is left out."""
-    known = {key.group for key in all_keys().values()}
+    groups = {key.group for key in all_keys().values()}
     needed = {RECOVERY.name: "recovery", TUNING.name: "tune"}
-    return {each.name: each for each in _KINDS if needed.get(each.name, "") in known}
+    return {kind.name: kind for kind in _KINDS if needed.get(kind.name, "") in groups}
 
 
 @cache
@@ -157,13 +157,14 @@ def experiments(kind: Kind) -> tuple[str, ...]:
     """Return the names of the experiments that a form offers."""
     if kind.marked is None:
         return ()
-    marks = {each.marked for each in _KINDS} - {None, ""}
-    found = []
+    marks = {other.marked for other in _KINDS} - {None, ""}
+    expected = {kind.marked} - {""}
+    names = []
     for name in group_options()[EXPERIMENT]:
-        marked = marks & {key for key, _ in entries(f"{EXPERIMENT}/{name}")}
-        if marked == ({kind.marked} if kind.marked else set()):
-            found.append(name)
-    return tuple(found)
+        keys = {key for key, _ in entries(f"{EXPERIMENT}/{name}")}
+        if marks & keys == expected:
+            names.append(name)
+    return tuple(names)
 
 
 RUN_NAME = "run_name"
@@ -202,7 +203,7 @@ class WrongForm(Exception):
 
     def __init__(self, fields: Sequence[WrongField]) -> None:
         """Say which fields are wrong and why."""
-        super().__init__("; ".join(each.text for each in fields))
+        super().__init__("; ".join(field.text for field in fields))
         self.fields = tuple(fields)
 
 
@@ -230,18 +231,16 @@ class Request:
     @property
     def promises(self) -> bool:
         """Whether it is private at all."""
-        return any(
-            each.protects_clients or each.protects_records
-            for each in self.trainings or [self.settings]
-        )
+        trainings = self.trainings or [self.settings]
+        return any(training.protects_clients or training.protects_records for training in trainings)
 
     @property
     def command(self) -> tuple[str, ...]:
         """What starts it, after `fl-dp`."""
         if self.kind is STATISTIC:
             query = str(self.settings.statistic.query)
-            asked = (each for each in self.overrides if not each.startswith(f"{QUERY}="))
-            return (*self.kind.command, query, *asked)
+            others = [text for text in self.overrides if not text.startswith(f"{QUERY}=")]
+            return (*self.kind.command, query, *others)
         return (*self.kind.command, *self.overrides)
 
     @property
@@ -262,34 +261,37 @@ def offered(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, Key]:
         kind: The form.
         own_data: Whether there are own data, and so their settings.
     """
-    return {
-        name: replace(key, choices=_CHOICES.get(name, key.choices))
-        for name, key in all_keys().items()
-        if name not in _NOT_OFFERED
-        and (own_data or name not in _OF_OWN_DATA)
-        and (key.group in kind.keys or name in kind.keys)
-        and key.kind != "curves by name"
-    }
+    keys = {}
+    for name, key in all_keys().items():
+        if name in _NOT_OFFERED or key.kind == "curves by name":
+            continue
+        if name in _OF_OWN_DATA and not own_data:
+            continue
+        if key.group in kind.keys or name in kind.keys:
+            keys[name] = replace(key, choices=_CHOICES.get(name, key.choices))
+    return keys
 
 
 @cache
 def folded(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[Key, ...]]:
     """Return the keys that are folded away, by group."""
-    found: dict[str, tuple[Key, ...]] = {}
+    keys: dict[str, tuple[Key, ...]] = {}
     for name, key in offered(kind, own_data=own_data).items():
         if name not in kind.first:
-            found[key.group] = (*found.get(key.group, ()), key)
-    return found
+            keys[key.group] = (*keys.get(key.group, ()), key)
+    return keys
 
 
 @cache
 def options(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[str, ...]]:
     """Return what each group's field offers."""
-    left_out = {_OF_OPERATOR, *(() if own_data else OWN_DATA)}
-    return {
-        group: tuple(name for name in group_options()[group] if name not in left_out)
-        for group in kind.groups
-    }
+    excluded = {_OF_OPERATOR}
+    if not own_data:
+        excluded |= {*OWN_DATA}
+    choices = {}
+    for group in kind.groups:
+        choices[group] = tuple(name for name in group_options()[group] if name not in excluded)
+    return choices
 
 
 def read_form(
@@ -306,24 +308,24 @@ def read_form(
         WrongForm: With every field that is wrong.
     """
     data = data or {}
-    overrides, wrong = _written(form, data, kind)
+    overrides, wrong = _overrides_of(form, data, kind)
     run_name = form.get(RUN_NAME, "").strip()
     if run_name and _RUN_NAME.fullmatch(run_name) is None:
         text = "run_name takes up to 64 letters, digits, dots, dashes and underscores"
         wrong.append(WrongField(field=RUN_NAME, text=text))
-    if EXPERIMENT in [each.field for each in wrong]:
+    if any(error.field == EXPERIMENT for error in wrong):
         raise WrongForm(wrong)  # without it, other fields mean something else
     while True:
         try:
             settings, trainings = _composed(kind, list(overrides.values()))
             break
         except ConfigError as error:
-            place = field_of(str(error), form, kind, own_data=bool(data))
-            if place in overrides or not wrong:
-                wrong.append(WrongField(field=place, text=str(error)))
-            if place not in overrides:
+            field = field_of(str(error), form, kind, own_data=bool(data))
+            if field in overrides or not wrong:
+                wrong.append(WrongField(field=field, text=str(error)))
+            if field not in overrides:
                 break
-            del overrides[place]  # what else is wrong is told without it
+            del overrides[field]  # so that the next error shows
     if wrong:
         raise WrongForm(wrong)
     return Request(
@@ -336,35 +338,36 @@ def read_form(
     )
 
 
-def _written(
+def _overrides_of(
     form: Mapping[str, str], data: Mapping[str, Path], kind: Kind
 ) -> tuple[dict[str, str], list[WrongField]]:
     """Return the override of each field that was filled, and the fields that can't be read."""
-    found: dict[str, str] = {}
+    overrides: dict[str, str] = {}
     wrong: list[WrongField] = []
     choices = {EXPERIMENT: experiments(kind), **options(kind, own_data=bool(data))}
-    for field, known in choices.items():
+    for field, names in choices.items():
         option = form.get(field, "").strip()
-        if (option or (field == EXPERIMENT and kind.needs_experiment)) and option not in known:
-            wrong.append(WrongField(field=field, text=f"{field} is one of {', '.join(known)}"))
+        is_needed = field == EXPERIMENT and kind.needs_experiment
+        if (option or is_needed) and option not in names:
+            wrong.append(WrongField(field=field, text=f"{field} is one of {', '.join(names)}"))
         elif option:
-            found[field] = f"{field}={option}"
-    chosen = form.get(DATA, "").strip()
-    if data and chosen and chosen not in data:
+            overrides[field] = f"{field}={option}"
+    folder = form.get(DATA, "").strip()
+    if data and folder and folder not in data:
         wrong.append(WrongField(field=DATA, text=f"{DATA} is one of {', '.join(sorted(data))}"))
-    elif data and chosen:
-        found[DATA] = f"{DATA}={quoted(str(data[chosen]))}"
+    elif data and folder:
+        overrides[DATA] = f"{DATA}={quoted(str(data[folder]))}"
     for name, key in offered(kind, own_data=bool(data)).items():
-        written = form.get(name, "").strip()
+        value = form.get(name, "").strip()
         try:
-            if written:
-                found[name] = override_of(key, written, several=kind is TUNING and key.tunable)
+            if value:
+                overrides[name] = override_of(key, value, several=kind is TUNING and key.tunable)
         except WrongField as error:
             wrong.append(error)
     if kind is STATISTIC and not form.get(QUERY, "").strip():
         text = f"{QUERY} must be {all_keys()[QUERY].allowed}"
         wrong.append(WrongField(field=QUERY, text=text))
-    return found, wrong
+    return overrides, wrong
 
 
 def _composed(kind: Kind, overrides: Sequence[str]) -> tuple[Settings, tuple[Settings, ...]]:
@@ -395,23 +398,26 @@ def shown_defaults(
     chosen = {field: form.get(field, "") for field in choices}
     if kind.needs_experiment and not chosen[EXPERIMENT]:
         chosen[EXPERIMENT] = experiments(kind)[0]
-    taken = {field: name for field, name in chosen.items() if name in choices[field]}
-    settings = _beside(taken)
-    shown: dict[str, str] = {}
+    valid = {field: name for field, name in chosen.items() if name in choices[field]}
+    settings = _settings_with(valid)
+    defaults: dict[str, str] = {}
     for group in kind.groups:
-        others = {field: name for field, name in taken.items() if field != group}
-        shown[group] = _option_in(settings if group not in taken else _beside(others), group)
+        without_group = settings
+        if group in valid:
+            others = {field: name for field, name in valid.items() if field != group}
+            without_group = _settings_with(others)
+        defaults[group] = _option_in(without_group, group)
     for name, key in offered(kind, own_data=own_data).items():
-        place: Any = settings
+        owner: Any = settings
         *groups, last = name.split(".")
         for group in groups:
-            place = getattr(place, group, None)
-        shown[name] = in_yaml(getattr(place, last, key.default))
-    return shown
+            owner = getattr(owner, group, None)
+        defaults[name] = in_yaml(getattr(owner, last, key.default))
+    return defaults
 
 
-def _beside(chosen: Mapping[str, str]) -> Settings:
-    """Return the settings beside chosen parts; the usual ones where the parts can't go together."""
+def _settings_with(chosen: Mapping[str, str]) -> Settings:
+    """Return the settings with chosen options; the usual ones where they can't go together."""
     try:
         return compose_settings([f"{field}={name}" for field, name in chosen.items()])
     except ConfigError:
@@ -419,17 +425,18 @@ def _beside(chosen: Mapping[str, str]) -> Settings:
 
 
 def _option_in(settings: Settings, group: str) -> str:
-    of_group = getattr(settings, group)
-    return option_name(group, of_group) if group in OPTIONS else str(of_group.name)
+    option = getattr(settings, group)
+    return option_name(group, option) if group in OPTIONS else str(option.name)
 
 
 def _with_candidates(overrides: Sequence[str]) -> list[str]:
     """Return overrides in which keys of several values have become candidates, as `fl-dp tune`."""
-    swept = [each for each in overrides if _SEVERAL.fullmatch(each)]
+    swept = [text for text in overrides if _SEVERAL.fullmatch(text)]
     if not swept:
         return list(overrides)
-    listed = ",".join(quoted(" ".join(each)) for each in expand_sweep(swept))
-    return [*(each for each in overrides if each not in swept), f"tune.candidates=[{listed}]"]
+    candidates = [quoted(" ".join(texts)) for texts in expand_sweep(swept)]
+    fixed = [text for text in overrides if text not in swept]
+    return [*fixed, f"tune.candidates=[{','.join(candidates)}]"]
 
 
 def field_of(
@@ -447,7 +454,9 @@ def field_of(
         kind: The form.
         own_data: Whether there are own data, and so their settings.
     """
-    fields = [*offered(kind, own_data=own_data), *kind.groups, *([DATA] if own_data else [])]
+    fields = [*offered(kind, own_data=own_data), *kind.groups]
+    if own_data:
+        fields.append(DATA)
     named: list[str] = []
     for word in _OPTION.finditer(error):
         if word.start() == 0 or word["value"] or set("._") & set(word["name"]):  # no plain word
@@ -456,27 +465,29 @@ def field_of(
     return next(iter([*filled, *named]), "")
 
 
-def override_of(key: Key, written: str, *, several: bool = False) -> str:
+def override_of(key: Key, text: str, *, several: bool = False) -> str:
     """Return an override that Hydra reads as this value and as nothing else.
 
     Args:
         key: The setting.
-        written: Its value.
+        text: Its value as text.
         several: Whether there may be several values with commas between them.
 
     Raises:
         WrongField: If it is not a value of the key's kind.
     """
-    if len(written) > 500 or not written.isprintable():
+    if len(text) > 500 or not text.isprintable():
         raise WrongField(field=key.name, text=f"{key.name} must be {key.allowed}")
-    if key.nullable and written in _unset():
+    if key.nullable and text in _unset():
         return f"{key.name}=null"
     if key.kind.startswith("a list"):
-        items = [item.strip() for item in written.strip("[]").split(",")]
-        return f"{key.name}=[{','.join(_value(key, item) for item in items if item)}]"
+        items = [item.strip() for item in text.strip("[]").split(",")]
+        values = [_value(key, item) for item in items if item]
+        return f"{key.name}=[{','.join(values)}]"
     if several:
-        return f"{key.name}={','.join(_value(key, each.strip()) for each in written.split(','))}"
-    return f"{key.name}={_value(key, written)}"
+        values = [_value(key, item.strip()) for item in text.split(",")]
+        return f"{key.name}={','.join(values)}"
+    return f"{key.name}={_value(key, text)}"
 
 
 def _unset() -> set[str]:
@@ -484,15 +495,15 @@ def _unset() -> set[str]:
     return {"null", *(words.value("null") for words in languages().values())}
 
 
-def _value(key: Key, written: str) -> str:
-    if key.choices and written not in key.choices:
-        raise WrongField(field=key.name, text=f"{key.name} must be {key.allowed}, got {written!r}")
+def _value(key: Key, text: str) -> str:
+    if key.choices and text not in key.choices:
+        raise WrongField(field=key.name, text=f"{key.name} must be {key.allowed}, got {text!r}")
     if key.kind == "true or false":
-        if written in ("true", "false"):
-            return written
+        if text in ("true", "false"):
+            return text
     elif "number" in key.kind:
-        if _NUMBER.fullmatch(written) or ("auto" in key.kind and written == "auto"):
-            return written
-    elif "${" not in written:  # Hydra would read an environment or a file through it
-        return quoted(written)
-    raise WrongField(field=key.name, text=f"{key.name} must be {key.allowed}, got {written!r}")
+        if _NUMBER.fullmatch(text) or ("auto" in key.kind and text == "auto"):
+            return text
+    elif "${" not in text:  # Hydra would read an environment or a file through it
+        return quoted(text)
+    raise WrongField(field=key.name, text=f"{key.name} must be {key.allowed}, got {text!r}")

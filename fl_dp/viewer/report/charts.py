@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from fl_dp.promise import rounded_up
@@ -37,12 +38,28 @@ class Curve:
     @property
     def has_band(self) -> bool:
         """Whether runs differ anywhere."""
-        return any(each.low != each.high for _, each in self.points)
+        return any(value.low != value.high for _, value in self.points)
 
     @property
     def is_constant(self) -> bool:
         """Whether it has one value alone."""
-        return len({value for _, each in self.points for value in (each.low, each.high)}) == 1
+        lows = {value.low for _, value in self.points}
+        return len(lows | {value.high for _, value in self.points}) == 1
+
+    def data(self) -> dict[str, Any]:
+        """Return what the browser draws, as plain JSON values."""
+        low, high = None, None
+        if self.has_band:
+            low = [value.low for _, value in self.points]
+            high = [value.high for _, value in self.points]
+        return {
+            "name": self.name,
+            "look": self.look,
+            "x": [x for x, _ in self.points],
+            "mean": [value.mean for _, value in self.points],
+            "low": low,
+            "high": high,
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +96,11 @@ class Chart:
         """A sentence that says where each curve begins and ends."""
         ends = []
         for curve in self.curves:
-            first, last = (f"{curve.points[at][1].mean:.4g}" for at in (0, -1))
-            ends.append(f"{curve.name}: {last if curve.is_constant else f'{first} → {last}'}")
+            (_, first), (_, last) = curve.points[0], curve.points[-1]
+            values = f"{last.mean:.4g}"
+            if not curve.is_constant:
+                values = f"{first.mean:.4g} → {values}"
+            ends.append(f"{curve.name}: {values}")
         return f"{self.title}. {self.y} / {self.x}. {'; '.join(ends)}."
 
     def data(self) -> dict[str, Any]:
@@ -90,17 +110,7 @@ class Chart:
             "y": self.y,
             "line": self.line,
             "least": self.least,
-            "curves": [
-                {
-                    "name": curve.name,
-                    "look": curve.look,
-                    "x": [x for x, _ in curve.points],
-                    "mean": [each.mean for _, each in curve.points],
-                    "low": [each.low for _, each in curve.points] if curve.has_band else None,
-                    "high": [each.high for _, each in curve.points] if curve.has_band else None,
-                }
-                for curve in self.curves
-            ],
+            "curves": [curve.data() for curve in self.curves],
         }
 
     def rows(self) -> list[list[str]]:
@@ -108,8 +118,9 @@ class Chart:
         rows = []
         for curve in self.curves:
             last = len(curve.points) - 1
-            picked = sorted({round(each * last / (_ROWS - 1)) for each in range(_ROWS)})
-            for x, point in (curve.points[at] for at in picked):
+            picked = sorted({round(row * last / (_ROWS - 1)) for row in range(_ROWS)})
+            for index in picked:
+                x, point = curve.points[index]
                 value = f"{point.mean:.{self.exactly}g}"
                 if curve.has_band:
                     value += f" ({point.low:.4g} – {point.high:.4g})"
@@ -124,24 +135,25 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
     rows of its run.
     """
     groups = groups[:MOST_CURVES]
-    budget = _only({run.card.budget for group in groups for run in group.runs})
+    runs = chain.from_iterable(group.runs for group in groups)
+    budget = _only({run.card.budget for run in runs})
     charts = [
-        _over_rounds("accuracy", groups, lambda each: each.test_accuracy),
-        _over_epsilon("accuracy_epsilon", groups, lambda each: each.test_accuracy),
+        _over_rounds("accuracy", groups, _accuracy),
+        _over_epsilon("accuracy_epsilon", groups, _accuracy),
         _over_epsilon("r2_epsilon", groups, _of_public("r2")),
-        _over_rounds("loss", groups, lambda each: each.test_loss),
-        _over_epsilon("loss_epsilon", groups, lambda each: each.test_loss),
-        _over_rounds("epsilon", groups, lambda each: each.epsilon, line=budget),
+        _over_rounds("loss", groups, _loss),
+        _over_epsilon("loss_epsilon", groups, _loss),
+        _over_rounds("epsilon", groups, _epsilon, line=budget),
     ]
     for key, curve_of in (("noise", _noise), ("norm", _norms)):
         curves = [curve_of(look, group) for look, group in enumerate(groups)]
         if any(curve is not None and not curve.is_constant for curve in curves):
             charts.append(_chart(key, WORDS["axis.round"], curves))
-    for name in last_names(groups, lambda each: each.metrics):
+    for name in last_names(groups, lambda point: point.metrics):
         curves = _curves(groups, _of_public(name))
         title = METRICS[name].title
         charts.append(_chart("public", WORDS["axis.round"], curves, y=title, share=name in _SHARES))
-    for name in last_names(groups, lambda each: each.clients):
+    for name in last_names(groups, lambda point: point.clients):
         curves = _curves(groups, _of_clients(name))
         charts.append(_chart("clients", WORDS["axis.round"], curves, y=name))
     return [chart for chart in charts if chart is not None]
@@ -149,17 +161,32 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
 
 def last_names(groups: Iterable[Group], named: Callable[[Round], Iterable[str]]) -> list[str]:
     """Return names that the last rounds, and the last evaluated ones, of runs have, each once."""
-    runs = (run for group in groups for run in group.runs)
-    last = (each for run in runs for each in (*run.rounds[-1:], run.evaluated))
-    return list(dict.fromkeys(name for each in last if each is not None for name in named(each)))
+    names: dict[str, None] = {}
+    for run in chain.from_iterable(group.runs for group in groups):
+        for point in (*run.rounds[-1:], run.evaluated):
+            if point is not None:
+                names |= dict.fromkeys(named(point))
+    return list(names)
+
+
+def _accuracy(point: Round) -> float | None:
+    return point.test_accuracy
+
+
+def _loss(point: Round) -> float | None:
+    return point.test_loss
+
+
+def _epsilon(point: Round) -> float | None:
+    return point.epsilon
 
 
 def _of_public(name: str) -> Callable[[Round], float | None]:
-    return lambda each: each.metrics.get(name)
+    return lambda point: point.metrics.get(name)
 
 
 def _of_clients(name: str) -> Callable[[Round], float | None]:
-    return lambda each: each.clients.get(name)
+    return lambda point: point.clients.get(name)
 
 
 def _curves(groups: Iterable[Group], value: Callable[[Round], float | None]) -> list[Curve | None]:
@@ -182,38 +209,40 @@ def _over_epsilon(
 ) -> Chart | None:
     curves = []
     for look, group in enumerate(groups):
-        spent = {point.round: point.mean for point in group.series(lambda each: each.epsilon)}
-        at = [point for point in group.series(value) if point.round in spent]
-        curve = _curve(group.name, look, at, [spent[point.round] for point in at])
+        spent = {point.round: point.mean for point in group.series(_epsilon)}
+        charged = [point for point in group.series(value) if point.round in spent]
+        curve = _curve(group.name, look, charged, [spent[point.round] for point in charged])
         # Without privacy epsilon is nowhere: there is no curve over it.
-        curves.append(curve if curve is not None and curve.points[-1][0] > 0.0 else None)
+        if curve is not None and curve.points[-1][0] > 0.0:
+            curves.append(curve)
     return _chart(key, WORDS["axis.epsilon"], curves, share=key in _SHARES)
 
 
 def _noise(look: int, group: Group) -> Curve | None:
-    return _curve(group.name, look, _steps(_known_multipliers(group.runs[0])))
+    return _curve(group.name, look, _steps(_multipliers(group.runs[0])))
 
 
 def _norms(look: int, group: Group) -> Curve | None:
     run = group.runs[0]
-    adaptive = group.series(lambda each: each.next_clipping_norm)
-    norm = (run.statement or {}).get("clipping_norm")
-    first = [float(norm)] if isinstance(norm, int | float) and norm > 0 else []
+    adaptive = group.series(lambda point: point.next_clipping_norm)
     if adaptive:
-        # What a line tells is the norm of the round after it.
-        after = [replace(each, round=each.round + 1) for each in adaptive[:-1]]
-        return _curve(group.name, look, after)
-    return _curve(group.name, look, _steps(first * len(_known_multipliers(run))))
+        # A line holds the norm of the round after it.
+        shifted = [replace(point, round=point.round + 1) for point in adaptive[:-1]]
+        return _curve(group.name, look, shifted)
+    norm = (run.statement or {}).get("clipping_norm")
+    if not isinstance(norm, int | float) or not norm > 0:
+        return None
+    return _curve(group.name, look, _steps([float(norm)] * len(_multipliers(run))))
 
 
-def _known_multipliers(run: FoundRun) -> list[float]:
-    return [each for each in run.noise_multipliers if each is not None]
+def _multipliers(run: FoundRun) -> list[float]:
+    return [multiplier for multiplier in run.noise_multipliers if multiplier is not None]
 
 
 def _steps(values: Sequence[float]) -> list[RoundRange]:
     return [
-        RoundRange(round=at, mean=value, low=value, high=value)
-        for at, value in enumerate(values, 1)
+        RoundRange(round=number, mean=value, low=value, high=value)
+        for number, value in enumerate(values, 1)
     ]
 
 
@@ -221,17 +250,18 @@ def _curve(
     name: str, look: int, points: Sequence[RoundRange], xs: Sequence[float] | None = None
 ) -> Curve | None:
     """Return a line through points, over their rounds or what else is given; None without any."""
-    along = [float(point.round) for point in points] if xs is None else list(xs)
-    kept: list[tuple[float, RoundRange]] = []
-    for x, point in zip(along, points, strict=True):
-        # The drawing needs rising places; epsilon does not fall but may stay.
-        if not kept or x > kept[-1][0]:
-            kept.append((x, point))
-        elif x == kept[-1][0]:
-            kept[-1] = (x, point)
-    if not kept:
+    if xs is None:
+        xs = [float(point.round) for point in points]
+    rising: list[tuple[float, RoundRange]] = []
+    for x, point in zip(xs, points, strict=True):
+        # The drawing needs rising coordinates; epsilon does not fall but may stay.
+        if not rising or x > rising[-1][0]:
+            rising.append((x, point))
+        elif x == rising[-1][0]:
+            rising[-1] = (x, point)
+    if not rising:
         return None
-    return Curve(name=name, look=look, points=tuple(thinned(kept, _MOST_POINTS)))
+    return Curve(name=name, look=look, points=tuple(thinned(rising, _MOST_POINTS)))
 
 
 def _chart(
@@ -243,16 +273,21 @@ def _chart(
     line: float | None = None,
     share: bool = False,
 ) -> Chart | None:
-    known = tuple(curve for curve in curves if curve is not None)
-    if not known:
+    drawn = tuple(curve for curve in curves if curve is not None)
+    if not drawn:
         return None
+    if y is None:
+        y = WORDS[f"axis.{key.partition('_')[0]}"]
+    line_name = ""
+    if line is not None:
+        line_name = WORDS["line.budget"].format(budget=rounded_up(line))
     return Chart(
         key=key,
         x=x,
-        y=WORDS[f"axis.{key.partition('_')[0]}"] if y is None else y,
-        curves=known,
+        y=y,
+        curves=drawn,
         line=line,
-        line_name="" if line is None else WORDS["line.budget"].format(budget=rounded_up(line)),
+        line_name=line_name,
         least=_LEAST_SHARE if share else None,
     )
 

@@ -34,10 +34,10 @@ class ReportedResult:
 
 def findings_of(run: FoundRun) -> list[ReportedResult]:
     """Return the results that lie in a run's folder."""
-    found = []
+    results = []
     for file, document in run.documents.items():
-        rows = list(_rows(document))
-        found.append(
+        rows = _rows(document)
+        results.append(
             ReportedResult(
                 title=WORDS.get(f"finding.{file}", file),
                 run=run.card.name,
@@ -45,23 +45,25 @@ def findings_of(run: FoundRun) -> list[ReportedResult]:
                 rows=tuple(rows[:_MOST_ROWS]),
             )
         )
-    return found
+    return results
 
 
-def _rows(value: Any, where: str = "") -> list[tuple[str, str]]:
-    """Return the leaves of a document with their places; long lists by their length alone."""
+def _rows(value: Any, path: str = "") -> list[tuple[str, str]]:
+    """Return the leaves of a document with their paths; of a long list the first ones alone."""
+    if value is None:
+        return []
     if isinstance(value, Mapping):
         rows = []
-        for key, each in value.items():
+        for key, member in value.items():
             if key not in ("sentences", "path"):
-                rows += _rows(each, f"{where}.{key}" if where else key)
+                rows += _rows(member, f"{path}.{key}" if path else key)
         return rows
-    if isinstance(value, list) and any(isinstance(each, Mapping | list) for each in value):
+    if isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
         rows = []
-        for index, each in enumerate(value[:_MOST_ROWS]):
-            rows += _rows(each, f"{where}[{index}]")
+        for index, item in enumerate(value[:_MOST_ROWS]):
+            rows += _rows(item, f"{path}[{index}]")
         return rows
-    return [] if value is None else [(where, shown_value(value))]
+    return [(path, shown_value(value))]
 
 
 _COLUMNS = ("attack", "auc", "fpr", "tpr", "allowed", "exceeds")
@@ -71,11 +73,9 @@ def membership_table(attack: FoundAttack) -> Table:
     """Return the rates of an attack's folder."""
     first = attack.rows[0] if attack.rows else {}
     names = ("unit", "models", "model", "task", "members", "others")
-    caption = WORDS["membership.caption"].format(
-        **{name: first.get(name) or WORDS["unknown"] for name in names}
-    )
+    values = {name: first.get(name) or WORDS["unknown"] for name in names}
     return Table(
-        caption=caption,
+        caption=WORDS["membership.caption"].format(**values),
         headings=tuple(WORDS[f"membership.{column}"] for column in _COLUMNS),
         rows=tuple(map(_row, attack.rows)),
     )

@@ -48,8 +48,8 @@ def page_language(code: str) -> Iterator[None]:
 
 @cache
 def _read(code: str) -> dict[str, str]:
-    found: dict[str, str] = json.loads((_WORDS / f"{code}.json").read_text(encoding="utf-8"))
-    return found
+    words: dict[str, str] = json.loads((_WORDS / f"{code}.json").read_text(encoding="utf-8"))
+    return words
 
 
 @dataclass(frozen=True, kw_only=True)

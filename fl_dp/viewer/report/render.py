@@ -7,6 +7,7 @@ import hashlib
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 
 from fl_dp import __version__
 from fl_dp.promise import delta_rounded_up, rounded_up
@@ -57,23 +58,29 @@ def report_page(
     if not runs and not attacks:
         raise ValueError("a report needs at least one run or attack")
     with page_language(language):
-        return _made(runs, attacks, images)
+        return _render(runs, attacks, images)
 
 
-def _made(runs: Sequence[FoundRun], attacks: Sequence[FoundAttack], images: Sequence[Image]) -> str:
+def _render(
+    runs: Sequence[FoundRun], attacks: Sequence[FoundAttack], images: Sequence[Image]
+) -> str:
     groups = groups_of(runs)
     style = _asset("uplot/uPlot.min.css") + _asset("page/report.css")
     script = "\n".join((_asset("uplot/uPlot.iife.min.js"), _asset("page/report.js")))
     several = len(runs) > 1
-    title = WORDS["title.several"].format(count=len(runs)) if several else WORDS["title.one"]
     drawn = [attack.image for attack in attacks if attack.image is not None]
-    shown, left_out = _fitting([*drawn, *images])
+    included, excluded = _fitting([*drawn, *images])
+    too_many, tables = None, []
+    if len(groups) > MOST_CURVES:
+        too_many = WORDS["too_many"].format(count=len(groups), most=MOST_CURVES)
+    if several:
+        tables = [_over_seeds(groups), _side_by_side(groups)]
     templates = environment(ASSETS / "page")
     return templates.get_template("report.html.j2").render(
         words=WORDS,
-        title=title if runs else WORDS["title.attack"],
-        images=shown,
-        left_out=[f"{image.folder}/{image.name}" for image in left_out],
+        title=_title(len(runs)),
+        images=included,
+        left_out=[f"{image.folder}/{image.name}" for image in excluded],
         most=MOST >> 20,
         attacks=[(attack, membership_table(attack)) for attack in attacks],
         made=WORDS["made"].format(version=__version__),
@@ -85,36 +92,44 @@ def _made(runs: Sequence[FoundRun], attacks: Sequence[FoundAttack], images: Sequ
         charts=charts_of(groups),
         legend=[group.name for group in groups[:MOST_CURVES]],
         bands=any(len(group.runs) > 1 for group in groups),
-        too_many=WORDS["too_many"].format(count=len(groups), most=MOST_CURVES)
-        if len(groups) > MOST_CURVES
-        else None,
-        tables=[_over_seeds(groups), _side_by_side(groups)] if several else [],
-        findings=[finding for run in runs for finding in findings_of(run)],
+        too_many=too_many,
+        tables=tables,
+        findings=list(chain.from_iterable(map(findings_of, runs))),
     )
+
+
+def _title(num_runs: int) -> str:
+    if num_runs > 1:
+        return WORDS["title.several"].format(count=num_runs)
+    return WORDS["title.one"] if num_runs == 1 else WORDS["title.attack"]
 
 
 def _policy(style: str, script: str) -> str:
     """Return the page's content security policy: our style, our script, and what the file holds."""
-    allowed = [
-        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'"
-        for each in (style, script)
-    ]
     return (
-        f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}; "
+        f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
+def _digest(text: str) -> str:
+    """Return a text's hash as a content security policy names it."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
 def _fitting(images: Iterable[Image]) -> tuple[list[Image], list[Image]]:
     """Return the images that fit into `MOST` bytes, and those that do not."""
-    shown: list[Image] = []
-    left_out: list[Image] = []
+    included: list[Image] = []
+    excluded: list[Image] = []
     size = 0
     for image in images:
-        fits = size + len(image.png) <= MOST
-        (shown if fits else left_out).append(image)
-        size += len(image.png) if fits else 0
-    return shown, left_out
+        if size + len(image.png) > MOST:
+            excluded.append(image)
+            continue
+        included.append(image)
+        size += len(image.png)
+    return included, excluded
 
 
 def _asset(name: str) -> str:
@@ -122,32 +137,36 @@ def _asset(name: str) -> str:
 
 
 def _side_by_side(groups: Sequence[Group]) -> Table:
-    runs = [run for group in groups for run in group.runs]
+    runs = list(chain.from_iterable(group.runs for group in groups))
     differing = differences(runs)[:_MOST_DIFFERENCES]
     if len({run.settings.get("seed") for run in runs}) > 1:
         differing = ["seed", *differing]
     score = _score_of(runs)
-    headings = [
-        WORDS[f"compare.{name}"]
-        for name in ("run", "state", "rounds", score, "loss", "epsilon", "delta")
-    ]
-    metrics = [name for name in last_names(groups, lambda each: each.metrics) if name != score]
+    names = ("run", "state", "rounds", score, "loss", "epsilon", "delta")
+    headings = [WORDS[f"compare.{name}"] for name in names]
+    metrics = _metric_names(groups, score)
     headings += [METRICS[name].title for name in metrics]
     rows = []
     for run in runs:
         card = run.card
-        of_run = dict(compared(run)) | {"seed": run.settings.get("seed")}
+        epsilon, delta = "∞", "–"
+        if card.promises:
+            epsilon = _bound(card.epsilon)
+            if card.delta is not None:
+                delta = delta_rounded_up(card.delta)
+        settings = dict(compared(run)) | {"seed": run.settings.get("seed")}
+        values = [shown_value(settings[key]) if key in settings else "–" for key in differing]
         rows.append(
             (
                 card.name,
                 WORDS[f"state.{card.state}"],
                 f"{_number(card.round, 'd')} / {_number(card.rounds, 'd')}",
-                _number(_judged(run, score), ".4f"),
+                _number(_value_of(run, score), ".4f"),
                 _number(card.test_loss, ".4f"),
-                "∞" if not card.promises else _bound(card.epsilon),
-                "–" if card.delta is None or not card.promises else delta_rounded_up(card.delta),
+                epsilon,
+                delta,
                 *(_number(run.metrics.get(name), ".4f") for name in metrics),
-                *(shown_value(of_run[key]) if key in of_run else "–" for key in differing),
+                *values,
             )
         )
     return Table(
@@ -156,35 +175,42 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
 
 
 def _over_seeds(groups: Sequence[Group]) -> Table:
-    score = _score_of([run for group in groups for run in group.runs])
+    score = _score_of(list(chain.from_iterable(group.runs for group in groups)))
     names = ("curve", score, "loss", "epsilon")
     headings = [WORDS[f"compare.{name}"] for name in names]
     headings.insert(1, WORDS["seeds.runs"])
-    metrics = [name for name in last_names(groups, lambda each: each.metrics) if name != score]
+    metrics = _metric_names(groups, score)
     headings += [METRICS[name].title for name in metrics]
     rows = []
     for group in groups:
         spent = [run.card.epsilon for run in group.runs if run.card.epsilon is not None]
-        promised = all(run.card.promises for run in group.runs)
+        epsilon = "∞"
+        if all(run.card.promises for run in group.runs):
+            epsilon = _bound(max(spent, default=None))
         rows.append(
             (
                 group.name,
                 _count(group),
-                _mean(group, partial(_judged, score=score)),
+                _mean(group, partial(_value_of, score=score)),
                 _mean(group, lambda run: run.card.test_loss),
-                _bound(max(spent, default=None)) if promised else "∞",
+                epsilon,
                 *(_mean(group, partial(_metric, name=name)) for name in metrics),
             )
         )
     return Table(caption=WORDS["seeds.caption"], headings=tuple(headings), rows=tuple(rows))
 
 
+def _metric_names(groups: Sequence[Group], score: str) -> list[str]:
+    names = last_names(groups, lambda point: point.metrics)
+    return [name for name in names if name != score]
+
+
 def _score_of(runs: Sequence[FoundRun]) -> str:
-    """Return by what runs are judged: R2 where all of them predict numbers, else accuracy."""
+    """Return the name of the runs' score: R2 where all of them predict numbers, else accuracy."""
     return "r2" if {run.card.score.name for run in runs} == {"r2"} else "accuracy"
 
 
-def _judged(run: FoundRun, score: str) -> float | None:
+def _value_of(run: FoundRun, score: str) -> float | None:
     return run.card.score.value if run.card.score.name == score else None
 
 
@@ -193,20 +219,21 @@ def _metric(run: FoundRun, name: str) -> float | None:
 
 
 def _count(group: Group) -> str:
-    """Return how many runs a group has, and how many of them a mean should not be read with."""
+    """Return the number of a group's runs, and of those that should not enter a mean."""
     unfinished = sum(run.card.state != RunState.FINISHED for run in group.runs)
-    runs = str(len(group.runs))
-    return (
-        runs if not unfinished else f"{runs}, {WORDS['seeds.unfinished'].format(count=unfinished)}"
-    )
+    if not unfinished:
+        return str(len(group.runs))
+    return f"{len(group.runs)}, {WORDS['seeds.unfinished'].format(count=unfinished)}"
 
 
 def _mean(group: Group, value: Callable[[FoundRun], float | None]) -> str:
-    values = [each for each in map(value, group.runs) if each is not None]
+    values = [number for number in map(value, group.runs) if number is not None]
     if not values:
         return "–"
     mean = f"{statistics.fmean(values):.4f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
+    if len(values) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(values):.4f}"
 
 
 def _number(value: float | None, digits: str) -> str:

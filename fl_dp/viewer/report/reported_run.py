@@ -117,17 +117,17 @@ class ReportedRun:
     @property
     def statement(self) -> list[Row]:
         """The statement's rows."""
-        return [*_texts(self._said, _STATED), *_others_promised(self._said)]
+        return [*_texts(self._document, _STATED), *_other_promises(self._document)]
 
     @property
     def not_covered(self) -> list[str]:
         """The statement's sentences on what it leaves out."""
-        return texts(self._said.get("not_covered"))
+        return texts(self._document.get("not_covered"))
 
     @property
     def accountants(self) -> list[Row]:
         """Epsilon by each accountant."""
-        return _accountants(self._said)
+        return _accountants(self._document)
 
     @property
     def costs(self) -> list[Row]:
@@ -142,17 +142,15 @@ class ReportedRun:
     @property
     def settings(self) -> list[Row]:
         """All settings that may be shown."""
-        return [
-            (key, shown_value(value))
-            for key, value in self.run.settings.items()
-            if key not in SECRET | FOLDERS
-        ]
+        settings = self.run.settings.items()
+        return [(key, shown_value(value)) for key, value in settings if key not in _HIDDEN]
 
     @property
-    def _said(self) -> Mapping[str, Any]:
+    def _document(self) -> Mapping[str, Any]:
         return self.run.statement or {}
 
 
+_HIDDEN = SECRET | FOLDERS
 _STATED = (
     "unit",
     "neighboring_relation",
@@ -173,7 +171,7 @@ _STATED = (
 )
 
 
-def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
+def _other_promises(statement: Mapping[str, Any]) -> list[Row]:
     """Return the rows of promises besides the one that is quoted: to records, groups, others."""
     rows = []
     records = statement.get("records")
@@ -182,13 +180,15 @@ def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
         quoted = str(records.get("quoted"))
         bound = number(bounds.get(quoted)) if isinstance(bounds, Mapping) else None
         if bound is not None and delta is not None:
-            said = WORDS["stated.records.bound"]
-            text = said.format(epsilon=rounded_up(bound), delta=delta_rounded_up(delta))
+            sentence = WORDS["stated.records.bound"]
+            text = sentence.format(epsilon=rounded_up(bound), delta=delta_rounded_up(delta))
             rows.append((WORDS["stated.records"], text))
     groups = statement.get("own_budgets")
     for group in groups if isinstance(groups, list) else ():
-        fields = group if isinstance(group, Mapping) else {}
-        budget, share, bound = (number(fields.get(each)) for each in ("budget", "share", "epsilon"))
+        if not isinstance(group, Mapping):
+            continue
+        budget, share = number(group.get("budget")), number(group.get("share"))
+        bound = number(group.get("epsilon"))
         if budget is not None and share is not None and bound is not None:
             name = WORDS["stated.own_budget"].format(
                 budget=brief_epsilon(budget), share=f"{share:.0%}"
@@ -225,7 +225,7 @@ def _gauge(run: FoundRun) -> Gauge | None:
     spent, budget = run.card.epsilon, run.card.budget
     so_far = (run.statement or {}).get("epsilon_so_far")
     if isinstance(so_far, Mapping):
-        bounds = [each for each in so_far.values() if isinstance(each, int | float)]
+        bounds = [bound for bound in so_far.values() if isinstance(bound, int | float)]
         spent = min(bounds, default=spent)
     if spent is None or budget is None or budget <= 0.0 or spent < 0.0:
         return None
@@ -234,19 +234,19 @@ def _gauge(run: FoundRun) -> Gauge | None:
 
 def _plain(run: FoundRun) -> list[str]:
     card, statement = run.card, run.statement or {}
-    said = [WORDS["plain.unit"].format(unit=card.unit or "?")]
+    sentences = [WORDS["plain.unit"].format(unit=card.unit or "?")]
     epsilon, delta = card.epsilon, card.delta
     if epsilon is not None and delta is not None and epsilon >= 0.0 and 0.0 <= delta <= 1.0:
-        found = float(epsilon_delta_trade_off(epsilon, delta)(_SUSPECTED))
-        share = math.ceil(1000.0 * found) / 10.0
-        if found > _USELESS:
-            said.append(WORDS["plain.useless"].format(epsilon=brief_epsilon(epsilon)))
+        identified = float(epsilon_delta_trade_off(epsilon, delta)(_SUSPECTED))
+        share = math.ceil(1000.0 * identified) / 10.0
+        if identified > _USELESS:
+            sentences.append(WORDS["plain.useless"].format(epsilon=brief_epsilon(epsilon)))
         else:
-            said.append(WORDS["plain.guess"].format(share=f"{share:g}"))
+            sentences.append(WORDS["plain.guess"].format(share=f"{share:g}"))
     for key, word in (("adversary", "plain.adversary"), ("trusted", "plain.trust")):
         if isinstance(statement.get(key), str):
-            said.append(WORDS[word].format(**{key: statement[key]}))
-    return said
+            sentences.append(WORDS[word].format(**{key: statement[key]}))
+    return sentences
 
 
 def _texts(document: Mapping[str, Any], keys: Iterable[str]) -> list[Row]:
@@ -286,11 +286,13 @@ def _costs(run: FoundRun) -> list[Row]:
     rows: list[Row] = []
     if run.parameters is not None:
         rows.append((WORDS["cost.parameters"], f"{run.parameters:,}"))
-    multipliers = [each for each in run.noise_multipliers if each is not None]
+    multipliers = [value for value in run.noise_multipliers if value is not None]
     if multipliers:
-        low, high = (f"{each:.5g}" for each in (min(multipliers), max(multipliers)))
-        span = WORDS["cost.multiplier.rounds"].format(low=low, high=high)
-        rows.append((WORDS["cost.multiplier"], low if low == high else span))
+        low, high = f"{min(multipliers):.5g}", f"{max(multipliers):.5g}"
+        span = low
+        if low != high:
+            span = WORDS["cost.multiplier.rounds"].format(low=low, high=high)
+        rows.append((WORDS["cost.multiplier"], span))
     if cohort is not None:
         units = WORDS[f"cost.cohort.{'records' if of_records else 'clients'}"]
         rows.append((WORDS["cost.cohort"], units.format(cohort=f"{cohort:g}")))
@@ -306,8 +308,8 @@ def _costs(run: FoundRun) -> list[Row]:
     if card.started is not None and card.changed is not None:
         # To the minute, as times of rounds can tell who took part.
         minutes = max(math.ceil((card.changed - card.started) / 60.0), 1)
-        said = WORDS["cost.time.minutes"].format(minutes=minutes, seconds=60 * minutes)
-        rows.append((WORDS["cost.time"], said))
+        text = WORDS["cost.time.minutes"].format(minutes=minutes, seconds=60 * minutes)
+        rows.append((WORDS["cost.time"], text))
     return rows
 
 
@@ -329,16 +331,17 @@ def _signal(run: FoundRun, cohort: float) -> list[Row]:
     if run.parameters is not None:
         # Its norm cannot be above the clipping norm, and is lower where clients disagree.
         ratio = norm / (noise * math.sqrt(run.parameters))
-        said = WORDS["cost.signal.ratio"].format(ratio=f"{ratio:.3g}")
-        rows.append((WORDS["cost.signal"], said))
+        text = WORDS["cost.signal.ratio"].format(ratio=f"{ratio:.3g}")
+        rows.append((WORDS["cost.signal"], text))
     return rows
 
 
 def _selection(run: FoundRun) -> list[Row]:
     settings = run.settings
     # The others say how scores weigh, where the selection has scores.
-    plain = settings.get("selection.name") not in ("exponential", "dp_utility")
-    keys = _WITHOUT_SCORES if plain else [key for key in settings if key.startswith("selection.")]
+    keys: Iterable[str] = _WITHOUT_SCORES
+    if settings.get("selection.name") in ("exponential", "dp_utility"):
+        keys = [key for key in settings if key.startswith("selection.")]
     rows = [(key, shown_value(settings[key])) for key in keys if settings.get(key) is not None]
     most = (run.statement or {}).get("most_rounds")
     if isinstance(most, int):
