@@ -115,7 +115,7 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def _tell_what_goes_on(started: StartedRuns) -> None:
-    for each in started.each():
+    for each in started.all():
         if each.runs:
             warn(
                 f"{each.name} goes on without the dashboard: `kill {each.process.pid}` stops it in "

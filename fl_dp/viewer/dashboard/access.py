@@ -112,10 +112,11 @@ class Door:
         now = self.now()
         while self._wrong and self._wrong[0][0] <= now - WINDOW_SECONDS:
             self._wrong.popleft()
-        here = [when for when, of in self._wrong if of == address]
+        from_address = [when for when, source in self._wrong if source == address]
+        from_all = [when for when, _ in self._wrong]
         for times, most in (
-            (here, MOST_WRONG_OF_AN_ADDRESS),
-            ([when for when, _ in self._wrong], MOST_WRONG_OF_ALL),
+            (from_address, MOST_WRONG_OF_AN_ADDRESS),
+            (from_all, MOST_WRONG_OF_ALL),
         ):
             if len(times) >= most:
                 raise TooManyGuesses(math.ceil(times[0] + WINDOW_SECONDS - now) or 1)

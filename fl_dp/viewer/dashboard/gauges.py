@@ -12,7 +12,7 @@ from fl_dp.viewer.found_runs.ledgers import FoundLedger, ledgers_in
 
 from .ledger_gauges import LedgerGauge, gauges_of, read_apart
 
-_KEPT = 30.0  # seconds that the answer of a database is good for
+_FRESH = 30.0  # seconds that the answer of a database is good for
 MOST_FOUND = 20
 """Ledgers that are shown without having been named, those that were written last."""
 
@@ -28,8 +28,8 @@ class Gauges:
 
     locations: Sequence[str]
     root: Path | None = None
-    _kept: dict[str, tuple[object, list[LedgerGauge]]] = field(default_factory=dict)
-    _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
+    _cache: dict[str, tuple[object, list[LedgerGauge]]] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> tuple[list[LedgerGauge], int]:
         """Return the gauges of ledgers that were named, then of those that were found.
@@ -37,57 +37,61 @@ class Gauges:
         Returns:
             The gauges, and how many ledgers more were found.
         """
-        with self._one_at_a_time:
-            named = [gauge for location in self.locations for gauge in self._of(location)]
-            found = self._found()
-            return [*named, *self._of_found(found[:MOST_FOUND])], len(found[MOST_FOUND:])
+        with self._lock:
+            gauges = []
+            for location in self.locations:
+                gauges += self._of_named(location)
+            ledgers = self._unnamed()
+            gauges += self._of_unnamed(ledgers[:MOST_FOUND])
+            return gauges, len(ledgers[MOST_FOUND:])
 
-    def _of(self, location: str) -> list[LedgerGauge]:
-        seen = _seen(location)
-        kept = self._kept.get(location)
-        if kept is None or kept[0] != seen:
-            kept = self._kept[location] = (seen, gauges_of(location))
-        return kept[1]
+    def _of_named(self, location: str) -> list[LedgerGauge]:
+        version = _version(location)
+        entry = self._cache.get(location)
+        if entry is None or entry[0] != version:
+            entry = self._cache[location] = (version, gauges_of(location))
+        return entry[1]
 
-    def _found(self) -> list[FoundLedger]:
+    def _unnamed(self) -> list[FoundLedger]:
         if self.root is None:
             return []
-        named = {Path(each).resolve() for each in self.locations if "://" not in each}
+        files = [location for location in self.locations if "://" not in location]
+        named = {Path(file).resolve() for file in files}
         try:
-            return [found for found in ledgers_in(self.root) if found.path not in named]
+            return [ledger for ledger in ledgers_in(self.root) if ledger.path not in named]
         except OSError:
             return []  # the list of runs says so
 
-    def _of_found(self, found: Sequence[FoundLedger]) -> list[LedgerGauge]:
-        seen = {str(each.path): _seen(str(each.path)) for each in found}
-        changed = [
-            file for file in seen if file not in self._kept or self._kept[file][0] != seen[file]
-        ]
+    def _of_unnamed(self, ledgers: Sequence[FoundLedger]) -> list[LedgerGauge]:
+        versions = {str(ledger.path): _version(str(ledger.path)) for ledger in ledgers}
         # Runs come and go, and this must not grow with them.
-        known = {*seen, *self.locations}
-        self._kept = {file: kept for file, kept in self._kept.items() if file in known}
+        used = {*versions, *self.locations}
+        self._cache = {file: entry for file, entry in self._cache.items() if file in used}
+        changed = []
+        for file, version in versions.items():
+            if file not in self._cache or self._cache[file][0] != version:
+                changed.append(file)
         for file, gauges in read_apart(changed).items():
-            self._kept[file] = (seen[file], gauges)
-        return [
-            # Below the folder of runs, not where that lies on this machine.
-            replace(
-                gauge, ledger=each.name, problem=gauge.problem.replace(str(each.path), each.name)
-            )
-            for each in found
-            for gauge in self._kept[str(each.path)][1]
-        ]
+            self._cache[file] = (versions[file], gauges)
+        shown = []
+        for ledger in ledgers:
+            for gauge in self._cache[str(ledger.path)][1]:
+                # Below the folder of runs, not where that lies on this machine.
+                problem = gauge.problem.replace(str(ledger.path), ledger.name)
+                shown.append(replace(gauge, ledger=ledger.name, problem=problem))
+        return shown
 
 
-def _seen(location: str) -> object:
-    """Return what changes whenever a ledger may have."""
+def _version(location: str) -> object:
+    """Return a value that changes whenever a ledger may have changed."""
     if "://" in location:
-        return time.monotonic() // _KEPT
-    found = []
+        return time.monotonic() // _FRESH
+    statuses = []
     for file in (location, f"{location}-wal"):
         try:
             status = Path(file).stat()
         except OSError:
-            found.append((0, 0))
+            statuses.append((0, 0))
         else:
-            found.append((status.st_mtime_ns, status.st_size))
-    return tuple(found)
+            statuses.append((status.st_mtime_ns, status.st_size))
+    return tuple(statuses)

@@ -142,10 +142,10 @@ class Guard:
 def session_of(request: Request, cookie: str) -> str | None:
     """Return the session that a request names."""
     try:
-        found = SimpleCookie(request.headers.get("cookie", "")).get(cookie)
+        morsel = SimpleCookie(request.headers.get("cookie", "")).get(cookie)
     except CookieError:
         return None
-    return None if found is None else found.value
+    return None if morsel is None else morsel.value
 
 
 def address_of(request: Request) -> str:

@@ -66,9 +66,9 @@ class Words:
             return "∞" if value > 0 else "-∞"
         if isinstance(value, int):
             return self._separated(f"{value:,}")
-        return self._separated(
-            f"{value:,.{digits}g}" if abs(value) < 1e6 else f"{value:.{digits}g}"
-        )
+        if abs(value) < 1e6:
+            return self._separated(f"{value:,.{digits}g}")
+        return self._separated(f"{value:.{digits}g}")
 
     def bound(self, value: float | None, digits: int = 4) -> str:
         """Return an upper bound such as epsilon, rounded up: less would be another promise."""
@@ -95,11 +95,13 @@ class Words:
             when = datetime.fromtimestamp(math.nan if timestamp is None else timestamp)
         except (ValueError, OverflowError, OSError):
             return "–"
-        month = self("format.months").split()[when.month - 1]
         return self(
             "format.moment",
-            **{"year": when.year, "month": month, "day": when.day},
-            **{"hour": f"{when.hour:02}", "minute": f"{when.minute:02}"},
+            year=when.year,
+            month=self("format.months").split()[when.month - 1],
+            day=when.day,
+            hour=f"{when.hour:02}",
+            minute=f"{when.minute:02}",
         )
 
     def duration(self, seconds: float | None) -> str:
@@ -122,10 +124,8 @@ class Words:
 def languages() -> dict[str, Words]:
     """Return each language by its code, English first."""
     texts = {file.stem: _read(file) for file in sorted(_FOLDER.glob("*.json"))}
-    return {
-        code: Words(code=code, texts={**texts[FALLBACK], **texts[code]})
-        for code in [FALLBACK, *(code for code in texts if code != FALLBACK)]
-    }
+    codes = [FALLBACK, *(code for code in texts if code != FALLBACK)]
+    return {code: Words(code=code, texts={**texts[FALLBACK], **texts[code]}) for code in codes}
 
 
 def language_for(chosen: str | None, accepted: str) -> Words:
@@ -135,16 +135,16 @@ def language_for(chosen: str | None, accepted: str) -> Words:
         chosen: Code that the reader chose; None or anything else: not yet.
         accepted: The browser's `Accept-Language`.
     """
-    known = languages()
-    if chosen in known:
-        return known[chosen]
+    by_code = languages()
+    if chosen in by_code:
+        return by_code[chosen]
     for entry in accepted[:200].split(","):
         code = entry.partition(";")[0].strip().lower().partition("-")[0]
-        if code in known:
-            return known[code]
-    return known[FALLBACK]
+        if code in by_code:
+            return by_code[code]
+    return by_code[FALLBACK]
 
 
 def _read(file: Path) -> dict[str, str]:
-    found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    texts: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    return texts

@@ -83,29 +83,32 @@ def _of_training(ledger: SpentLedger) -> LedgerGauge:
 
 
 def _of_node(ledger: NodeLedger) -> list[LedgerGauge]:
-    found = []
+    gauges = []
     for account, spending in enumerate(ledger.spendings, 1):
-        bounds = spending.epsilon()
-        found.append(
+        bounds, budget = spending.epsilon(), spending.budget
+        gauges.append(
             LedgerGauge(
                 ledger=ledger.location,
                 kind="node",
                 account=account,
                 unit=spending.unit,
                 spent=bounds.best if bounds.by_name else None,
-                budget=None if spending.budget is None else spending.budget.epsilon,
-                delta=None if spending.budget is None else spending.budget.delta,
+                budget=None if budget is None else budget.epsilon,
+                delta=None if budget is None else budget.delta,
                 rounds=spending.charges,
             )
         )
-    return found or [
-        LedgerGauge(ledger=ledger.location, kind="node", problem="nothing was spent yet")
-    ]
+    if not gauges:
+        gauges.append(
+            LedgerGauge(ledger=ledger.location, kind="node", problem="nothing was spent yet")
+        )
+    return gauges
 
 
 def _name(location: str) -> str:
     """Return a location without what may be a password."""
-    return f"{location.partition('://')[0]}://…" if "://" in location else location
+    scheme, separator, _ = location.partition("://")
+    return f"{scheme}://…" if separator else location
 
 
 _SECONDS = 20  # of a processor, for one ledger
@@ -122,28 +125,33 @@ def read_apart(files: Sequence[str], *, seconds: int = _SECONDS) -> dict[str, li
         files: Of the ledgers.
         seconds: Of a processor that one ledger may take; it has no gauge then.
     """
-    found: dict[str, list[LedgerGauge]] = {}
+    gauges: dict[str, list[LedgerGauge]] = {}
     ended = 0
-    while left := [file for file in files if file not in found]:
+    while remaining := [file for file in files if file not in gauges]:
         if ended == _MOST_HANGING:
             problem = "not looked at: others took too long"
-            return found | {file: [LedgerGauge(ledger=file, problem=problem)] for file in left}
-        said, over = _asked({"files": left, "seconds": seconds})
-        for line in said.decode(errors="replace").splitlines():
+            for file in remaining:
+                gauges[file] = [LedgerGauge(ledger=file, problem=problem)]
+            break
+        output, timed_out = _answer({"files": remaining, "seconds": seconds})
+        for line in output.decode(errors="replace").splitlines():
             try:
                 document = json.loads(line)
-                found[document["file"]] = [LedgerGauge(**each) for each in document["gauges"]]
+                gauges[document["file"]] = [LedgerGauge(**each) for each in document["gauges"]]
             except (ValueError, TypeError, KeyError):
                 continue  # half a line
-        if blamed := next((file for file in left if file not in found), None):
+        unanswered = [file for file in remaining if file not in gauges]
+        if unanswered:
             ended += 1
-            problem = f"it takes more than {seconds} s of a processor" if over else "it broke off"
-            found[blamed] = [LedgerGauge(ledger=blamed, problem=problem)]
-    return found
+            problem = "it broke off"
+            if timed_out:
+                problem = f"it takes more than {seconds} s of a processor"
+            gauges[unanswered[0]] = [LedgerGauge(ledger=unanswered[0], problem=problem)]
+    return gauges
 
 
-def _asked(question: dict[str, object]) -> tuple[bytes, bool]:
-    """Return what a process of our own says, and whether time ended it."""
+def _answer(question: dict[str, object]) -> tuple[bytes, bool]:
+    """Return the output of a process of our own, and whether time ended it."""
     try:
         answer = subprocess.run(
             [sys.executable, "-P", "-m", __name__],

@@ -47,8 +47,8 @@ class LiveRuns:
         """
         self.streams += 1
         try:
-            mark, said, spoken = mark_of(last_event_id), "", time.monotonic()
-            end, log = spoken + _LONGEST, ReadPosition()
+            mark, last_state, last_sent = mark_of(last_event_id), "", time.monotonic()
+            end, log = last_sent + _LONGEST, ReadPosition()
             while time.monotonic() < end:
                 try:
                     mark, text, state, over = await run_in_threadpool(self._look, name, mark)
@@ -56,16 +56,16 @@ class LiveRuns:
                 except (OSError, ValueError):
                     yield _event("gone", {})
                     return
-                if state != said:
-                    text, said = text + state, state
+                if state != last_state:
+                    text, last_state = text + state, state
                 text += lines
                 if over:
                     yield text + _event("end", {})
                     return
-                if not text and time.monotonic() - spoken > _HEARTBEAT:
+                if not text and time.monotonic() - last_sent > _HEARTBEAT:
                     text = ": still here\n\n"
                 if text:
-                    spoken = time.monotonic()
+                    last_sent = time.monotonic()
                     yield text
                 await asyncio.sleep(self.tick)
         finally:
@@ -73,23 +73,23 @@ class LiveRuns:
 
     def _look(self, name: str, mark: ReadPosition) -> tuple[ReadPosition, str, str, bool]:
         card = self.runs.card(name)
-        found = self.runs.follow(name, mark)
+        news = self.runs.follow(name, mark)
         text = ""
-        if found.rounds or found.anew:
-            data = {"anew": found.anew, "points": points(found.rounds)}
-            text = _event("rounds", data, f"{found.mark.file}.{found.mark.offset}")
+        if news.rounds or news.replaces:
+            data = {"anew": news.replaces, "points": points(news.rounds)}
+            text = _event("rounds", data, f"{news.mark.file}.{news.mark.offset}")
         # The statement is written after the last round, and the run's process ends after that.
         over = card.state not in (RunState.RUNNING, RunState.SILENT) and not self.is_mine(name)
-        return found.mark, text, _event("state", state_of(card)), over
+        return news.mark, text, _event("state", state_of(card)), over
 
     def _look_at_log(self, name: str, mark: ReadPosition) -> tuple[ReadPosition, str]:
         try:
-            found = follow_log(self.runs.root, name, mark)
+            news = follow_log(self.runs.root, name, mark)
         except (OSError, ValueError):
             return mark, ""  # the page says that there is none
-        if not found.lines and not found.anew:
-            return found.mark, ""
-        return found.mark, _event("log", {"anew": found.anew, "lines": found.lines})
+        if not news.lines and not news.replaces:
+            return news.mark, ""
+        return news.mark, _event("log", {"anew": news.replaces, "lines": news.lines})
 
 
 def state_of(card: RunCard) -> dict[str, Any]:
@@ -115,5 +115,5 @@ def mark_of(last_event_id: str) -> ReadPosition:
 
 
 def _event(kind: str, data: dict[str, Any], event_id: str = "") -> str:
-    named = f"id: {event_id}\n" if event_id else ""
-    return f"{named}event: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n"
+    head = f"id: {event_id}\n" if event_id else ""
+    return f"{head}event: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n"

@@ -86,30 +86,33 @@ class Address:
             names += ["127.0.0.1", "localhost", "[::1]"]
         if not self.is_everywhere:
             names.append(_in_url(self.host))
-        default = 443 if self.secure else 80
         hosts = [f"{name}:{self.port}" for name in names]
-        return hosts + (list(names) if self.port == default else [])
+        default = 443 if self.secure else 80
+        if self.port == default:
+            hosts += names
+        return hosts
 
     @property
     def url(self) -> str:
         """The address for a browser; it holds no token."""
+        scheme = "https" if self.secure else "http"
         name = self.names[0] if self.names else _in_url(self.host)
-        return f"{'https' if self.secure else 'http'}://{name}:{self.port}/"
+        return f"{scheme}://{name}:{self.port}/"
 
     def warnings(self) -> list[str]:
         """Return what to think of before others can reach it, a line each."""
         if self.is_loopback:
             return []
-        said = [
+        warnings = [
             f"{self.host} can be reached from other machines: everybody with the token sees runs, "
             "logs and budgets"
         ]
         if not self.secure:
-            said.append(
+            warnings.append(
                 "without TLS, everybody on the way reads the token: write --certificate and --key, "
                 "or stay on 127.0.0.1 and reach it through ssh -L"
             )
-        return said
+        return warnings
 
 
 def listening_socket(address: Address) -> socket.socket:

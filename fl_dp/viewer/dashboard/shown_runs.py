@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from fl_dp.accounting import default_delta
@@ -50,17 +51,17 @@ class RunFilter:
     sort: str = "changed"
 
     def of(self, cards: Sequence[RunCard]) -> list[RunCard]:
-        """Return the runs that are wanted, in order."""
+        """Return the runs that pass the filter, in order."""
         words = self.words.lower()[:200].split()
-        found = [
-            card
-            for card in cards
-            if self.state in ("", card.state)
+        matches = [card for card in cards if self._passes(card) and _has(card, words)]
+        return sorted(matches, key=_SORTED.get(self.sort, _SORTED["changed"]))
+
+    def _passes(self, card: RunCard) -> bool:
+        return (
+            self.state in ("", card.state)
             and self.task in ("", card.settings.get("task.name", ""))
             and self.sweep in ("", card.sweep)
-            and _has(card, words)
-        ]
-        return sorted(found, key=_SORTED.get(self.sort, _SORTED["changed"]))
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,21 +90,21 @@ def sweeps_of(cards: Sequence[RunCard]) -> list[Sweep]:
     return [
         Sweep(
             name=name,
-            runs=len(each),
-            finished=sum(card.state is RunState.FINISHED for card in each),
-            changed=max(card.changed or 0.0 for card in each),
+            runs=len(sweep),
+            finished=sum(card.state is RunState.FINISHED for card in sweep),
+            changed=max(card.changed or 0.0 for card in sweep),
         )
-        for name, each in members.items()
+        for name, sweep in members.items()
     ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfUnit:
-    """Whom an epsilon is about, and at which delta.
+class ProtectedUnit:
+    """The unit and the delta of an epsilon.
 
     Attributes:
-        unit: `client` or `record`, or another's own words; None: not known.
-        delta: None where it is not known.
+        unit: `client` or `record`, or another's own words; None if unknown.
+        delta: Delta; None if unknown.
     """
 
     unit: str | None
@@ -115,20 +116,20 @@ class OfUnit:
         return is_large_delta(self.delta)
 
 
-def of_unit(card: RunCard) -> OfUnit:
+def protected_unit(card: RunCard) -> ProtectedUnit:
     """Return whom a run's epsilon is about: by its statement, before that by its settings."""
     if not card.promises:
-        return OfUnit(unit=None, delta=None)
+        return ProtectedUnit(unit=None, delta=None)
     if card.unit is not None:
         names = {sentence: name for name, sentence in UNITS.items()}
-        return OfUnit(unit=names.get(card.unit, card.unit), delta=card.delta)
+        return ProtectedUnit(unit=names.get(card.unit, card.unit), delta=card.delta)
     mode = card.settings.get("privacy.mode")
     if mode in (None, "none"):
-        return OfUnit(unit=None, delta=card.delta)
+        return ProtectedUnit(unit=None, delta=card.delta)
     of_records = mode in ("dp_sgd", "distributed_records")
     if of_records or card.settings.get("privacy.unit") == "record":
-        return OfUnit(unit="record", delta=card.delta)
-    return OfUnit(unit="client", delta=_planned_delta(card.settings))
+        return ProtectedUnit(unit="record", delta=card.delta)
+    return ProtectedUnit(unit="client", delta=_planned_delta(card.settings))
 
 
 def _planned_delta(settings: Mapping[str, str]) -> float | None:
@@ -149,7 +150,8 @@ def seconds_left(card: RunCard) -> float | None:
         return None
     if card.started is None or card.changed is None:
         return None
-    return max(card.changed - card.started, 0.0) / card.round * max(card.rounds - card.round, 0)
+    seconds_per_round = max(card.changed - card.started, 0.0) / card.round
+    return seconds_per_round * max(card.rounds - card.round, 0)
 
 
 def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) -> list[list[Any]]:
@@ -159,43 +161,45 @@ def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) ->
         rounds: At most `MOST_POINTS` of them are returned.
         multipliers: Noise multiplier of each charged round, as the statement has them.
     """
-    return [
-        [
-            each.round,
-            each.score.value,
-            each.test_loss,
-            each.epsilon,
-            each.next_clipping_norm,
-            multipliers[each.round - 1] if 0 < each.round <= len(multipliers) else None,
-        ]
-        for each in thinned(rounds, MOST_POINTS)
-    ]
+    rows = []
+    for point in thinned(rounds, MOST_POINTS):
+        multiplier = None
+        if 0 < point.round <= len(multipliers):
+            multiplier = multipliers[point.round - 1]
+        rows.append(
+            [
+                point.round,
+                point.score.value,
+                point.test_loss,
+                point.epsilon,
+                point.next_clipping_norm,
+                multiplier,
+            ]
+        )
+    return rows
 
 
 def planned_and_done(run: FoundRun) -> list[tuple[str, float | None, float | None]]:
-    """Return what was planned beside what happened: a word's key and two numbers."""
-    card, said, settings = run.card, run.statement or {}, run.settings
-    budget = said.get("budget")
-    budget = budget if isinstance(budget, dict) else {}
-    multipliers = [each for each in run.noise_multipliers if each is not None]
-    rate, clients = (
-        number(settings.get(key)) for key in ("selection.sampling_rate", "task.num_clients")
-    )
+    """Return rows of planned and actual values: a word's key and two numbers."""
+    card, statement, settings = run.card, run.statement or {}, run.settings
+    budget = statement.get("budget")
+    delta = budget.get("delta") if isinstance(budget, dict) else None
+    multipliers = [value for value in run.noise_multipliers if value is not None]
+    least_noise = min(multipliers, default=number(statement.get("noise_multiplier")))
+    rate = number(settings.get("selection.sampling_rate"))
+    clients = number(settings.get("task.num_clients"))
+    planned_cohort = None
+    if rate is not None and clients is not None:
+        planned_cohort = rate * clients
+    cohort = run.rounds[-1].expected_cohort if run.rounds else None
+    norm = number(settings.get("clipping.norm"))
     rows = [
         ("rounds", card.rounds, card.round),
         ("epsilon", card.budget or number(settings.get("privacy.epsilon")), card.epsilon),
-        ("delta", number(budget.get("delta")), card.delta),
-        (
-            "noise",
-            number(settings.get("privacy.noise_multiplier")),
-            min(multipliers, default=number(said.get("noise_multiplier"))),
-        ),
-        (
-            "cohort",
-            None if rate is None or clients is None else rate * clients,
-            run.rounds[-1].expected_cohort if run.rounds else None,
-        ),
-        ("clipping", number(settings.get("clipping.norm")), number(said.get("clipping_norm"))),
+        ("delta", number(delta), card.delta),
+        ("noise", number(settings.get("privacy.noise_multiplier")), least_noise),
+        ("cohort", planned_cohort, cohort),
+        ("clipping", norm, number(statement.get("clipping_norm"))),
     ]
     return [row for row in rows if row[1] is not None or row[2] is not None]
 
@@ -253,17 +257,17 @@ class SeedRow:
 
 def seed_rows(runs: Sequence[FoundRun]) -> list[SeedRow]:
     """Return runs that differ in their seed alone as one row each, in the order of the runs."""
-    places = {id(run): place for place, run in enumerate(runs, 1)}
-    return [_seed_row(group, [places[id(run)] for run in group.runs]) for group in groups_of(runs)]
+    numbers = {id(run): number for number, run in enumerate(runs, 1)}
+    return [_seed_row(group, [numbers[id(run)] for run in group.runs]) for group in groups_of(runs)]
 
 
-def _seed_row(group: Group, places: Sequence[int]) -> SeedRow:
+def _seed_row(group: Group, numbers: Sequence[int]) -> SeedRow:
     cards = [run.card for run in group.runs]
     spent = [card.epsilon for card in cards if card.epsilon is not None]
     promised = all(card.promises for card in cards)
     return SeedRow(
         name=group.name,
-        runs=tuple(places),
+        runs=tuple(numbers),
         unfinished=sum(card.state is not RunState.FINISHED for card in cards),
         metric=cards[0].score.name,
         score=_spread([card.score.value for card in cards]),
@@ -283,13 +287,12 @@ def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None]
 
 def differences(runs: Sequence[FoundRun]) -> list[tuple[str, list[str]]]:
     """Return the settings in which runs differ, with the value of each run."""
-    keys = dict.fromkeys(key for run in runs for key in run.settings)
-    rows = [
-        (key, [_shown(run.settings.get(key, "–")) for run in runs])
-        for key in keys
-        if key not in _NOT_COMPARED
-    ]
-    return [(key, values) for key, values in rows if len(set(values)) > 1]
+    rows = []
+    for key in dict.fromkeys(chain.from_iterable(run.settings for run in runs)):
+        values = [_shown(run.settings.get(key, "–")) for run in runs]
+        if key not in _NOT_COMPARED and len(set(values)) > 1:
+            rows.append((key, values))
+    return rows
 
 
 def promise(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -304,10 +307,9 @@ def promise(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _has(card: RunCard, words: Sequence[str]) -> bool:
     if not words:
         return True
-    said = " ".join(
-        [card.name, card.variant or "", *(f"{k}={v}" for k, v in card.settings.items())]
-    ).lower()
-    return all(word in said for word in words)
+    settings = [f"{key}={value}" for key, value in card.settings.items()]
+    text = " ".join([card.name, card.variant or "", *settings]).lower()
+    return all(word in text for word in words)
 
 
 def _or(value: float | None, instead: float) -> float:

@@ -45,10 +45,10 @@ from .shown_runs import (
     RunFilter,
     advice_for,
     differences,
-    of_unit,
     planned_and_done,
     points,
     promise,
+    protected_unit,
     seconds_left,
     seed_rows,
     sweeps_of,
@@ -137,16 +137,12 @@ class Dashboard:
     def cookie(self) -> str:
         """Name of the session's cookie."""
         # The prefix makes browsers refuse a cookie that plain HTTP or another host has set.
-        return f"{'__Host-' if self.secure else ''}fl-dp-session-{self.port}"
+        prefix = "__Host-" if self.secure else ""
+        return f"{prefix}fl-dp-session-{self.port}"
 
     def __post_init__(self) -> None:
         """Make what the pages are read from."""
-        started = self.started
-        self._live = LiveRuns(
-            runs=self.runs,
-            is_mine=(lambda name: False) if started is None else started.is_running,
-            tick=self.tick,
-        )
+        self._live = LiveRuns(runs=self.runs, is_mine=self._is_mine, tick=self.tick)
         self._gauges = Gauges(locations=self.ledgers, root=self.runs.root)
         self._templates = environment(_HERE / "templates")
         self._templates.filters["without_null"] = without_null
@@ -166,6 +162,10 @@ class Dashboard:
     def _strict(self) -> dict[str, Any]:
         """The rules of every cookie."""
         return {"httponly": True, "samesite": "strict", "secure": self.secure}
+
+    def _is_mine(self, name: str) -> bool:
+        """Whether this dashboard started a run that still runs."""
+        return self.started is not None and self.started.is_running(name)
 
     @property
     def _starter(self) -> StartedRuns:
@@ -231,7 +231,7 @@ class Dashboard:
 
     def _runs(self, request: Request) -> Response:
         query = request.query_params
-        wanted = RunFilter(
+        run_filter = RunFilter(
             words=query.get("q", ""),
             state=query.get("state", ""),
             task=query.get("task", ""),
@@ -242,19 +242,20 @@ class Dashboard:
             listing = self.runs.listing()
         except OSError as error:
             return self._message(request, "runs.unreadable", 503, reason=error.strerror)
-        found = wanted.of(listing.cards)
-        number = query.get("page", "1")
-        last = max(1, -(-len(found) // PAGE))
-        page = int(number) if re.fullmatch(r"[0-9]{1,9}", number) else 1
-        page = max(1, min(page, last))
-        kept = [(key, value) for key, value in query.multi_items() if key not in ("page", "lang")]
+        matches = run_filter.of(listing.cards)
+        last = max(1, -(-len(matches) // PAGE))
+        number, page = query.get("page", "1"), 1
+        if re.fullmatch(r"[0-9]{1,9}", number):
+            page = max(1, min(int(number), last))
+        options = [item for item in query.multi_items() if item[0] not in ("page", "lang")]
+        neighbours = (page - 1, page + 1)
         return self._page(
             request,
             "runs.html",
             place="runs",
-            wanted=wanted,
-            cards=found[(page - 1) * PAGE : page * PAGE],
-            found=len(found),
+            wanted=run_filter,
+            cards=matches[(page - 1) * PAGE : page * PAGE],
+            found=len(matches),
             all=len(listing.cards),
             problems=listing.problems[:_MOST_ROWS],
             sweeps=sweeps_of(listing.cards),
@@ -266,18 +267,18 @@ class Dashboard:
             page=page,
             last=last,
             page_links={
-                each: "/?" + urlencode([*kept, ("page", str(each))])
-                for each in (page - 1, page + 1)
+                other: "/?" + urlencode([*options, ("page", str(other))]) for other in neighbours
             },
         )
 
     def _run(self, request: Request, name: str) -> Response:
         with _found_or_404():
             run = self.runs.read(name)
-        card, started = run.card, self.started
+        card, root, mine = run.card, self.runs.root, self._is_mine(name)
         age = None if card.changed is None else time.time() - card.changed
-        mine = started is not None and started.is_running(name)
-        root = self.runs.root
+        images = [(name, image) for image in images_of(root, name)]
+        if card.sweep:
+            images += [(card.sweep, image) for image in images_of(root, card.sweep)]
         return self._page(
             request,
             "run.html",
@@ -290,15 +291,12 @@ class Dashboard:
             resume=shlex.join(["fl-dp", "run", f"resume={root / name}"]),
             live=mine or card.state in (RunState.RUNNING, RunState.SILENT),
             planned=planned_and_done(run),
-            of_unit=of_unit(card),
+            of_unit=protected_unit(card),
             promise=promise(run.statement or {}),
             first_of_promise=_FIRST_OF_PROMISE,
             not_covered=texts((run.statement or {}).get("not_covered")),
-            images=[(name, image) for image in images_of(root, name)]
-            + [
-                (card.sweep, image) for image in (images_of(root, card.sweep) if card.sweep else ())
-            ],
-            metrics={METRICS[name].title: value for name, value in run.metrics.items()},
+            images=images,
+            metrics={METRICS[metric].title: value for metric, value in run.metrics.items()},
             rows=points(thinned(run.rounds, _MOST_ROWS), run.noise_multipliers),
         )
 
@@ -306,21 +304,19 @@ class Dashboard:
         with _found_or_404():
             cells = self.runs.sweep(name)
         started = None if self.started is None else self.started.get(name)
-        images = images_of(self.runs.root, name)
         root = self.runs.root
+        states = [cell.card.state for cell in cells if cell.card is not None]
+        is_running = started is not None and started.runs
         return self._page(
             request,
             "sweep.html",
             name=name,
             cells=cells[:_MOST_CELLS],
             all=len(cells),
-            done=sum(each.card is not None and each.card.state in _ENDED for each in cells),
-            live=any(
-                each.card is not None and each.card.state is RunState.RUNNING for each in cells
-            )
-            or (started is not None and started.runs),
+            done=sum(state in _ENDED for state in states),
+            live=RunState.RUNNING in states or is_running,
             started=started,
-            images=images,
+            images=images_of(root, name),
             resume=shlex.join(["fl-dp", "run", f"resume={root / name}"]),
         )
 
@@ -334,9 +330,9 @@ class Dashboard:
             self.runs.card(name)
         if self._live.streams >= MOST_STREAMS:
             raise HTTPException(503, headers={"Retry-After": "10"})
-        seen = request.headers.get("last-event-id", "")
+        last_event_id = request.headers.get("last-event-id", "")
         return StreamingResponse(
-            self._live.events(name, seen),
+            self._live.events(name, last_event_id),
             media_type="text/event-stream",
             headers={"X-Accel-Buffering": "no"},  # of a proxy that would collect events
         )
@@ -344,8 +340,8 @@ class Dashboard:
     def _image(self, name: str) -> Response:
         run, _, image = name.rpartition("/")
         with _found_or_404():
-            found = read_image(self.runs.root, run, image)
-        return Response(found.png, media_type="image/png")
+            png = read_image(self.runs.root, run, image).png
+        return Response(png, media_type="image/png")
 
     def _compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
@@ -357,6 +353,9 @@ class Dashboard:
             except (OSError, ValueError):
                 missing.append(name)
         rows = seed_rows(runs)
+        row_of_run = {}
+        for index, row in enumerate(rows):
+            row_of_run.update(dict.fromkeys(row.runs, index))
         return self._page(
             request,
             "compare.html",
@@ -364,7 +363,7 @@ class Dashboard:
             missing=missing,
             differences=differences(runs),
             rows=rows,
-            row_of={place: index for index, row in enumerate(rows) for place in row.runs},
+            row_of=row_of_run,
         )
 
     def _budgets(self, request: Request) -> Response:
@@ -385,15 +384,15 @@ class Dashboard:
     def _price(self, request: Request, form: Form) -> Response:
         kind = _kind(request)
         try:
-            wanted = read_form(form, self.data, kind)
+            work = read_form(form, self.data, kind)
         except WrongForm as error:
             return self._form_page(request, form, wrong=error.fields)
         try:
-            price = self._starter.price(wanted)
+            price = self._starter.price(work)
         except NotPriced as error:
-            place = field_of(str(error), form, kind, own_data=bool(self.data))
-            said = WrongField(field=place, text=str(error))
-            return self._form_page(request, form, wrong=[said])
+            field = field_of(str(error), form, kind, own_data=bool(self.data))
+            wrong = WrongField(field=field, text=str(error))
+            return self._form_page(request, form, wrong=[wrong])
         return self._form_page(request, form, price=price)
 
     def _start(self, request: Request, form: Form) -> Response:
@@ -407,15 +406,20 @@ class Dashboard:
         started = self._starter.get(name)
         if started is None:
             raise HTTPException(404)
-        shows = "run" if started.request.kind is not SWEEP else "sweep"
+        kind = started.request.kind
+        is_sweep = kind is SWEEP
         try:
-            self.runs.sweep(name) if shows == "sweep" else self.runs.card(name)
+            if is_sweep:
+                self.runs.sweep(name)
+            else:
+                self.runs.card(name)
             # These have no rounds to follow: their output tells how far they are.
-            waits = started.runs and started.request.kind in (RECOVERY, STATISTIC)
+            waits = started.runs and kind in (RECOVERY, STATISTIC)
         except (OSError, ValueError):
             waits = True
         if not waits:
-            return RedirectResponse(f"/{shows}/{quote(name)}", status_code=303)
+            page = "sweep" if is_sweep else "run"
+            return RedirectResponse(f"/{page}/{quote(name)}", status_code=303)
         age = time.time() - started.begun
         alone = with_engine(started.request.settings)[0].simulation.engine == "in_process"
         return self._page(request, "started.html", started=started, age=age, alone=alone)
@@ -447,8 +451,8 @@ class Dashboard:
             status=422 if wrong else 200,
             place="start",
             form=form,
-            wrong={each.field: each.text for each in reversed(wrong)},
-            wrong_fields=list(dict.fromkeys(each.field for each in wrong)),
+            wrong={error.field: error.text for error in reversed(wrong)},
+            wrong_fields=list(dict.fromkeys(error.field for error in wrong)),
             price=price,
             command=shlex.join(["fl-dp", *command]),
             options=options(kind, own_data=own),
@@ -478,8 +482,8 @@ class Dashboard:
         """Return the simulations that were started here and have no folder (yet)."""
         if self.started is None:
             return []
-        seen = {card.name for card in cards} | {card.sweep for card in cards}
-        return [each for each in self.started.each() if each.name not in seen]
+        listed = {card.name for card in cards} | {card.sweep for card in cards}
+        return [started for started in self.started.all() if started.name not in listed]
 
     # What every page has.
 
@@ -506,33 +510,36 @@ class Dashboard:
         self, request: Request, template: str, *, status: int = 200, **values: Any
     ) -> Response:
         words, may_start = _words(request), self.started is not None
-        query = request.query_params.multi_items()
-        # Relative to the page: an address of ours made of its path could lead elsewhere.
-        path = "" if request.method == "GET" else "/start" if may_start else "/"
-        links = [
-            (
-                code,
-                each("language.name"),
-                f"{path}?{urlencode([*((k, v) for k, v in query if k != 'lang'), ('lang', code)])}",
-            )
-            for code, each in languages().items()
-        ]
+        script_words = {
+            key: text for key, text in words.texts.items() if key.startswith(("js.", "state."))
+        }
         common = {
             "t": words,
-            "language_links": links,
+            "language_links": self._language_links(request),
             "inside": True,
             "place": "",
             "version": __version__,
             "may_start": may_start,
-            "script_words": {
-                key: text for key, text in words.texts.items() if key.startswith(("js.", "state."))
-            },
+            "script_words": script_words,
         }
         text = self._templates.get_template(template).render(**{**common, **values})
         answer = HTMLResponse(text, status_code=status)
         if request.query_params.get("lang") in languages():
             answer.set_cookie(_LANGUAGE_COOKIE, words.code, max_age=_YEAR, **self._strict)
         return answer
+
+    def _language_links(self, request: Request) -> list[tuple[str, str, str]]:
+        """Return code, name and address of the page in each language."""
+        # Relative to the page: an address of ours made of its path could lead elsewhere.
+        path = ""
+        if request.method != "GET":
+            path = "/" if self.started is None else "/start"
+        query = [item for item in request.query_params.multi_items() if item[0] != "lang"]
+        links = []
+        for code, language in languages().items():
+            address = f"{path}?{urlencode([*query, ('lang', code)])}"
+            links.append((code, language("language.name"), address))
+        return links
 
 
 def _kind(request: Request) -> Kind:

@@ -67,7 +67,7 @@ class PricedRequest:
 
 
 @dataclass(kw_only=True)
-class Started:
+class StartedRun:
     """One simulation.
 
     Attributes:
@@ -116,7 +116,7 @@ class StartedRuns:
     root: Path
     command: Sequence[str] = _COMMAND
     _priced: dict[str, PricedRequest] = field(default_factory=dict)
-    _started: dict[str, Started] = field(default_factory=dict)
+    _started: dict[str, StartedRun] = field(default_factory=dict)
     _starting: threading.Lock = field(default_factory=threading.Lock)
     _pricing: threading.Lock = field(default_factory=threading.Lock)
 
@@ -147,7 +147,7 @@ class StartedRuns:
         self._priced[price.key] = price
         return price
 
-    def start(self, key: str) -> Started:
+    def start(self, key: str) -> StartedRun:
         """Start a simulation at the price that was shown.
 
         Args:
@@ -160,7 +160,7 @@ class StartedRuns:
             price = self._priced.get(key)
             if price is None:
                 raise NotStarted("start.no_price")
-            if any(each.runs for each in self._started.values()):
+            if any(run.runs for run in self._started.values()):
                 raise NotStarted("start.busy")
             request = price.request
             stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -178,7 +178,7 @@ class StartedRuns:
                 env=_environment(),
                 start_new_session=True,  # Ctrl-C ends the dashboard, not a training
             )
-            started = Started(
+            started = StartedRun(
                 name=name, request=request, process=process, output=output, begun=time.time()
             )
             self._started[name] = started
@@ -190,10 +190,10 @@ class StartedRuns:
         Args:
             request: Without a name of its run, the command names it by date and task.
         """
-        place = [f"output_dir={quoted(str(self.root))}"]
+        command = [*request.command, f"output_dir={quoted(str(self.root))}"]
         if request.run_name:
-            place.append(f"run_name={quoted(request.run_name)}")
-        return [*request.command, *place]
+            command.append(f"run_name={quoted(request.run_name)}")
+        return command
 
     def stop(self, name: str) -> bool:
         """Stop a simulation as Ctrl-C does; what it had reserved stays spent.
@@ -210,11 +210,11 @@ class StartedRuns:
             started.process.send_signal(signal.SIGTERM)
         return True
 
-    def get(self, name: str) -> Started | None:
+    def get(self, name: str) -> StartedRun | None:
         """Return a simulation that this dashboard started."""
         return self._started.get(name)
 
-    def each(self) -> list[Started]:
+    def all(self) -> list[StartedRun]:
         """Return all simulations that this dashboard started, the last first."""
         return list(reversed(self._started.values()))
 
@@ -223,10 +223,10 @@ class StartedRuns:
         started = self._started.get(name)
         return started is not None and started.runs
 
-    def _plan(self, asked: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def _plan(self, arguments: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
         try:
             answer = subprocess.run(
-                [*self.command, *asked],
+                [*self.command, *arguments],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -239,15 +239,15 @@ class StartedRuns:
             raise NotPriced(f"no price after {_LONGEST_PRICING:.0f} seconds") from None
         lines = answer.stderr.splitlines()
         if answer.returncode != 0:
-            errors = _told(lines, "error: ")
-            raise NotPriced(
-                errors[-1] if errors else f"`fl-dp {asked[0]}` ended {answer.returncode}"
-            )
+            errors = _with_prefix(lines, "error: ")
+            if errors:
+                raise NotPriced(errors[-1])
+            raise NotPriced(f"`fl-dp {arguments[0]}` ended {answer.returncode}")
         try:
             document = json.loads(answer.stdout)
         except ValueError:
-            raise NotPriced(f"`fl-dp {asked[0]}` printed no JSON") from None
-        return document, tuple(_told(lines, "warning: "))
+            raise NotPriced(f"`fl-dp {arguments[0]}` printed no JSON") from None
+        return document, tuple(_with_prefix(lines, "warning: "))
 
 
 def _environment() -> dict[str, str]:
@@ -256,19 +256,22 @@ def _environment() -> dict[str, str]:
 
 
 def _quoted_epsilon(document: dict[str, Any]) -> float:
-    said = document["epsilon"]  # a number of a statistic
-    return float(said[document["quoted"]] if isinstance(said, dict) else said)
+    epsilon = document["epsilon"]  # a number of a statistic
+    if isinstance(epsilon, dict):
+        epsilon = epsilon[document["quoted"]]
+    return float(epsilon)
 
 
 def _budgets(trainings: Sequence[Settings]) -> tuple[float | None, ...]:
-    found = [
-        (each.privacy if each.protects_clients else each.record_training).epsilon
-        for each in trainings
-        if each.protects_clients or each.protects_records
-    ]
-    return tuple(sorted(found, key=lambda epsilon: (epsilon is None, epsilon or 0.0)))
+    budgets = []
+    for training in trainings:
+        if training.protects_clients:
+            budgets.append(training.privacy.epsilon)
+        elif training.protects_records:
+            budgets.append(training.record_training.epsilon)
+    return tuple(sorted(budgets, key=lambda epsilon: (epsilon is None, epsilon or 0.0)))
 
 
-def _told(lines: Sequence[str], prefix: str) -> list[str]:
+def _with_prefix(lines: Sequence[str], prefix: str) -> list[str]:
     """Return what the lines with a prefix say after it."""
     return [line.removeprefix(prefix).strip() for line in lines if line.startswith(prefix)]
