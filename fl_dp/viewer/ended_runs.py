@@ -1,4 +1,4 @@
-"""Report and pictures of trainings that have ended: what `fl-dp run` leaves to look at."""
+"""Report and pictures of ended trainings, for `fl-dp run`."""
 
 from __future__ import annotations
 
@@ -22,26 +22,28 @@ from .commands.report import write_report
 
 
 def drawn_and_written(runs: Sequence[RunSummary], jobs: Jobs) -> list[str]:
-    """Draw the trainings and write their report, and return lines that say where both are."""
+    """Draw the trainings and write their report, and return lines with the paths of both."""
     picture, page = _draw(runs, jobs), _page(jobs)
-    said = [] if page is None else [f"Report, to look at: {page}"]
-    return [*said, where_drawn(picture, drawn=picture is not None)]
+    lines = [where_drawn(picture, drawn=picture is not None)]
+    if page is not None:
+        lines.insert(0, f"Report, to look at: {page}")
+    return lines
 
 
 def _page(jobs: Jobs) -> Path | None:
-    """Write the report, unless no training wants one; a report that fails is only said."""
-    places = [job.path for job in jobs.each if job.settings.report == "html"]
-    if not places:
+    """Write the report, unless no training wants one; a failure is only a warning."""
+    folders = [job.path for job in jobs.each if job.settings.report == "html"]
+    if not folders:
         return None
     try:
-        return write_report(places, jobs.path / "report.html")
+        return write_report(folders, jobs.path / "report.html")
     except (OSError, ValueError, ModuleNotFoundError) as error:
         warn(f"no report could be written: {error}")
         return None
 
 
 def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
-    """Draw an experiment as it says, other runs over their rounds; None without matplotlib."""
+    """Draw an experiment by its axis, other runs over their rounds; None without matplotlib."""
     lines: dict[str, list[list[dict[str, Any]]]] = {}
     for job in jobs.each:
         lines.setdefault(job.variant or "default", []).append(job.folder.read_metrics())
@@ -64,6 +66,6 @@ def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
         panels = experiment.panels or [results[0].score.name]
         drawn = plot_against_axis(results, picture, label=label, panels=panels)
     else:
-        scores = {curve: [scores_of(run) for run in of_curve] for curve, of_curve in lines.items()}
+        scores = {curve: list(map(scores_of, members)) for curve, members in lines.items()}
         drawn = plot_over_rounds(results, scores, picture)
     return picture if drawn else None

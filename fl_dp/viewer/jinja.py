@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 def environment(folder: Path, **options: Any) -> Environment:
-    """Return the templates of a folder: a name that is not there is an error, HTML is escaped.
+    """Return the templates of a folder: missing names are errors, and HTML is escaped.
 
     Args:
-        folder: Where the templates lie.
-        options: Of Jinja, beside or instead of these.
+        folder: Folder of the templates.
+        options: Options of Jinja that add to these or replace them.
 
     Raises:
         ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[viewer]'` brings.

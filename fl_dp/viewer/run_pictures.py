@@ -37,17 +37,17 @@ def plot_curves(
     deltas: Sequence[float],
     measured_on: str = "test",
 ) -> bool:
-    """Draw the public score and epsilon so far over the rounds, one colour a variant.
+    """Draw the public score and epsilon so far over the rounds, one colour per variant.
 
     Args:
-        runs: For each variant, the lines of `metrics.jsonl` of each of its runs.
-        target: The PNG to write.
-        unit: What epsilon protects, for instance `one client`.
-        deltas: The delta of each run.
-        measured_on: The public rows that the score is of.
+        runs: Lines of `metrics.jsonl` of each run, by variant.
+        target: Path of the PNG.
+        unit: Unit that epsilon protects, for instance `one client`.
+        deltas: Delta of each run.
+        measured_on: Public rows of the score.
 
     Returns:
-        Whether it was drawn: False when matplotlib is not installed.
+        Whether it was drawn: False without matplotlib.
     """
     promised = any(_has_epsilon(members[0]) for members in runs.values())
     picture = new_picture((1.0, 1.0) if promised else (1.0,))
@@ -92,7 +92,7 @@ def plot_curves(
 
 
 def _has_epsilon(lines: Iterable[Mapping[str, Any]]) -> bool:
-    """Tell whether any line tells of privacy that was spent; without privacy it is NaN."""
+    """Return whether any line has spent privacy; without privacy epsilon is NaN."""
     return any(line.get("epsilon", math.nan) > 0.0 for line in lines)
 
 
@@ -140,16 +140,16 @@ def plot_against_axis(
 ) -> bool:
     """Draw results against the axis of an experiment: mean and standard deviation over the seeds.
 
-    Infinity has a place of its own, to the right of the largest number.
+    Infinity is drawn to the right of the largest number.
 
     Args:
-        results: Of the experiment.
-        target: The PNG to write.
-        label: What the axis is.
+        results: Results of the experiment.
+        target: Path of the PNG.
+        label: Label of the axis.
         panels: Columns of `Result`, one panel each.
 
     Returns:
-        Whether it was drawn: False when matplotlib is not installed.
+        Whether it was drawn: False without matplotlib.
     """
     width = _LONE_PANEL if len(panels) == 1 else _PANEL * len(panels)
     picture = new_picture([1.0] * len(panels), size=(width, _HEIGHT))
@@ -171,12 +171,12 @@ def plot_over_rounds(
     """Draw the mean score over the rounds, and beside it the last model of every seed.
 
     Args:
-        results: Of the experiment.
-        curves: For each curve, the scores after each round of each of its trainings.
-        target: The PNG to write.
+        results: Results of the experiment.
+        curves: Scores after each round, for each training of each curve.
+        target: Path of the PNG.
 
     Returns:
-        Whether it was drawn: False when matplotlib is not installed.
+        Whether it was drawn: False without matplotlib.
     """
     picture = new_picture((3.0, 2.0), size=(2 * _PANEL, max(_HEIGHT, _NAME * len(curves))))
     if picture is None:
@@ -229,7 +229,7 @@ def _name_of(lines: Iterable[Mapping[str, Any]]) -> str:
 
 
 def seeds_in_words(results: Sequence[Result]) -> str:
-    """Return what a point and its bar stand for."""
+    """Return the meaning of a point and its bar."""
     seeds = len({result.seed for result in results})
     return "one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds"
 
@@ -332,7 +332,7 @@ def _draw(panel: Axes, results: Sequence[Result], column: str, layout: _AxisLayo
 
 
 def _is_reference(curve: Sequence[Point], layout: _AxisLayout) -> bool:
-    """Whether a curve is its one point at infinity: a line through it shows what others reach."""
+    """Return whether a curve is one point at infinity, which a line through it makes comparable."""
     return len(curve) == 1 and curve[0].x is not None and layout.is_infinite(curve[0].x)
 
 

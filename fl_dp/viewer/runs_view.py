@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from itertools import chain
 from typing import Any, TypeAlias
 
+from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -36,28 +38,28 @@ ORDERS: dict[str, _Order] = {
 
 
 def in_order(cards: Sequence[RunCard], order: str) -> list[RunCard]:
-    """Return runs in one of `ORDERS`, each sweep's together where its first one stands."""
+    """Return runs in one of `ORDERS`, those of a sweep together at its first one."""
     ordered = sorted(cards, key=ORDERS[order])
     members: dict[str, list[RunCard]] = {}
     for card in ordered:
         members.setdefault(card.sweep or card.name, []).append(card)
-    return [card for each in members.values() for card in each]
+    return list(chain.from_iterable(members.values()))
 
 
 def runs_table(cards: Sequence[RunCard]) -> Table:
-    """Return a table of runs, in the order in which they are given.
+    """Return a table of runs, in the given order.
 
-    Nothing in it is read as markup, and the names are those of `found_runs`, which keeps no
-    character that a terminal would obey.
+    Nothing in it is read as markup, and `found_runs` leaves no control character in a name.
     """
     table = Table(box=None, pad_edge=False)
     table.add_column("run", overflow="fold")
     for column in ("state", "round", "accuracy", "epsilon", "delta", "when"):
-        table.add_column(column, no_wrap=True, justify="left" if column == "state" else "right")
+        justify: JustifyMethod = "left" if column == "state" else "right"
+        table.add_column(column, no_wrap=True, justify=justify)
     sweep: str | None = None
     for card in cards:
         if card.sweep is not None and card.sweep != sweep:
-            cells = sum(each.sweep == card.sweep for each in cards)
+            cells = sum(other.sweep == card.sweep for other in cards)
             table.add_row(Text(card.sweep, style="bold"), Text(f"sweep, {cells} runs"))
         sweep = card.sweep
         table.add_row(
@@ -66,14 +68,14 @@ def runs_table(cards: Sequence[RunCard]) -> Table:
             Text(_rounds(card)),
             Text(_score(card)),
             Text(_epsilon(card)),
-            Text("-" if card.delta is None or not card.promises else delta_rounded_up(card.delta)),
+            Text(_delta(card)),
             Text(_when(card.changed) or "-"),
         )
     return table
 
 
 def runs_json(cards: Sequence[RunCard], problems: Sequence[str]) -> dict[str, Any]:
-    """Return runs as one document; what is not known is null."""
+    """Return runs as one document; unknown values are null."""
     return {"runs": [_as_json(card) for card in cards], "problems": list(problems)}
 
 
@@ -96,14 +98,17 @@ _COLUMNS = (
 def _title(card: RunCard) -> str:
     if card.sweep is None:
         return card.name
-    what = card.variant or ""
+    title, variant = f"  {card.name.rpartition('/')[2]}", card.variant or ""
     if card.place is not None:
-        what += f" at {card.place}"
-    return f"  {card.name.rpartition('/')[2]}" + (f" ({what.strip()})" if what.strip() else "")
+        variant += f" at {card.place}"
+    variant = variant.strip()
+    return f"{title} ({variant})" if variant else title
 
 
 def _score(card: RunCard) -> str:
-    return str(card.score) if card.score.name == "accuracy" else f"{card.score.title} {card.score}"
+    if card.score.name == "accuracy":
+        return str(card.score)
+    return f"{card.score.title} {card.score}"
 
 
 def _state(card: RunCard) -> str:
@@ -122,13 +127,17 @@ def _epsilon(card: RunCard) -> str:
     return "-" if card.epsilon is None else epsilon_text(card.epsilon)
 
 
+def _delta(card: RunCard) -> str:
+    if card.delta is None or not card.promises:
+        return "-"
+    return delta_rounded_up(card.delta)
+
+
 def _when(seconds: float | None, precision: str = "minutes") -> str | None:
-    """Return a time of this machine's clock; None for one that no calendar has."""
+    """Return a local time; None for one that no calendar has."""
+    if seconds is None:
+        return None
     try:
-        return (
-            None
-            if seconds is None
-            else datetime.fromtimestamp(seconds).isoformat(" ", timespec=precision)
-        )
+        return datetime.fromtimestamp(seconds).isoformat(" ", timespec=precision)
     except (OverflowError, ValueError, OSError):
         return None

@@ -1,4 +1,4 @@
-"""What the viewer registers: its commands, and the page and pictures at the end of a run."""
+"""Registration of the viewer: its commands, and the page and pictures at the end of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Viewer(CommandWing):
-    """What shows the folders of runs: in a browser, on a page, in a paper, in the terminal."""
+    """Shows the folders of runs: in a browser, on a page, in a paper, in the terminal."""
 
     def add_commands(self, app: typer.Typer) -> None:
         """Add `runs`, `report` and `dashboard`."""
@@ -27,7 +27,7 @@ class Viewer(CommandWing):
             app.command()(command)
 
     def after_runs(self, runs: Sequence[RunSummary], jobs: Jobs) -> Sequence[str]:
-        """Draw trainings that have ended, write their report, and say where both are."""
+        """Draw ended trainings, write their report, and return lines with the paths of both."""
         from .ended_runs import drawn_and_written
 
         return drawn_and_written(runs, jobs)

@@ -73,10 +73,10 @@ def dashboard(
             host=host, port=port, names=tuple(name or ()), certificate=certificate, key=key
         )
         address.check()
-        given = os.environ.get(TOKEN_VARIABLE)
+        chosen = os.environ.get(TOKEN_VARIABLE)
         if token_file is not None:
-            given = token_file.read_text(encoding="utf-8").strip()
-        token = new_token() if given is None else check_token(given)
+            chosen = token_file.read_text(encoding="utf-8").strip()
+        token = new_token() if chosen is None else check_token(chosen)
         runs = RunsFolder(runs_dir)
         started = StartedRuns(root=runs.root) if allow_start else None
         site = Dashboard(
@@ -93,31 +93,31 @@ def dashboard(
     for text in address.warnings():
         warn(text)
     tell(f"Dashboard: {address.url}")
-    if given is None:
+    if chosen is None:
         tell(f"Token: {token}")
     err.print("Ctrl-C ends it", markup=False)
     with suppress(KeyboardInterrupt):  # uvicorn ends in order, and then passes it on
         serve(site, address, listener)
     if started is not None:
-        _tell_what_goes_on(started)
+        _warn_of_running(started)
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
     """Return folders by the names that the form shows."""
-    found: dict[str, Path] = {}
+    by_name: dict[str, Path] = {}
     for folder in folders:
         if not folder.is_dir():
             fail(f"there is no folder {folder}: write the folder that your data are in", status=2)
-        whole = folder.resolve()
-        if found.setdefault(whole.name, whole) != whole:
-            fail(f"two folders of data are called {whole.name}: give one another name", status=2)
-    return found
+        path = folder.resolve()
+        if by_name.setdefault(path.name, path) != path:
+            fail(f"two folders of data are called {path.name}: give one another name", status=2)
+    return by_name
 
 
-def _tell_what_goes_on(started: StartedRuns) -> None:
-    for each in started.all():
-        if each.runs:
+def _warn_of_running(started: StartedRuns) -> None:
+    for run in started.all():
+        if run.runs:
             warn(
-                f"{each.name} goes on without the dashboard: `kill {each.process.pid}` stops it in "
+                f"{run.name} goes on without the dashboard: `kill {run.process.pid}` stops it in "
                 "order"
             )

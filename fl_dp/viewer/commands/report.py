@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -79,14 +80,14 @@ def report(
 
 
 def write_report(
-    places: Sequence[Path], output: Path | None = None, *, language: str = "en"
+    folders: Sequence[Path], output: Path | None = None, *, language: str = "en"
 ) -> Path:
-    """Write the page of runs and return where it is.
+    """Write the page of runs and return its path.
 
     Args:
-        places: Folders of runs, of attacks on membership, or that hold some.
-        output: The file; None puts it into the one folder that is named, else into this one.
-        language: Of the page.
+        folders: Folders of runs, of attacks on membership, or that hold some.
+        output: The file; None puts it into the named folder if there is one, else into this one.
+        language: Language of the page.
 
     Raises:
         FileNotFoundError: If there is no run.
@@ -98,14 +99,14 @@ def write_report(
     from fl_dp.viewer.report import report_page
 
     if output is None:
-        output = places[0] / _PAGE if len(places) == 1 else Path(_PAGE)
+        output = folders[0] / _PAGE if len(folders) == 1 else Path(_PAGE)
     if output.suffix.lower() not in (".html", ".htm") or output.is_dir():
         raise ValueError(f"the report is a page: write a name that ends in .html, got '{output}'")
-    found = _found(places)
+    contents = _contents(folders)
     page = report_page(
-        list(found.runs.values()),
-        attacks=list(found.attacks.values()),
-        images=found.images,
+        list(contents.runs.values()),
+        attacks=list(contents.attacks.values()),
+        images=contents.images,
         language=language,
     )
     write_text(output, page)
@@ -114,20 +115,26 @@ def write_report(
 
 @dataclass(kw_only=True)
 class _FolderContents:
-    """What lies in the folders that were named, each once.
+    """Contents of the named folders, each once.
 
     Attributes:
-        runs: By their folders.
-        attacks: On membership, by their folders.
-        images: That runs and sweeps drew.
+        runs: Runs by their folders.
+        attacks: Attacks on membership, by their folders.
+        images: Images that runs and sweeps drew.
     """
 
     runs: dict[Path, FoundRun] = field(default_factory=dict)
     attacks: dict[Path, FoundAttack] = field(default_factory=dict)
     images: list[Image] = field(default_factory=list)
 
+    def add_run(self, path: Path, read: Callable[[], FoundRun]) -> None:
+        """Read a run and its images, unless it was read before."""
+        if path not in self.runs:
+            self.runs[path] = read()
+            self.add_images(path)
+
     def add_images(self, folder: Path) -> None:
-        """Take the images of a folder; what can't be shown is left out, as are links."""
+        """Add the images of a folder; links and what can't be shown are left out."""
         from fl_dp.viewer.found_runs.images import images_of, read_image
 
         for name in images_of(folder.parent, folder.name):
@@ -135,8 +142,8 @@ class _FolderContents:
                 self.images.append(read_image(folder.parent, folder.name, name))
 
 
-def _found(places: Sequence[Path]) -> _FolderContents:
-    """Return what lies in folders.
+def _contents(folders: Sequence[Path]) -> _FolderContents:
+    """Return the contents of folders.
 
     Raises:
         FileNotFoundError: If one of the folders holds neither a run nor an attack.
@@ -145,40 +152,36 @@ def _found(places: Sequence[Path]) -> _FolderContents:
     from fl_dp.viewer.found_runs import RunsFolder, read_run
     from fl_dp.viewer.found_runs.attack_folders import attacks_in, is_attack, read_attack
 
-    found = _FolderContents()
-    if len(places) > _MOST_RUNS:
-        raise ValueError(f"{len(places)} runs, and a page takes {_MOST_RUNS}: name fewer")
-    for place in places:
-        whole = place.resolve()
-        if (place / "config.yaml").exists():
-            if whole not in found.runs:
-                found.runs[whole] = read_run(place)
-                found.add_images(whole)
+    contents = _FolderContents()
+    if len(folders) > _MOST_RUNS:
+        raise ValueError(f"{len(folders)} runs, and a page takes {_MOST_RUNS}: name fewer")
+    for folder in folders:
+        path = folder.resolve()
+        if (folder / "config.yaml").exists():
+            contents.add_run(path, partial(read_run, folder))
             continue
-        if is_attack(place):
-            found.attacks.setdefault(whole, read_attack(place))
+        if is_attack(folder):
+            contents.attacks.setdefault(path, read_attack(folder))
             continue
-        if not place.is_dir():
-            raise FileNotFoundError(f"there is no folder {place}")
-        folder = RunsFolder(place)
-        names = sorted(card.name for card in folder.listing().cards)
-        attacks = attacks_in(whole)
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}")
+        runs = RunsFolder(folder)
+        names = sorted(card.name for card in runs.listing().cards)
+        attacks = attacks_in(path)
         if not names and not attacks:
             raise FileNotFoundError(
-                f"there is no run in {place}: name the folder of a run, of a sweep, or several"
+                f"there is no run in {folder}: name the folder of a run, of a sweep, or several"
             )
-        if len(names) + len(found.runs) > _MOST_RUNS:
+        if len(names) + len(contents.runs) > _MOST_RUNS:
             raise ValueError(
-                f"{place} holds {len(names)} runs, and a page takes {_MOST_RUNS}: name fewer"
+                f"{folder} holds {len(names)} runs, and a page takes {_MOST_RUNS}: name fewer"
             )
-        found.add_images(whole)
+        contents.add_images(path)
         for name in names:
-            if folder.root / name not in found.runs:
-                found.runs[folder.root / name] = folder.read(name)
-                found.add_images(folder.root / name)
+            contents.add_run(runs.root / name, partial(runs.read, name))
         for attack in attacks:
-            found.attacks.setdefault(whole / attack.name, attack)
-    return found
+            contents.attacks.setdefault(path / attack.name, attack)
+    return contents
 
 
 def _one(runs: Sequence[Path]) -> Path:

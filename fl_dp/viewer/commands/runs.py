@@ -52,28 +52,29 @@ def runs(
         from fl_dp.viewer.found_runs import RunsFolder, RunState
         from fl_dp.viewer.runs_view import ORDERS, in_order, runs_json, runs_table
 
-        wanted = [require_one_of("--state", each, list(map(str, RunState))) for each in state or ()]
+        choices = list(map(str, RunState))
+        states = [require_one_of("--state", name, choices) for name in state or ()]
         order = require_one_of("--sort", sort, list(ORDERS))
         if not folder.is_dir():
             raise FileNotFoundError(f"there is no folder {folder}: write `fl-dp runs FOLDER`")
         problems: tuple[str, ...] = ()
         if (folder / "config.yaml").exists():
-            place = folder.resolve()
-            cards = [RunsFolder(place.parent).card(place.name)]
+            path = folder.resolve()
+            cards = [RunsFolder(path.parent).card(path.name)]
         else:
             listing = RunsFolder(folder).listing()
             cards, problems = list(listing.cards), listing.problems
-        found = in_order([card for card in cards if card.state in (wanted or RunState)], order)
+        matches = in_order([card for card in cards if not states or card.state in states], order)
     if as_json:
-        print_json(runs_json(found, problems))
+        print_json(runs_json(matches, problems))
         return
     for text in problems:
         warn(text)
     if not cards:
         note(f"there are no runs in {folder}: `fl-dp run` makes one")
-    elif not found:
-        note(f"none of {len(cards)} runs in {folder} is {' or '.join(wanted)}")
+    elif not matches:
+        note(f"none of {len(cards)} runs in {folder} is {' or '.join(states)}")
     else:
         # In a pipe no row is broken.
         console = out if out.is_terminal else Console(width=_WIDE, highlight=False)
-        console.print(runs_table(found))
+        console.print(runs_table(matches))

@@ -1,8 +1,8 @@
 """Door of the dashboard: one token, the sessions that it opened, and few wrong guesses.
 
-The token opens a session; a browser then carries the session alone. After a few wrong tokens from
-an address, or some more from everywhere, no token is compared any more for a minute, the right one
-neither; sessions that are open go on.
+The token opens a session; a browser then sends only the session. After a few wrong tokens from an
+address, or more from everywhere, no token is compared for a minute, not even the right one. Open
+sessions go on.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _MOST_SESSIONS = 100
 
 
 class WrongToken(Exception):
-    """The token is another one."""
+    """The token is wrong."""
 
 
 class TooManyGuesses(Exception):
     """Tokens are not compared for a while.
 
     Attributes:
-        seconds: Until they are again.
+        seconds: Seconds until they are again.
     """
 
     def __init__(self, seconds: int) -> None:
-        """Say for how long."""
+        """Take the waiting time in seconds."""
         super().__init__(f"too many wrong tokens: try again in {seconds} seconds")
         self.seconds = seconds
 
@@ -47,7 +47,7 @@ def new_token() -> str:
 
 
 def check_token(token: str) -> str:
-    """Return a token that the operator chose, checked.
+    """Return the operator's token, checked.
 
     Raises:
         ValueError: If it is short enough to be guessed, or can't stand in a header.
@@ -65,8 +65,8 @@ class Door:
     """Token and sessions.
 
     Attributes:
-        token: Opens a session.
-        now: Clock in seconds.
+        token: Token that opens a session.
+        now: Returns the time in seconds.
     """
 
     token: str = field(repr=False)
@@ -78,12 +78,12 @@ class Door:
         """Compare a token in constant time.
 
         Args:
-            token: As the reader wrote it.
-            address: Where it came from.
+            token: The reader's token.
+            address: Address that it came from.
 
         Raises:
             TooManyGuesses: If it was not compared.
-            WrongToken: If it is another one.
+            WrongToken: If it is wrong.
         """
         self._require_few_guesses(address)
         # Digests have one length, which is all that the time of the comparison depends on.
@@ -100,7 +100,7 @@ class Door:
         return session
 
     def knows(self, session: str) -> bool:
-        """Tell whether a session is open."""
+        """Return whether a session is open."""
         # Looked up by its digest: the time of a look-up says nothing of the secret.
         return self._sessions.get(_digest(session).hex(), -math.inf) > self.now()
 

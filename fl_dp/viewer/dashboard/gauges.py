@@ -1,4 +1,4 @@
-"""Budget gauges: ledgers that the operator names or that lie among the runs; never written."""
+"""Budget gauges of ledgers that the operator names or that lie among the runs; never written."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Gauges:
     """Gauges of all ledgers; only those of a changed ledger are computed again.
 
     Attributes:
-        locations: Files or URLs of ledgers, or a node's.
-        root: Folder whose ledgers are shown besides; None: none are.
+        locations: Files or URLs of named ledgers, of servers or nodes.
+        root: Folder whose ledgers are shown, too; None: no folder.
     """
 
     locations: Sequence[str]
@@ -32,10 +32,10 @@ class Gauges:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def read(self) -> tuple[list[LedgerGauge], int]:
-        """Return the gauges of ledgers that were named, then of those that were found.
+        """Return the gauges of the named ledgers, then of the others.
 
         Returns:
-            The gauges, and how many ledgers more were found.
+            The gauges, and the number of further ledgers.
         """
         with self._lock:
             gauges = []

@@ -1,8 +1,8 @@
-"""Checks of every request before a page sees it, and headers of every answer.
+"""Checks of every request before a page, and headers of every answer.
 
 - A request names this dashboard as its host: a foreign name that resolves to this machine (DNS
   rebinding) is refused.
-- A request that changes something comes from a page of this dashboard, or with the token itself.
+- A request that changes something comes from a page of this dashboard, or has the token itself.
 - Everything but the login form and the static files needs the token or a session.
 - No page runs a script, loads a file or is framed from elsewhere.
 """
@@ -45,7 +45,7 @@ class Guard:
     def __init__(
         self, pages: ASGIApp, *, door: Door, hosts: Iterable[str], secure: bool, cookie: str
     ) -> None:
-        """Take what is protected and by what.
+        """Take the protected pages and their protection.
 
         Args:
             pages: The application.
@@ -81,7 +81,7 @@ class Guard:
         await (refused or self._pages)(scope, receive, send_guarded)
 
     def _refusal(self, request: Request) -> Response | None:
-        """Return what to answer instead of a page; None if the page may be seen."""
+        """Return the refusal of a request; None if the page may be shown."""
         headers = request.headers
         return (
             self._foreign_host(headers)
@@ -99,7 +99,7 @@ class Guard:
         )
 
     def _foreign_page(self, request: Request) -> Response | None:
-        """Refuse what another site's page sends with our reader's cookies."""
+        """Refuse requests of another site's page with our reader's cookies."""
         headers = request.headers
         own = f"{self._scheme}://{headers['host']}".lower()
         origins = headers.getlist("origin")

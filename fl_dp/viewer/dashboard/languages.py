@@ -26,36 +26,36 @@ class Words:
     """One language.
 
     Attributes:
-        code: As in the `lang` attribute of HTML.
-        texts: Text by key; braces name what is put in.
+        code: Value of the `lang` attribute of HTML.
+        texts: Text by key; braces name values.
     """
 
     code: str
     texts: Mapping[str, str]
 
     def __call__(self, key: str, **values: Any) -> str:
-        """Return a text with its values in place.
+        """Return a text with its values.
 
         Raises:
-            KeyError: If no language has it: a page asks for a word that there is not.
+            KeyError: If no language has the key.
         """
         return self.texts[key].format(**values)
 
     def label(self, name: str) -> str:
-        """Return what a key, or a group of keys, is called in words; its own name if in none."""
+        """Return a key's, or a group's, name in words."""
         plain = name.rpartition(".")[2].replace("_", " ").capitalize()
         return self.texts.get(f"label.{name}", plain)
 
     def question(self, experiment: str) -> str:
-        """Return what an experiment answers; its name if no language says it."""
+        """Return the question that an experiment answers; without one, its name."""
         return self.texts.get(f"question.{experiment}", experiment)
 
     def value(self, written: str) -> str:
-        """Return a value of a setting in words where YAML has a sign for it."""
+        """Return a setting's value in words where YAML has a sign for it."""
         return self.texts.get(f"value.{written}", written)
 
     def option(self, group: str, name: str) -> str:
-        """Return an option of a group with a sentence on it; its value in words if none has one."""
+        """Return the sentence on a group's option; without one, its value in words."""
         return self.texts.get(f"option.{group}.{name}", self.value(name))
 
     def number(self, value: float | None, digits: int = 4) -> str:
@@ -84,7 +84,7 @@ class Words:
         return self("format.percent", number=self._separated(f"{100 * value:.1f}"))
 
     def score(self, score: Score) -> str:
-        """Return what a model is judged by, named if it is no accuracy."""
+        """Return a model's score, with its name if it is no accuracy."""
         if score.name == "accuracy":
             return self.percent(score.value)
         return f"{self('run.' + score.name)} {self.number(score.value, 3)}"
@@ -132,7 +132,7 @@ def language_for(chosen: str | None, accepted: str) -> Words:
     """Return the language of a reader.
 
     Args:
-        chosen: Code that the reader chose; None or anything else: not yet.
+        chosen: Code that the reader chose; anything else is ignored.
         accepted: The browser's `Accept-Language`.
     """
     by_code = languages()

@@ -1,7 +1,7 @@
-"""Gauges of one ledger: verified and read, never written; of a stranger's in a limited process.
+"""Gauges of one ledger: verified and read, never written; unnamed ones in a limited process.
 
-A ledger that was found in a folder of runs may be anybody's. Its database can define a table that
-never ends, and its plan can be one whose epsilon takes days: neither may keep the dashboard.
+A ledger in a folder of runs may be a stranger's. Its database can define a table that never ends,
+and its plan can have an epsilon that takes days: neither may stop the dashboard.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ class LedgerGauge:
 
     Attributes:
         ledger: Its file or database, without a password.
-        kind: `training` for a server's ledger, `node` for one that a node keeps; empty if the
-            ledger can't be read.
+        kind: `training` for a server's ledger, `node` for a node's; empty if it can't be read.
         account: Number of the account within a node's ledger, from 1; no site is named.
         unit: `client` or `record`.
-        spent: Epsilon; None if no bound is known.
-        budget: Epsilon that may be spent.
-        delta: The delta that goes with both.
-        rounds: Rounds or charges so far.
-        problem: Says why there are no numbers.
-        altered: Whether that is because the ledger was altered.
+        spent: Spent epsilon; None if no bound is known.
+        budget: Epsilon of the budget.
+        delta: Delta of both.
+        rounds: Number of rounds or charges so far.
+        problem: Reason why there are no numbers.
+        altered: Whether the reason is an altered ledger.
     """
 
     ledger: str
@@ -49,14 +48,14 @@ class LedgerGauge:
 
     @property
     def left(self) -> float | None:
-        """What may still be spent; epsilon adds up at most."""
+        """The remaining epsilon; epsilon adds up at most."""
         if self.spent is None or self.budget is None:
             return None
         return max(self.budget - self.spent, 0.0)
 
 
 def gauges_of(location: str) -> list[LedgerGauge]:
-    """Return the gauges of one ledger; its problem where it can't be read."""
+    """Return the gauges of one ledger, or its problem."""
     try:
         if NodeLedger.is_one(location):
             with NodeLedger.read(location) as node:
@@ -119,11 +118,11 @@ _MOST_HANGING = 2  # processes that end at a limit
 
 
 def read_apart(files: Sequence[str], *, seconds: int = _SECONDS) -> dict[str, list[LedgerGauge]]:
-    """Return the gauges of ledgers by their files.
+    """Return the gauges of ledgers by their files, computed in a limited process.
 
     Args:
-        files: Of the ledgers.
-        seconds: Of a processor that one ledger may take; it has no gauge then.
+        files: Files of the ledgers.
+        seconds: Processor time for one ledger; a slower one has no gauge.
     """
     gauges: dict[str, list[LedgerGauge]] = {}
     ended = 0
@@ -167,7 +166,7 @@ def _answer(question: dict[str, object]) -> tuple[bytes, bool]:
 
 
 def _main() -> None:
-    """Answer a line for each ledger that the question at the input names."""
+    """Print a line for each ledger that the question at the input names."""
     question = json.load(sys.stdin)
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

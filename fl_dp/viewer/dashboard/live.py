@@ -24,13 +24,13 @@ MOST_STREAMS = 32
 
 @dataclass(kw_only=True)
 class LiveRuns:
-    """Streams of events, as many at a time as one machine bears.
+    """Streams of events.
 
     Attributes:
-        runs: Where the runs are.
-        is_mine: Tells whether this dashboard started a run, and it still runs.
+        runs: Folder of runs.
+        is_mine: Returns whether this dashboard started a run that still runs.
         tick: Seconds between two looks at a run's files.
-        streams: How many are open.
+        streams: Number of open streams, at most `MOST_STREAMS`.
     """
 
     runs: RunsFolder
@@ -42,8 +42,8 @@ class LiveRuns:
         """Yield the events of a run until it has ended.
 
         Args:
-            name: Of the run.
-            last_event_id: What the browser has seen; empty for nothing yet.
+            name: Name of the run.
+            last_event_id: Id of the last event that the browser has; empty for none.
         """
         self.streams += 1
         try:
@@ -93,7 +93,7 @@ class LiveRuns:
 
 
 def state_of(card: RunCard) -> dict[str, Any]:
-    """Return what a page shows of a run while it goes on."""
+    """Return the values that a page shows of a run while it goes on."""
     return {
         "state": str(card.state),
         "round": card.round,
@@ -107,7 +107,7 @@ def state_of(card: RunCard) -> dict[str, Any]:
 
 
 def mark_of(last_event_id: str) -> ReadPosition:
-    """Return the place that an event's id names; the start if it names none."""
+    """Return the position that an event's id names; the start if it names none."""
     file, _, offset = last_event_id.partition(".")
     if all(part.isascii() and part.isdigit() and len(part) < 21 for part in (file, offset)):
         return ReadPosition(file=int(file), offset=int(offset))

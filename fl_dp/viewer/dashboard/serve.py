@@ -1,4 +1,4 @@
-"""Server of the dashboard: where it listens, how it is reached, and what it warns of."""
+"""Server of the dashboard: its address, its names, and its warnings."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SECONDS_TO_END = 2  # streams of events would otherwise keep it from ending
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where the dashboard listens.
+    """Address that the dashboard listens on.
 
     Attributes:
         host: An address of this machine.
-        port: Of TCP.
-        names: Names or addresses by which browsers reach it besides `host`.
+        port: TCP port.
+        names: Names or addresses for browsers besides `host`.
         certificate: PEM file of TLS; None: plain HTTP.
         key: PEM file of its private key.
     """
@@ -34,7 +34,7 @@ class Address:
     key: Path | None = None
 
     def check(self) -> None:
-        """Check what can be checked before it listens.
+        """Check the address before listening.
 
         Raises:
             ValueError: If a browser could not reach it, or one of the two TLS files is missing.
@@ -100,7 +100,7 @@ class Address:
         return f"{scheme}://{name}:{self.port}/"
 
     def warnings(self) -> list[str]:
-        """Return what to think of before others can reach it, a line each."""
+        """Return warnings before others can reach it, one line each."""
         if self.is_loopback:
             return []
         warnings = [
@@ -116,7 +116,7 @@ class Address:
 
 
 def listening_socket(address: Address) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Raises:
         OSError: If the port is taken or the address is not this machine's.

@@ -1,4 +1,4 @@
-"""What the pages show of runs: which are listed, what was planned, what differs, what to do."""
+"""Contents of pages on runs: the list, planned values, differences, and advice."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RunFilter:
     """Search and filter of the list; empty text is no filter.
 
     Attributes:
-        words: All of them must be in a run's name, variant or settings.
+        words: Words that must all be in a run's name, variant or settings.
         state: One of `RunState`.
         task: A value of `task.name`.
         sweep: Name of a sweep.
@@ -69,10 +69,10 @@ class Sweep:
     """Runs that were started together.
 
     Attributes:
-        name: Of its folder.
-        runs: How many.
-        finished: How many of them came to their end.
-        changed: When anything of them was written last.
+        name: Name of its folder.
+        runs: Number of runs.
+        finished: Number of finished runs.
+        changed: When anything of them was written last, seconds since 1970.
     """
 
     name: str
@@ -112,12 +112,12 @@ class ProtectedUnit:
 
     @property
     def is_large(self) -> bool:
-        """Whether the delta is fine for trying out alone."""
+        """Whether the delta is only fine for trials."""
         return is_large_delta(self.delta)
 
 
 def protected_unit(card: RunCard) -> ProtectedUnit:
-    """Return whom a run's epsilon is about: by its statement, before that by its settings."""
+    """Return the unit of a run's epsilon by its statement; before that by its settings."""
     if not card.promises:
         return ProtectedUnit(unit=None, delta=None)
     if card.unit is not None:
@@ -133,7 +133,7 @@ def protected_unit(card: RunCard) -> ProtectedUnit:
 
 
 def _planned_delta(settings: Mapping[str, str]) -> float | None:
-    """Return the delta that a training of clients is planned with; None if it can't be read."""
+    """Return the planned delta of a training of clients; None if it can't be read."""
     clients = settings.get("task.num_clients", "")[:15]
     try:
         written = settings.get("privacy.delta", "null")
@@ -145,7 +145,7 @@ def _planned_delta(settings: Mapping[str, str]) -> float | None:
 
 
 def seconds_left(card: RunCard) -> float | None:
-    """Return an estimate of the time that a running run still takes, from its rounds so far."""
+    """Return the estimated remaining time of a running run, from its rounds so far."""
     if card.state is not RunState.RUNNING or not card.round or card.rounds is None:
         return None
     if card.started is None or card.changed is None:
@@ -158,8 +158,8 @@ def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) ->
     """Return rounds as rows: round, score, loss, epsilon, next clipping norm, noise multiplier.
 
     Args:
-        rounds: At most `MOST_POINTS` of them are returned.
-        multipliers: Noise multiplier of each charged round, as the statement has them.
+        rounds: Rounds, of which at most `MOST_POINTS` are returned.
+        multipliers: Noise multiplier of each charged round, from the statement.
     """
     rows = []
     for point in thinned(rounds, MOST_POINTS):
@@ -205,10 +205,10 @@ def planned_and_done(run: FoundRun) -> list[tuple[str, float | None, float | Non
 
 
 def advice_for(run: FoundRun, age: float | None) -> str | None:
-    """Return the key of what to do about a run that does not go well; None if it does.
+    """Return the key of the advice for a run in trouble; None if there is none.
 
     Args:
-        run: As it was found.
+        run: The run.
         age: Seconds since anything of it was written.
     """
     alone = "_alone" if in_one_process(run.card.settings) else ""
@@ -228,7 +228,7 @@ def advice_for(run: FoundRun, age: float | None) -> str | None:
 
 
 def in_one_process(settings: Mapping[str, str]) -> bool:
-    """Tell whether a run's nodes answer in one process, of which Flower's commands know nothing."""
+    """Return whether a run's nodes answer in one process, which Flower's commands do not see."""
     return settings.get("simulation.engine") == "in_process"
 
 
@@ -238,11 +238,11 @@ class SeedRow:
 
     Attributes:
         name: Settings in which it differs from other rows.
-        runs: Places of its runs in the comparison, from 1.
-        unfinished: How many of them have not ended well.
-        metric: What the models are judged by.
-        score: Mean and deviation of that over the runs.
-        loss: The same of the loss.
+        runs: Numbers of its runs in the comparison, from 1.
+        unfinished: Number of its unfinished runs.
+        metric: Name of the models' score.
+        score: Mean and deviation of the score over the runs.
+        loss: Mean and deviation of the loss.
         epsilon: The largest of the runs; None where nothing is promised.
     """
 
@@ -256,7 +256,7 @@ class SeedRow:
 
 
 def seed_rows(runs: Sequence[FoundRun]) -> list[SeedRow]:
-    """Return runs that differ in their seed alone as one row each, in the order of the runs."""
+    """Return one row for the runs that differ in their seed alone, in the order of the runs."""
     numbers = {id(run): number for number, run in enumerate(runs, 1)}
     return [_seed_row(group, [numbers[id(run)] for run in group.runs]) for group in groups_of(runs)]
 
@@ -296,7 +296,7 @@ def differences(runs: Sequence[FoundRun]) -> list[tuple[str, list[str]]]:
 
 
 def promise(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the sentences of a statement by their names, those of its text alone."""
+    """Return the sentences of a statement by their names."""
     return [
         (name.replace("_", " "), value)
         for name, value in statement.items()

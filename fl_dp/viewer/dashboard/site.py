@@ -109,17 +109,17 @@ Form = Annotated[Mapping[str, str], Depends(_form)]
 
 @dataclass(kw_only=True)
 class Dashboard:
-    """What a dashboard shows and who may see it.
+    """Contents of a dashboard and its access.
 
     Attributes:
         runs: The folder of runs.
         door: Token and sessions.
         hosts: `Host` headers that name it, each with its port.
-        port: Of its cookie's name: two dashboards on one machine share their cookies.
+        port: Port in its cookie's name: two dashboards on one machine share their cookies.
         secure: Whether it speaks TLS.
-        ledgers: Files or URLs whose budgets it shows, besides the ledgers among the runs.
+        ledgers: Files or URLs of ledgers to show, besides those among the runs.
         data: Folders of own data by the names that the form offers.
-        started: Starts simulations; None: it does not.
+        started: Starts simulations; None: nobody may start any.
         tick: Seconds between two looks at a run that goes on.
     """
 
@@ -141,7 +141,7 @@ class Dashboard:
         return f"{prefix}fl-dp-session-{self.port}"
 
     def __post_init__(self) -> None:
-        """Make what the pages are read from."""
+        """Prepare live runs, gauges and templates."""
         self._live = LiveRuns(runs=self.runs, is_mine=self._is_mine, tick=self.tick)
         self._gauges = Gauges(locations=self.ledgers, root=self.runs.root)
         self._templates = environment(_HERE / "templates")
@@ -378,7 +378,7 @@ class Dashboard:
         return self._form_page(request, {})
 
     def _defaults(self, request: Request) -> Response:
-        """Tell what empty fields stand for, beside the parts that are chosen."""
+        """Return the meaning of empty fields, beside the chosen options."""
         return JSONResponse(self._empty_fields(request, request.query_params))
 
     def _price(self, request: Request, form: Form) -> Response:
@@ -464,7 +464,7 @@ class Dashboard:
         )
 
     def _empty_fields(self, request: Request, form: Mapping[str, str]) -> dict[str, str]:
-        """Return what each field of a form says while it is empty."""
+        """Return the text of each field of a form while it is empty."""
         words, kind, own = _words(request), _kind(request), bool(self.data)
         fields = offered(kind, own_data=own)
         shown: dict[str, str] = {}
@@ -479,7 +479,7 @@ class Dashboard:
         return shown
 
     def _started_unseen(self, cards: Sequence[RunCard]) -> list[Any]:
-        """Return the simulations that were started here and have no folder (yet)."""
+        """Return the simulations that were started here and have no folder yet."""
         if self.started is None:
             return []
         listed = {card.name for card in cards} | {card.sweep for card in cards}
@@ -554,7 +554,7 @@ def _words(request: Request) -> Words:
 
 @contextmanager
 def _found_or_404() -> Iterator[None]:
-    """Turn a name that leads nowhere into a page that is not there."""
+    """Answer 404 for a name that leads nowhere."""
     try:
         yield
     except (OSError, ValueError):

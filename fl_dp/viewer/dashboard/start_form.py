@@ -81,15 +81,15 @@ _OF_TRAINING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """One form: what it starts, and which settings it has fields for.
+    """One form: the work it starts, and the settings it has fields for.
 
     Attributes:
-        name: In addresses and in the keys of its words.
+        name: Name in addresses and in the keys of its words.
         groups: Groups of which it offers each option.
         keys: Groups whose keys it offers, and single keys.
         first: Keys that are shown at once; the others are folded away by group.
         marked: Key that marks its experiments in their files; empty: those without such a mark.
-        command: Of the command line.
+        command: Command after `fl-dp`.
     """
 
     name: str
@@ -146,7 +146,7 @@ QUERY = "statistic.query"
 
 @cache
 def kinds() -> dict[str, Kind]:
-    """Return the forms by name; without the wing that has its keys, one is left out."""
+    """Return the forms by name; a form is left out without the wing that has its keys."""
     groups = {key.group for key in all_keys().values()}
     needed = {RECOVERY.name: "recovery", TUNING.name: "tune"}
     return {kind.name: kind for kind in _KINDS if needed.get(kind.name, "") in groups}
@@ -176,7 +176,7 @@ _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,3})
 
 
 def without_null(text: str) -> str:
-    """Return a text of the settings as a form says it: YAML's null is a field that is not set."""
+    """Return a text of the settings in the form's words: YAML's null is a field that is not set."""
     return _NULL.sub('"not set"', text)
 
 
@@ -184,12 +184,12 @@ class WrongField(Exception):
     """A value can't be used.
 
     Attributes:
-        field: Key or group whose field it stands in; empty if no single field is to blame.
-        text: Says what to write instead.
+        field: Key or group of its field; empty if no single field is to blame.
+        text: Advice on what to write instead.
     """
 
     def __init__(self, *, field: str, text: str) -> None:
-        """Say which field is wrong and why."""
+        """Take the field and the reason."""
         super().__init__(text)
         self.field, self.text = field, without_null(text)
 
@@ -198,27 +198,26 @@ class WrongForm(Exception):
     """A form can't be used.
 
     Attributes:
-        fields: Everything that is wrong, the first of each field.
+        fields: The wrong fields, with the first error of each.
     """
 
     def __init__(self, fields: Sequence[WrongField]) -> None:
-        """Say which fields are wrong and why."""
+        """Take the wrong fields."""
         super().__init__("; ".join(field.text for field in fields))
         self.fields = tuple(fields)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Wanted work, checked.
+    """Requested work, checked.
 
     Attributes:
-        kind: The form that asks for it.
-        overrides: As for the command line.
-        run_name: Name of its folder; empty leaves it to us.
-        settings: What the overrides come to; of an experiment of many trainings, what it starts
-            from.
-        title: What it is about, for the name of its folder.
-        trainings: Of an experiment of many: the settings of each.
+        kind: Its form.
+        overrides: Overrides as for the command line.
+        run_name: Name of its folder; empty: chosen by `StartedRuns`.
+        settings: Settings with the overrides; for an experiment of many trainings, their base.
+        title: Subject, for the name of its folder.
+        trainings: Settings of each training of an experiment of many.
     """
 
     kind: Kind = TRAINING
@@ -236,7 +235,7 @@ class Request:
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What starts it, after `fl-dp`."""
+        """The command that starts it, after `fl-dp`."""
         if self.kind is STATISTIC:
             query = str(self.settings.statistic.query)
             others = [text for text in self.overrides if not text.startswith(f"{QUERY}=")]
@@ -245,7 +244,7 @@ class Request:
 
     @property
     def price(self) -> tuple[str, ...]:
-        """What tells its price, after `fl-dp`; empty where that is no single number."""
+        """The command for its price, after `fl-dp`; empty where that is no single number."""
         if self.kind is STATISTIC:
             return (*self.command, "--price", "--json")
         if self.kind in (SWEEP, RECOVERY) or not self.promises:
@@ -259,7 +258,7 @@ def offered(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, Key]:
 
     Args:
         kind: The form.
-        own_data: Whether there are own data, and so their settings.
+        own_data: Whether there are own data; otherwise their settings are left out.
     """
     keys = {}
     for name, key in all_keys().items():
@@ -284,7 +283,7 @@ def folded(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[
 
 @cache
 def options(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple[str, ...]]:
-    """Return what each group's field offers."""
+    """Return the options that each group's field offers."""
     excluded = {_OF_OPERATOR}
     if not own_data:
         excluded |= {*OWN_DATA}
@@ -297,11 +296,11 @@ def options(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, tuple
 def read_form(
     form: Mapping[str, str], data: Mapping[str, Path] | None = None, kind: Kind = TRAINING
 ) -> Request:
-    """Return what a filled form asks for; an empty field leaves its default.
+    """Return the work that a filled form asks for; an empty field leaves its default.
 
     Args:
         form: Values by field: a group, a key, `run_name`, `EXPERIMENT` or `DATA`.
-        data: Folders of own data by the names that the form may choose; None: there are none.
+        data: Folders of own data by the names that the form may choose.
         kind: The form.
 
     Raises:
@@ -374,7 +373,7 @@ def _composed(kind: Kind, overrides: Sequence[str]) -> tuple[Settings, tuple[Set
     """Return the settings of overrides, and those of each training of an experiment of many.
 
     Raises:
-        ConfigError: If they can't go together.
+        ConfigError: If they contradict each other.
     """
     settings = compose_settings(_with_candidates(overrides))
     if kind is not SWEEP:
@@ -387,12 +386,12 @@ def _composed(kind: Kind, overrides: Sequence[str]) -> tuple[Settings, tuple[Set
 def shown_defaults(
     form: Mapping[str, str], kind: Kind, *, own_data: bool = False
 ) -> dict[str, str]:
-    """Return what each group and key of a form is where its field stays empty.
+    """Return the value of each group and key of a form where its field stays empty.
 
     Args:
-        form: Values by field; what is chosen of its groups decides.
+        form: Values by field; the chosen options decide.
         kind: The form.
-        own_data: Whether there are own data, and so their settings.
+        own_data: Whether there are own data.
     """
     choices = {EXPERIMENT: experiments(kind), **options(kind, own_data=own_data)}
     chosen = {field: form.get(field, "") for field in choices}
@@ -446,13 +445,14 @@ def field_of(
     *,
     own_data: bool = False,
 ) -> str:
-    """Return the field that an error is about: the first it names that was filled, or the first.
+    """Return the field of an error: the first that it names and that was filled, else the first.
 
     Args:
-        error: Names keys, in full or by their last word; without one, the answer is empty.
+        error: Text with names of keys, in full or by their last word; without one, there is no
+            field.
         form: Values by field.
         kind: The form.
-        own_data: Whether there are own data, and so their settings.
+        own_data: Whether there are own data.
     """
     fields = [*offered(kind, own_data=own_data), *kind.groups]
     if own_data:
@@ -471,7 +471,7 @@ def override_of(key: Key, text: str, *, several: bool = False) -> str:
     Args:
         key: The setting.
         text: Its value as text.
-        several: Whether there may be several values with commas between them.
+        several: Whether several values with commas between them are allowed.
 
     Raises:
         WrongField: If it is not a value of the key's kind.
@@ -491,7 +491,7 @@ def override_of(key: Key, text: str, *, several: bool = False) -> str:
 
 
 def _unset() -> set[str]:
-    """Return what a reader may write for no value, in each language."""
+    """Return the texts for "no value", in each language."""
     return {"null", *(words.value("null") for words in languages().values())}
 
 

@@ -1,4 +1,4 @@
-"""What the dashboard starts: priced first, one at a time, and stopped as by Ctrl-C."""
+"""Work that the dashboard starts: priced first, one at a time, and stopped as by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SIGNS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal
 
 
 class NotPriced(Exception):
-    """A simulation can't be priced; the text says why."""
+    """A simulation can't be priced; the text gives the reason."""
 
 
 class NotStarted(Exception):
@@ -42,18 +42,18 @@ class NotStarted(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class PricedRequest:
-    """What would be spent, as `fl-dp plan` or `fl-dp stats --price` computes it.
+    """The price of a request, as `fl-dp plan` or `fl-dp stats --price` computes it.
 
     Attributes:
-        key: Names the priced settings to `start`.
-        request: The settings.
+        key: Key of the price, for `start`.
+        request: The request.
         epsilon: Quoted epsilon; None where nothing is promised.
-        delta: The delta that goes with it.
-        records: Epsilon and delta of a client's records, where they are protected besides.
+        delta: Delta of that epsilon.
+        records: Epsilon and delta of a client's records, where they are protected, too.
         promise: Sentences of the promise by name.
-        warnings: What the command line warns of.
-        budgets: Of an experiment of many trainings: the epsilon that each private one may spend,
-            smallest first; None where its noise is given and epsilon follows from it.
+        warnings: Warnings of the command line.
+        budgets: Epsilon of each private training of an experiment of many, smallest first; None
+            where epsilon follows from a given noise.
     """
 
     key: str
@@ -71,10 +71,10 @@ class StartedRun:
     """One simulation.
 
     Attributes:
-        name: Of its folder.
-        request: What was asked for.
-        process: `fl-dp run` or another command.
-        output: What it prints.
+        name: Name of its folder.
+        request: The request.
+        process: Process of `fl-dp run` or another command.
+        output: Its output.
         begun: When it was started, seconds since 1970.
         stopping: Whether a reader asked it to stop.
     """
@@ -93,11 +93,11 @@ class StartedRun:
 
     @property
     def failed(self) -> bool:
-        """Whether it ended otherwise than well or by us."""
+        """Whether it ended in an error, without a request to stop."""
         return self.process.poll() not in (None, 0) and not self.stopping
 
     def said(self) -> str:
-        """Return the end of what it printed."""
+        """Return the end of its output."""
         descriptor = self.output.fileno()
         size = os.fstat(descriptor).st_size
         tail = os.pread(descriptor, _MOST_OUTPUT, max(size - _MOST_OUTPUT, 0))
@@ -106,11 +106,11 @@ class StartedRun:
 
 @dataclass(kw_only=True)
 class StartedRuns:
-    """Prices, starts and stops.
+    """Prices, starts and stops simulations.
 
     Attributes:
         root: Folder of runs.
-        command: The command line.
+        command: The command line of fl-dp.
     """
 
     root: Path
@@ -121,7 +121,7 @@ class StartedRuns:
     _pricing: threading.Lock = field(default_factory=threading.Lock)
 
     def price(self, request: Request) -> PricedRequest:
-        """Return what a simulation would spend; nothing is trained.
+        """Return the price of a simulation; nothing is trained.
 
         Raises:
             NotPriced: If it would be refused.
@@ -151,7 +151,7 @@ class StartedRuns:
         """Start a simulation at the price that was shown.
 
         Args:
-            key: Of its price.
+            key: Key of its price.
 
         Raises:
             NotStarted: If there is no such price, another one runs, or its folder is taken.
@@ -185,10 +185,10 @@ class StartedRuns:
             return started
 
     def command_of(self, request: Request) -> list[str]:
-        """Return what starts a simulation in the folder of runs, after `fl-dp`.
+        """Return the command of a simulation in the folder of runs, after `fl-dp`.
 
         Args:
-            request: Without a name of its run, the command names it by date and task.
+            request: The request; without a run name, the command names the run by date and task.
         """
         command = [*request.command, f"output_dir={quoted(str(self.root))}"]
         if request.run_name:
@@ -196,10 +196,10 @@ class StartedRuns:
         return command
 
     def stop(self, name: str) -> bool:
-        """Stop a simulation as Ctrl-C does; what it had reserved stays spent.
+        """Stop a simulation as Ctrl-C does; its reserved charge stays spent.
 
         Returns:
-            Whether it was one that this dashboard started and that still ran.
+            Whether this dashboard started it and it still ran.
         """
         started = self._started.get(name)
         if started is None or not started.runs:
@@ -219,7 +219,7 @@ class StartedRuns:
         return list(reversed(self._started.values()))
 
     def is_running(self, name: str) -> bool:
-        """Tell whether a run was started here and still runs."""
+        """Return whether a run was started here and still runs."""
         started = self._started.get(name)
         return started is not None and started.runs
 
@@ -251,7 +251,7 @@ class StartedRuns:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of what is started: it need not know the token."""
+    """Return the environment of a started process, without the token."""
     return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
 
 
@@ -273,5 +273,5 @@ def _budgets(trainings: Sequence[Settings]) -> tuple[float | None, ...]:
 
 
 def _with_prefix(lines: Sequence[str], prefix: str) -> list[str]:
-    """Return what the lines with a prefix say after it."""
+    """Return the lines with a prefix, without it."""
     return [line.removeprefix(prefix).strip() for line in lines if line.startswith(prefix)]

@@ -1,4 +1,4 @@
-"""Folders of runs, read without trust in what wrote them.
+"""Folders of runs, read without trust in their author.
 
     >>> runs = RunsFolder(Path("runs"))
     >>> [card.name for card in runs.listing().cards]
@@ -7,9 +7,8 @@
     0.93
 
 A folder may come from a stranger, be half written, or belong to something else. So no link is
-followed below the folder that was named, nothing is read without a bound, what can't be read is
-said and left out, and no number that leaves this room is infinite or NaN. It knows no framework and
-loads in milliseconds.
+followed below it, nothing is read without a bound, what can't be read is reported and left out, and
+no number is infinite or NaN. This room knows no framework and loads in milliseconds.
 """
 
 from .attack_folders import FoundAttack

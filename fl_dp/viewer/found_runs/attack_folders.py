@@ -1,4 +1,4 @@
-"""Folders of attacks on membership, read without trust in what wrote them."""
+"""Folders of attacks on membership, read without trust in their author."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class FoundAttack:
     """One attack, as far as its files can be read.
 
     Attributes:
-        name: Of its folder.
-        rows: Of its table, each with its columns' names; text as it was written, in one line.
-        image: Its picture; None if there is none that can be shown.
+        name: Name of its folder.
+        rows: Rows of its table by column, as text on one line.
+        image: Its picture; None if it can't be shown.
         problems: What could not be read, for a person.
     """
 
@@ -37,7 +37,7 @@ class FoundAttack:
 
 
 def is_attack(path: Path) -> bool:
-    """Tell whether a folder is one of an attack on membership."""
+    """Return whether a folder is one of an attack on membership."""
     return os.path.lexists(path / TABLE)
 
 
@@ -70,7 +70,7 @@ def _read(root: Path, name: str) -> FoundAttack:
     except (OSError, Unreadable, csv.Error) as error:
         problems.append(f"{TABLE}: {error}")
     try:
-        image = read_image(root, name, ROC, known=(ROC,))
+        image = read_image(root, name, ROC, allowed=(ROC,))
     except FileNotFoundError:
         pass  # matplotlib was not there
     except (OSError, Unreadable) as error:

@@ -1,4 +1,4 @@
-"""Card of a run in a list: its state, and those of its settings that fit on one line."""
+"""Card of a run in a list: its state, and its settings that fit on one line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SAME_TIME = 2.0  # some file systems know no finer times
 
 
 class RunState(enum.StrEnum):
-    """Where a run has got to.
+    """State of a run.
 
     Attributes:
         FINISHED: Every planned round was released, or a statistic was answered.
-        RUNNING: It goes on: something was written lately.
-        SILENT: It neither ended nor wrote anything for ten minutes and for five of its rounds: it
-            was killed, or waits for its nodes.
-        FAILED: Its statement says so: nobody contributed.
+        RUNNING: Something was written lately.
+        SILENT: It did not end, and wrote nothing for ten minutes and five of its rounds: it was
+            killed, or waits for its nodes.
+        FAILED: By its statement, nobody contributed.
         STOPPED: It ended before its last round: it wrote its statement, or its process is gone.
         BROKEN: Its settings can't be read.
     """
@@ -42,26 +42,26 @@ class RunCard:
     """One run in a list; None is what its files do not say.
 
     Attributes:
-        name: Of its folder below the folder of runs, with slashes between parts.
+        name: Path of its folder below the folder of runs, with slashes.
         kind: `training`, `statistic`, `recovery` (images from updates) or `unknown`.
-        state: Where it has got to.
+        state: Its state.
         settings: Its settings that fit on one line, as text by key, for example `task.name`.
         started: When its settings were written, seconds since 1970.
-        changed: When anything of it was written last.
+        changed: When anything of it was written last, seconds since 1970.
         round: Last released round; 0 is the model before training.
-        rounds: Planned.
-        score: What the last model is judged by, on public rows.
-        test_loss: Of the last model, on public rows.
-        epsilon: What the statement quotes once it is there, else what was spent so far; infinite
-            epsilon is None.
-        delta: The delta that goes with it.
-        budget: Epsilon that may be spent.
-        unit: What epsilon protects, in the statement's words.
-        promises: False where nothing is promised: the statement says so, its epsilon is too large
-            to mean anything (`is_promise`), or the noise can be predicted.
-        sweep: Name of the sweep's folder that it belongs to.
-        variant: What tells it from its siblings there, but for the seed.
-        place: Its place on the sweep's axis.
+        rounds: Planned number of rounds.
+        score: Score of the last model, on public rows.
+        test_loss: Loss of the last model, on public rows.
+        epsilon: Quoted epsilon of the statement; before it is written, what was spent so far. None
+            if infinite.
+        delta: Delta of that epsilon.
+        budget: Epsilon of the budget.
+        unit: Unit that epsilon protects, in the statement's words.
+        promises: False where nothing is promised: by the statement, by an epsilon that is too large
+            (`is_promise`), or because the noise can be predicted.
+        sweep: Name of its sweep's folder.
+        variant: Its difference from the sweep's other runs, but for the seed.
+        place: Its value on the sweep's axis.
         problems: What could not be read, for a person.
     """
 
@@ -98,17 +98,17 @@ def state_of(
     alive: bool | None = None,
     failed: bool = False,
 ) -> RunState:
-    """Return where a run with readable settings has got to.
+    """Return the state of a run with readable settings; times are seconds since 1970.
 
     Args:
         done: Whether it has nothing left to do.
-        rounds_done: Rounds that it has released.
-        started: When its settings were written.
-        released: When its metrics or its ledger were written last.
-        logged: When its log was written last.
-        stated: When its statement was written, if it was.
+        rounds_done: Number of released rounds.
+        started: Time of its settings.
+        released: Last time of its metrics or its ledger.
+        logged: Last time of its log.
+        stated: Time of its statement; None without one.
         now: The time.
-        alive: Whether its process is there; None: the times alone tell.
+        alive: Whether its process exists; None: the times alone decide.
         failed: Whether its statement says that it failed.
     """
     if failed and stated is not None and stated >= released - _SAME_TIME:
@@ -122,8 +122,8 @@ def state_of(
         return RunState.STOPPED
     written = max(started, released, logged)
     # The round that goes on takes part of the time, too.
-    of_a_round = max(written - started, 0.0) / (rounds_done + 1)
-    patience = max(_QUIET, _ROUNDS_OF_QUIET * of_a_round)
+    seconds_per_round = max(written - started, 0.0) / (rounds_done + 1)
+    patience = max(_QUIET, _ROUNDS_OF_QUIET * seconds_per_round)
     return RunState.RUNNING if now - written < patience else RunState.SILENT
 
 
@@ -133,18 +133,17 @@ _LIST = "[...]"
 
 
 def scalars(text: bytes) -> dict[str, str]:
-    """Return the settings of a run's file by their keys, as text; lists are told as `[...]`.
+    """Return the settings of a run's file by key, as text; a list is `[...]`.
 
-    What does not look like a setting is left out: this is for lists and filters, and
-    `FoundRun.settings` has everything.
+    Other lines are left out: this is for lists and filters, and `FoundRun.settings` has everything.
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     group = ""
     for line in text.decode(errors="replace").splitlines():
         match = _LINE.match(line)
         if match is None:
-            if line.lstrip().startswith("- ") and group in found:
-                found[group] = _LIST
+            if line.lstrip().startswith("- ") and group in settings:
+                settings[group] = _LIST
             continue
         inner, key, value = match.groups()
         if inner:
@@ -152,10 +151,10 @@ def scalars(text: bytes) -> dict[str, str]:
         if value is None or inner is None:
             group = key
         if value is not None:
-            found[key] = shown(_unquoted(value))
+            settings[key] = shown(_unquoted(value))
         elif inner:
-            found[key] = _LIST
-    return found
+            settings[key] = _LIST
+    return settings
 
 
 def _unquoted(value: str) -> str:

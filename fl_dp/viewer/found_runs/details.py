@@ -1,4 +1,4 @@
-"""One run with all that its files tell."""
+"""One run with the contents of all its files."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ _DOCUMENTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class FoundRun:
-    """One run, as far as its files can be read; everything in it is data, nothing is trusted.
+    """One run, as far as its files can be read; nothing in it is trusted.
 
     Attributes:
-        card: What a list shows of it.
+        card: Its card in a list.
         settings: All of `config.yaml` by keys such as `task.name`; empty if it can't be read.
-        rounds: Of `metrics.jsonl`.
-        statement: `privacy.json`; None if there is none that can be read.
+        rounds: Rounds of `metrics.jsonl`.
+        statement: `privacy.json`; None if it can't be read.
         documents: Other JSON files of the run by their names, for example `audit.json`.
-        parameters: Numbers in the model, from the head of its file; None if that can't be read.
-        log: The last lines of the operator's log, which is no part of what is released.
+        parameters: Number of the model's parameters, from the head of its file; None if unknown.
+        log: The last lines of the operator's log, which is not released.
         problems: What could not be read, for a person.
     """
 
@@ -64,8 +64,8 @@ class FoundRun:
     @property
     def noise_multipliers(self) -> list[float | None]:
         """The noise multiplier of each charged round, as the statement lists them."""
-        found = (self.statement or {}).get("noise_multipliers")
-        return [number(each) for each in found] if isinstance(found, list) else []
+        values = (self.statement or {}).get("noise_multipliers")
+        return [number(value) for value in values] if isinstance(values, list) else []
 
     @property
     def accuracy(self) -> float | None:
@@ -84,13 +84,12 @@ class FoundRun:
 
     @property
     def answer(self) -> list[tuple[str, float | None, float | None]]:
-        """Rows of a statistic's answer: a name, the private value, the error."""
+        """Rows of a statistic's answer: name, private value and error."""
         rows = self.documents.get("statistic.json", {}).get("rows")
-        return [
-            (shown(str(row[0])), number(row[1]), number(row[2]))
-            for row in (rows[:_MOST_ROWS] if isinstance(rows, list) else ())
-            if isinstance(row, list) and len(row) == 3
-        ]
+        if not isinstance(rows, list):
+            return []
+        valid = [row for row in rows[:_MOST_ROWS] if isinstance(row, list) and len(row) == 3]
+        return [(shown(str(name)), number(value), number(error)) for name, value, error in valid]
 
     @property
     def failed(self) -> bool:
@@ -99,11 +98,11 @@ class FoundRun:
 
 
 def found_run(root: Path, card: RunCard) -> FoundRun:
-    """Return a run that was listed, with its files.
+    """Return a listed run, with its files.
 
     Args:
         root: The folder that the user named.
-        card: Of the run.
+        card: Card of the run.
     """
     name, problems = card.name, list(card.problems)
     settings: dict[str, Any] = {}
@@ -115,34 +114,34 @@ def found_run(root: Path, card: RunCard) -> FoundRun:
             raise Unreadable("config.yaml has no settings")
         settings = flattened(read)
     with problems_noted(problems, may_lack=True):  # before the first round
-        found = read_rounds(root, name)
-        rounds = found.rounds
-        problems += found.problems
+        of_file = read_rounds(root, name)
+        rounds = of_file.rounds
+        problems += of_file.problems
     documents: dict[str, dict[str, Any]] = {}
     for file in _DOCUMENTS:
         with problems_noted(problems, may_lack=True):
             documents[file] = read_object(root, f"{name}/{file}", most=_MOST_DOCUMENT)
-    said = tuple(dict.fromkeys(problems))
+    unique_problems = tuple(dict.fromkeys(problems))
     return FoundRun(
-        card=replace(card, problems=said),
+        card=replace(card, problems=unique_problems),
         settings=settings,
         rounds=rounds,
         statement=documents.pop("privacy.json", None),
         documents=documents,
         parameters=_parameters(root, name),
         log=_log(root, name),
-        problems=said,
+        problems=unique_problems,
     )
 
 
 def _parameters(root: Path, name: str) -> int | None:
-    """Return how many numbers a safetensors file says that it holds."""
+    """Return the number of parameters in a safetensors file, by its head."""
     try:
         with opened(root, f"{name}/model.safetensors") as stream:
             length = int.from_bytes(stream.read(8), "little")
             head = parsed_json(stream.read(min(length, _MOST_SETTINGS)), "model.safetensors")
-        shapes = [each["shape"] for key, each in head.items() if key != "__metadata__"]
-        total = sum(math.prod(int(side) for side in shape) for shape in shapes)
+        shapes = [tensor["shape"] for key, tensor in head.items() if key != "__metadata__"]
+        total = sum(math.prod(map(int, shape)) for shape in shapes)
     except (OSError, Unreadable, AttributeError, KeyError, TypeError, ValueError):
         return None
     return total if 0 < total < 2**53 else None

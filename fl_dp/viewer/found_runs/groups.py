@@ -1,10 +1,11 @@
-"""Runs that differ in their seed alone, as one curve with a band; and what else differs."""
+"""Runs that differ in their seed alone, as one curve with a band; and their other differences."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from fl_dp.app.keys import FOLDERS, SECRET
@@ -32,9 +33,9 @@ class RoundRange:
 
     Attributes:
         round: Its number.
-        mean: Over the runs.
-        low: Of the runs.
-        high: Of the runs.
+        mean: Mean over the runs.
+        low: Lowest of the runs.
+        high: Highest of the runs.
     """
 
     round: int
@@ -48,7 +49,7 @@ class Group:
     """Runs that differ in their seed alone.
 
     Attributes:
-        name: What tells it from the other groups.
+        name: Its difference from the other groups.
         runs: Its runs, at least one.
     """
 
@@ -56,17 +57,18 @@ class Group:
     runs: tuple[FoundRun, ...]
 
     def series(self, value: Callable[[Round], float | None]) -> list[RoundRange]:
-        """Return a number of each round over the runs; rounds without one are left out."""
-        found: dict[int, list[float]] = {}
+        """Return a value of each round over the runs; rounds without one are left out."""
+        by_round: dict[int, list[float]] = {}
         for run in self.runs:
-            for each in run.rounds:
-                number = value(each)
+            for point in run.rounds:
+                number = value(point)
                 if number is not None:
-                    found.setdefault(each.round, []).append(number)
-        return [
-            RoundRange(round=at, mean=statistics.fmean(values), low=min(values), high=max(values))
-            for at, values in sorted(found.items())
-        ]
+                    by_round.setdefault(point.round, []).append(number)
+        series = []
+        for round_number, values in sorted(by_round.items()):
+            mean, low, high = statistics.fmean(values), min(values), max(values)
+            series.append(RoundRange(round=round_number, mean=mean, low=low, high=high))
+        return series
 
 
 def groups_of(runs: Sequence[FoundRun]) -> list[Group]:
@@ -76,26 +78,29 @@ def groups_of(runs: Sequence[FoundRun]) -> list[Group]:
         # Settings that can't be read are like no others.
         key = repr(sorted(compared(run).items())) if run.settings else f"unknown {index}"
         members.setdefault(key, []).append(run)
-    of_groups = [each[0] for each in members.values()]
-    differing = differences(of_groups)
-    names: list[str] = []
-    for run, group in zip(of_groups, members.values(), strict=True):
-        settings = compared(run)
-        # A key of another choice is not there.
-        told = [f"{key}={shown_value(settings[key])}" for key in differing[:4] if key in settings]
-        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
-        names.append(", ".join(told) or f"{run.card.name}{more}")
-    return [
-        Group(
-            name=name if names.count(name) == 1 else f"{name} ({each[0].card.name})",
-            runs=tuple(each),
-        )
-        for name, each in zip(names, members.values(), strict=True)
-    ]
+    differing = differences([group[0] for group in members.values()])[:4]
+    names = [_name(group, differing) for group in members.values()]
+    groups = []
+    for name, group in zip(names, members.values(), strict=True):
+        if names.count(name) > 1:
+            name = f"{name} ({group[0].card.name})"
+        groups.append(Group(name=name, runs=tuple(group)))
+    return groups
+
+
+def _name(runs: Sequence[FoundRun], differing: Sequence[str]) -> str:
+    """Return the differing settings of a group; without any, the name of its first run."""
+    settings = compared(runs[0])
+    # A key of another choice is missing.
+    texts = [f"{key}={shown_value(settings[key])}" for key in differing if key in settings]
+    if texts:
+        return ", ".join(texts)
+    more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
+    return f"{runs[0].card.name}{more}"
 
 
 def compared(run: FoundRun) -> Mapping[str, Any]:
-    """Return the settings that a result can depend on and that may be shown."""
+    """Return the settings that can change a result and may be shown."""
     return {
         key: value
         for key, value in run.settings.items()
@@ -105,25 +110,19 @@ def compared(run: FoundRun) -> Mapping[str, Any]:
 
 def differences(runs: Sequence[FoundRun]) -> list[str]:
     """Return the keys of settings in which runs differ, in the order of the settings."""
-    of_runs = [compared(run) for run in runs if run.settings]
-    keys = dict.fromkeys(key for each in of_runs for key in each)
-    # A key of a choice is not there under another; any other that is missing is another version's.
-    return [
-        key
-        for key in keys
-        if len(
-            {
-                repr(each.get(key))
-                for each in of_runs
-                if key in each or key.partition(".")[0] in OPTIONS
-            }
-        )
-        > 1
-    ]
+    settings = [compared(run) for run in runs if run.settings]
+    differing = []
+    for key in dict.fromkeys(chain.from_iterable(settings)):
+        # A key of a choice is missing under another; any other missing key is another version's.
+        is_of_choice = key.partition(".")[0] in OPTIONS
+        having = [values for values in settings if key in values or is_of_choice]
+        if len({repr(values.get(key)) for values in having}) > 1:
+            differing.append(key)
+    return differing
 
 
 def shown_value(value: Any) -> str:
-    """Return a setting's value as it is written, at most 80 characters of it."""
+    """Return a setting's value as text, at most 80 characters of it."""
     match value:
         case None:
             text = "null"

@@ -1,4 +1,4 @@
-"""Images of a run's folder that may be shown: PNG alone, under fl-dp's own names."""
+"""Images of a run's folder that may be shown: only PNG, under fl-dp's own names."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Image:
     """One image.
 
     Attributes:
-        folder: Name of the folder that it lies in.
-        name: Of its file.
+        folder: Name of its folder.
+        name: Name of its file.
         png: Its bytes.
-        width: In pixels.
-        height: In pixels.
+        width: Width in pixels.
+        height: Height in pixels.
     """
 
     folder: str
@@ -37,42 +37,42 @@ class Image:
 
     @property
     def address(self) -> str:
-        """The image itself, as a data URL; nothing but its bytes comes from the folder."""
+        """The image itself, as a data URL; only its bytes come from the folder."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode('ascii')}"
 
 
 def images_of(root: Path, name: str) -> list[str]:
-    """Return the names of the images that a run, or the sweep it belongs to, has."""
-    found = []
+    """Return the names of the images of a run or a sweep."""
+    images = []
     for image in IMAGES:
         try:
             with opened(root, f"{name}/{image}") as stream:
                 if stream.read(len(_SIGNATURE)) == _SIGNATURE:
-                    found.append(image)
+                    images.append(image)
         except (OSError, Unreadable):
             continue
-    return found
+    return images
 
 
-def read_image(root: Path, name: str, image: str, *, known: tuple[str, ...] = IMAGES) -> Image:
+def read_image(root: Path, name: str, image: str, *, allowed: tuple[str, ...] = IMAGES) -> Image:
     """Return an image.
 
     Args:
         root: The folder that the user named.
-        name: Of the folder below it that the image lies in.
-        image: Of the file.
-        known: Names that are looked at.
+        name: Name of the image's folder below it.
+        image: Name of the file.
+        allowed: Names of files that may be read.
 
     Raises:
-        Unreadable: If it is none of `known`, a link, too large, or no PNG.
+        Unreadable: If it is none of `allowed`, a link, too large, or no PNG.
         OSError: If it can't be read.
     """
-    if image not in known:
+    if image not in allowed:
         raise Unreadable("no image that fl-dp writes")
-    found = read_whole(root, f"{name}/{image}", most=_LARGEST)
-    if not found.startswith(_SIGNATURE) or found[12:16] != b"IHDR" or len(found) < _HEAD:
+    png = read_whole(root, f"{name}/{image}", most=_LARGEST)
+    if not png.startswith(_SIGNATURE) or png[12:16] != b"IHDR" or len(png) < _HEAD:
         raise Unreadable(f"{image} is no PNG")
-    width, height = (int.from_bytes(found[at : at + 4], "big") for at in (16, 20))
+    width, height = int.from_bytes(png[16:20], "big"), int.from_bytes(png[20:24], "big")
     if not 0 < width * height <= _MOST_PIXELS:
         raise Unreadable(f"{image} has {width} x {height} pixels, and {_MOST_PIXELS:,} are shown")
-    return Image(folder=name, name=image, png=found, width=width, height=height)
+    return Image(folder=name, name=image, png=png, width=width, height=height)

@@ -1,4 +1,4 @@
-"""Ledgers that lie below a folder; no link is followed to one, or beside one."""
+"""Ledgers below a folder; no link is followed to one, or beside one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class FoundLedger:
     """A file that is named like a ledger; nothing of it was read.
 
     Attributes:
-        name: With slashes, below the folder.
-        path: Of the file.
+        name: Path below the folder, with slashes.
+        path: Path of the file.
         changed: When it was written last, seconds since 1970.
     """
 
@@ -31,10 +31,9 @@ class FoundLedger:
 
 
 def ledgers_in(root: Path) -> list[FoundLedger]:
-    """Return the ledgers below a folder, those that were written last first.
+    """Return the ledgers below a folder, the last written first.
 
-    Folders of runs are looked into, and nothing below them: a simulation keeps the ledgers of its
-    nodes there.
+    Folders below a run are not searched: a simulation keeps its nodes' ledgers there.
 
     Args:
         root: The folder; it may be a link itself.
@@ -43,14 +42,14 @@ def ledgers_in(root: Path) -> list[FoundLedger]:
         OSError: If the folder itself can't be read.
     """
     root = root.resolve()
-    return sorted(_ledgers(root), key=lambda found: (-found.changed, found.name))
+    return sorted(_ledgers(root), key=lambda ledger: (-ledger.changed, ledger.name))
 
 
 def _ledgers(root: Path) -> Iterator[FoundLedger]:
+    names = [LEDGER, *(LEDGER + end for end in _BESIDE)]
     for within, entries in folders_below(root, []):
-        files = {each.name: each for each in entries if each.name.startswith(LEDGER)}
-        beside = (files[name] for name in (LEDGER + end for end in _BESIDE) if name in files)
-        if LEDGER in files and all(map(_is_plain, (files[LEDGER], *beside))):
+        files = {entry.name: entry for entry in entries if entry.name in names}
+        if LEDGER in files and all(map(_is_plain, files.values())):
             name = f"{within}/{LEDGER}" if within else LEDGER
             changed = files[LEDGER].stat(follow_symlinks=False).st_mtime
             yield FoundLedger(name=name, path=root / name, changed=changed)

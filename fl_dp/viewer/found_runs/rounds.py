@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -22,22 +22,22 @@ _MOST_METRICS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One round, as it was released; None is what a line does not say, or not as a finite number.
+    """One released round; None is what a line lacks, or holds as no finite number.
 
     Attributes:
         round: Its number; 0 is the model before training.
-        expected_cohort: Expected clients of a round.
-        test_loss: On public rows, mean cross-entropy in nats, or mean squared error.
-        test_accuracy: On the same rows; None where the label is a number.
+        expected_cohort: Expected number of clients.
+        test_loss: Loss on public rows: mean cross-entropy in nats, or mean squared error.
+        test_accuracy: Accuracy on the same rows; None where the label is a number.
         metrics: Other metrics on the same rows that are one number, by name.
-        confusion_matrix: On the same rows, counts of each true class by predicted class.
-        classes: Names of these classes, as many as the matrix has rows; () where it has none.
-        epsilon: Spent until then.
+        confusion_matrix: Counts of each true class by predicted class, on the same rows.
+        classes: Names of these classes, one per row of the matrix; () without it.
+        epsilon: Spent epsilon so far.
         bytes_down: Bytes of the arrays in a message to a client.
         bytes_up: Bytes of the arrays in its reply.
-        next_clipping_norm: Under adaptive clipping, the norm that the next round clips to.
+        next_clipping_norm: Clipping norm of the next round, if it is adaptive.
         clients: Clients' metrics that were released with the model, by name.
-        is_evaluated: Whether the model was measured on public rows, be it to no finite number.
+        is_evaluated: Whether the model was measured on public rows, even if the loss is not finite.
     """
 
     round: int
@@ -56,7 +56,7 @@ class Round:
 
     @property
     def score(self) -> Score:
-        """What the model is judged by."""
+        """Score of the model."""
         return Score.of(self.test_accuracy, self.metrics)
 
 
@@ -64,12 +64,10 @@ class Round:
 class ReadRounds:
     """Rounds of a file.
 
-    The last that was evaluated says how good the model is, until the next evaluation.
-
     Attributes:
-        rounds: In their order.
-        planned: Rounds of the plan, as the last line says; None if it does not.
-        problems: Said to the reader, if something was left out.
+        rounds: Rounds in order.
+        planned: Planned number of rounds by the last line; None if it has none.
+        problems: What was left out, for a person.
     """
 
     rounds: tuple[Round, ...]
@@ -84,7 +82,7 @@ class ReadRounds:
 
 def last_evaluated(rounds: Sequence[Round]) -> Round | None:
     """Return the last round whose model was measured; None if there is none."""
-    return next((each for each in reversed(rounds) if each.is_evaluated), None)
+    return next((point for point in reversed(rounds) if point.is_evaluated), None)
 
 
 def read_rounds(root: Path, name: str) -> ReadRounds:
@@ -92,7 +90,7 @@ def read_rounds(root: Path, name: str) -> ReadRounds:
 
     Args:
         root: The folder that the user named.
-        name: Of the run's folder below it.
+        name: Name of the run's folder below it.
 
     Raises:
         FileNotFoundError: If the run has no metrics yet.
@@ -104,34 +102,32 @@ def read_rounds(root: Path, name: str) -> ReadRounds:
         problems = []
         if size > _MOST_READ:
             problems.append(f"{METRICS} has {size:,} bytes: only its last {_MOST_READ:,} are shown")
-        found = rounds_of(_last_bytes(stream, size, _MOST_READ))
-    return ReadRounds(
-        rounds=found.rounds, planned=found.planned, problems=(*problems, *found.problems)
-    )
+        read = rounds_of(_last_bytes(stream, size, _MOST_READ))
+    return replace(read, problems=(*problems, *read.problems))
 
 
 def last_round(root: Path, name: str) -> ReadRounds:
     """Return the rounds from the last evaluated one on, from the end of the file.
 
-    Otherwise as `read_rounds`.
+    Arguments and errors are those of `read_rounds`.
     """
     with opened(root, f"{name}/{METRICS}") as stream:
         size = os.fstat(stream.fileno()).st_size
         for most in (1 << 12, _LONGEST_LINE):
-            found = rounds_of(_last_bytes(stream, size, most), last_alone=True)
-            if size <= most or (found.rounds and found.rounds[0].is_evaluated):
+            read = rounds_of(_last_bytes(stream, size, most), last_alone=True)
+            if size <= most or (read.rounds and read.rounds[0].is_evaluated):
                 break
-    return found
+    return read
 
 
 def rounds_of(text: bytes, *, last_alone: bool = False) -> ReadRounds:
-    """Return the rounds that complete lines tell of.
+    """Return the rounds of complete lines; a last line without its end is still being written.
 
-    Lines that are none are left out and counted; a line without its end is still being written.
+    Invalid lines are left out and counted.
 
     Args:
-        text: Of `metrics.jsonl`.
-        last_alone: Whether only the last lines are wanted, from an evaluated round on.
+        text: Text of `metrics.jsonl`.
+        last_alone: Whether to return only the last rounds, from an evaluated one on.
     """
     lines = text.split(b"\n")[:-1]
     rounds: list[Round] = []
@@ -143,19 +139,20 @@ def rounds_of(text: bytes, *, last_alone: bool = False) -> ReadRounds:
         if read is None:
             broken += 1
             continue
-        found, of_all = read
-        planned = of_all if planned is None else planned
+        point, num_rounds = read
+        if planned is None:
+            planned = num_rounds
         # Read backwards, so of a round that was done again only the last line counts.
-        if not rounds or found.round < rounds[-1].round:
-            rounds.append(found)
-        if last_alone and found.is_evaluated:
+        if not rounds or point.round < rounds[-1].round:
+            rounds.append(point)
+        if last_alone and point.is_evaluated:
             break
     problems = (f"{METRICS} has {broken:,} lines that tell no round",) if broken else ()
     return ReadRounds(rounds=tuple(reversed(rounds)), planned=planned, problems=problems)
 
 
 def thinned(rounds: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` rounds, or their points, evenly, the first and the last among them."""
+    """Return at most `most` items, evenly, with the first and the last."""
     if len(rounds) <= most:
         return list(rounds)
     if most < 2:
@@ -165,32 +162,34 @@ def thinned(rounds: Sequence[T], most: int) -> list[T]:
 
 
 def _round(line: bytes) -> tuple[Round, int | None] | None:
-    """Return the round that a line tells of and how many are planned, or None if it tells none."""
+    """Return the round of a line and the planned number of rounds, or None if it has no round."""
     if len(line) > _LONGEST_LINE:
         return None
     try:
-        said = parsed_json(line, METRICS)
+        document = parsed_json(line, METRICS)
     except Unreadable:
         return None
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         return None
-    of = _count(said.get("round"))
-    if of is None:
+    round_number = _count(document.get("round"))
+    if round_number is None:
         return None
-    numbers = {name: number(said.get(name)) for name in _NUMBERS}
-    clients = said.get("clients")
-    matrix = _matrix(said.get("test_confusion_matrix"))
-    classes = tuple(map(shown, texts(said.get("test_classes"))))
-    found = Round(
-        round=of,
+    numbers = {name: number(document.get(name)) for name in _NUMBERS}
+    clients = document.get("clients")
+    matrix = _matrix(document.get("test_confusion_matrix"))
+    classes = tuple(map(shown, texts(document.get("test_classes"))))
+    if len(classes) != len(matrix or ()):
+        classes = ()
+    point = Round(
+        round=round_number,
         clients=_metrics(clients.items() if isinstance(clients, dict) else ()),
-        metrics=_metrics((name, said.get(f"test_{name}")) for name in NUMBERS),
+        metrics=_metrics((name, document.get(f"test_{name}")) for name in NUMBERS),
         confusion_matrix=matrix,
-        classes=classes if len(classes) == len(matrix or ()) else (),
-        is_evaluated=said.get("test_loss") is not None,
+        classes=classes,
+        is_evaluated=document.get("test_loss") is not None,
         **numbers,
     )
-    return found, _count(said.get("rounds"))
+    return point, _count(document.get("rounds"))
 
 
 _NUMBERS = (
@@ -213,9 +212,11 @@ def _matrix(value: object) -> tuple[tuple[int, ...], ...] | None:
     """Return a square matrix of counts, and None for anything else."""
     if not isinstance(value, list) or not 1 < len(value) <= MOST_CLASSES_OF_A_MATRIX:
         return None
-    rows = [tuple(map(_count, row)) if isinstance(row, list) else () for row in value]
-    counts = tuple(tuple(each for each in row if each is not None) for row in rows)
-    return counts if all(len(row) == len(value) for row in counts) else None
+    rows = []
+    for row in value:
+        counts = list(map(_count, row)) if isinstance(row, list) else []
+        rows.append(tuple(count for count in counts if count is not None))
+    return tuple(rows) if all(len(row) == len(value) for row in rows) else None
 
 
 def _count(value: object) -> int | None:

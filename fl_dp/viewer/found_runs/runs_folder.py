@@ -1,4 +1,4 @@
-"""A folder of runs: what is in it, and one run of it."""
+"""A folder of runs: the list of them, and one run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Listing:
     """Runs of a folder.
 
     Attributes:
-        cards: The runs, those that were written last first.
+        cards: The runs, the last written first.
         problems: What was left out, for a person.
     """
 
@@ -59,9 +59,9 @@ class SweepCell:
     """One training of a sweep.
 
     Attributes:
-        variant: Its curve, or what tells it from its siblings but for the seed.
-        place: Its place on the sweep's axis.
-        card: As the list shows it; None before it has begun.
+        variant: Its curve, or its difference from the other trainings but for the seed.
+        place: Its value on the sweep's axis.
+        card: Its card in the list; None before it has begun.
     """
 
     variant: str | None
@@ -69,25 +69,25 @@ class SweepCell:
     card: RunCard | None
 
 
-_Seen = tuple[int, int, int]  # inode, time and size of a file
+_Version = tuple[int, int, int]  # inode, time and size of a file
 
 
 class RunsFolder:
     """A folder that holds runs, and sweeps of runs; nothing outside of it is ever read.
 
-    It remembers what it has read for as long as a file's time and size stay the same.
+    Contents are cached for as long as a file's time and size stay the same.
     """
 
     def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
         """Name the folder.
 
         Args:
-            root: The folder; it may be a link, what is below it may not.
-            clock: The time, in seconds since 1970.
+            root: The folder; it may be a link, but nothing below it.
+            clock: Returns the time, in seconds since 1970.
         """
         self.root = root.resolve()
         self._clock = clock
-        self._kept: dict[str, tuple[_Seen, Any]] = {}
+        self._cache: dict[str, tuple[_Version, Any]] = {}
 
     def listing(self) -> Listing:
         """Return all runs, at most 10,000.
@@ -108,7 +108,7 @@ class RunsFolder:
         return Listing(cards=tuple(cards), problems=tuple(dict.fromkeys(problems)))
 
     def card(self, name: str) -> RunCard:
-        """Return one run as the list shows it.
+        """Return the card of one run.
 
         Raises:
             Unreadable: If the name leads elsewhere.
@@ -118,7 +118,7 @@ class RunsFolder:
         return self._in_sweep(self._card(name), {})
 
     def read(self, name: str) -> FoundRun:
-        """Return one run with all that its files tell, as far as they can be read.
+        """Return one run with the contents of its files, as far as they can be read.
 
         Raises:
             Unreadable: If the name leads elsewhere.
@@ -135,14 +135,14 @@ class RunsFolder:
         """
         self._require(name, SWEEP)
         files = self._files(name)
-        found = []
-        for cell, said in self._read(name, SWEEP, files, _read_cells).items():
+        cells = []
+        for cell, texts in self._read(name, SWEEP, files, _read_cells).items():
             try:
                 card = self.card(f"{name}/{cell}")
             except (OSError, Unreadable):
                 card = None
-            found.append(SweepCell(variant=said["variant"], place=said["place"], card=card))
-        return found
+            cells.append(SweepCell(variant=texts["variant"], place=texts["place"], card=card))
+        return cells
 
     def follow(self, name: str, mark: ReadPosition) -> Followed:
         """Return the rounds of a run since a mark; see `follow`.
@@ -177,11 +177,12 @@ class RunsFolder:
             if not settings:
                 raise Unreadable(f"{CONFIG} has no settings")
         except (OSError, Unreadable) as error:
-            problems.append(_said(error))
+            problems.append(_reason(error))
             state = RunState.BROKEN
         statement = self._if_any(name, STATEMENT, files, self._read_statement, problems)
         rounds = self._if_any(name, METRICS, files, last_round, problems)
-        rounds = ReadRounds(rounds=()) if rounds is None else rounds
+        if rounds is None:
+            rounds = ReadRounds(rounds=())
         last = rounds.rounds[-1] if rounds.rounds else None
         measured = rounds.evaluated
         planned = rounds.planned
@@ -189,9 +190,9 @@ class RunsFolder:
             planned = int(settings["rounds"][:15])
         process = self._if_any(name, PROCESS, files, _read_process, problems)
         kind = _kind(settings, files)
-        started = _written(files, [CONFIG])
-        released, logged = _written(files, _RELEASES), _written(files, [_LOG])
-        stated = _written(files, [STATEMENT]) or None
+        started = _last_written(files, [CONFIG])
+        released, logged = _last_written(files, _RELEASES), _last_written(files, [_LOG])
+        stated = _last_written(files, [STATEMENT]) or None
         if state is None and kind == "recovery":
             # It keeps neither ledger nor rounds; its summary is written last.
             state = RunState.FINISHED if "summary.json" in files else RunState.STOPPED
@@ -225,38 +226,38 @@ class RunsFolder:
         )
         return card if statement is None else _with_promise(card, statement)
 
-    def _files(self, name: str) -> dict[str, _Seen]:
-        found = {}
+    def _files(self, name: str) -> dict[str, _Version]:
+        versions = {}
         with os.scandir(self.root / name) as entries:
             for entry in entries:
                 if entry.is_file(follow_symlinks=False) or entry.is_symlink():
                     status = entry.stat(follow_symlinks=False)
-                    found[entry.name] = (status.st_ino, status.st_mtime_ns, status.st_size)
-        return found
+                    versions[entry.name] = (status.st_ino, status.st_mtime_ns, status.st_size)
+        return versions
 
     def _read(
-        self, name: str, file: str, files: Mapping[str, _Seen], read: Callable[[Path, str], Any]
+        self, name: str, file: str, files: Mapping[str, _Version], read: Callable[[Path, str], Any]
     ) -> Any:
-        """Return what a file of a run says, from memory if it has not changed."""
-        where, seen = f"{name}/{file}", files.get(file, (0, 0, 0))
-        kept = self._kept.get(where)
-        if kept is None or kept[0] != seen:
-            if len(self._kept) > 4 * _MOST_RUNS:
-                self._kept.clear()  # runs come and go, and this must not grow with them
+        """Return the content of a run's file, from memory if it has not changed."""
+        path, version = f"{name}/{file}", files.get(file, (0, 0, 0))
+        entry = self._cache.get(path)
+        if entry is None or entry[0] != version:
+            if len(self._cache) > 4 * _MOST_RUNS:
+                self._cache.clear()  # runs come and go, and this must not grow with them
             try:
-                found = read(self.root, name)
+                content = read(self.root, name)
             except Unreadable as error:
-                found = error
-            kept = self._kept[where] = (seen, found)
-        if isinstance(kept[1], Unreadable):
-            raise kept[1]
-        return kept[1]
+                content = error
+            entry = self._cache[path] = (version, content)
+        if isinstance(entry[1], Unreadable):
+            raise entry[1]
+        return entry[1]
 
     def _if_any(
         self,
         name: str,
         file: str,
-        files: Mapping[str, _Seen],
+        files: Mapping[str, _Version],
         read: Callable[[Path, str], Any],
         problems: list[str],
     ) -> Any:
@@ -265,7 +266,7 @@ class RunsFolder:
         try:
             return self._read(name, file, files, read)
         except (OSError, Unreadable) as error:
-            problems.append(_said(error))
+            problems.append(_reason(error))
             return None
 
     def _read_settings(self, root: Path, name: str) -> dict[str, str]:
@@ -273,49 +274,50 @@ class RunsFolder:
 
     def _read_statement(self, root: Path, name: str) -> dict[str, Any]:
         # Not made harmless as a whole: a list of runs needs five values of thousands.
-        said = parsed_json(read_whole(root, f"{name}/{STATEMENT}", most=_MOST_STATEMENT), STATEMENT)
-        if not isinstance(said, dict):
+        text = read_whole(root, f"{name}/{STATEMENT}", most=_MOST_STATEMENT)
+        statement = parsed_json(text, STATEMENT)
+        if not isinstance(statement, dict):
             raise Unreadable(f"{STATEMENT} holds no JSON object")
-        epsilon, budget = said.get("epsilon"), said.get("budget")
-        quoted = said.get("quoted")
-        named = isinstance(quoted, str) and quoted != "none"
-        bound = epsilon.get(quoted) if isinstance(epsilon, dict) and named else None
-        unit = said.get("unit")
+        bounds, budget = statement.get("epsilon"), statement.get("budget")
+        quoted, unit = statement.get("quoted"), statement.get("unit")
+        epsilon, promises = None, False
+        if isinstance(bounds, dict) and isinstance(quoted, str) and quoted != "none":
+            epsilon = number(bounds.get(quoted))
+        if quoted != "none":
+            promises = is_promise(epsilon or 0.0, insecure=statement.get("insecure") is True)
         return {
-            "failed": isinstance(said.get("failure"), str),
-            "promises": quoted != "none"
-            and is_promise(number(bound) or 0.0, insecure=said.get("insecure") is True),
-            "epsilon": number(bound),
-            "delta": number(said.get("delta")),
+            "failed": isinstance(statement.get("failure"), str),
+            "promises": promises,
+            "epsilon": epsilon,
+            "delta": number(statement.get("delta")),
             "budget": number(budget.get("epsilon")) if isinstance(budget, dict) else None,
             "unit": shown(unit) if isinstance(unit, str) else None,
         }
 
     def _in_sweep(self, card: RunCard, cells: dict[str, Mapping[str, Any]]) -> RunCard:
-        """Return the card of a run with what its sweep says of it."""
+        """Return the card of a run with the fields from its sweep."""
         sweep, _, cell = card.name.rpartition("/")
         if not sweep:
             return card
         if sweep not in cells:
+            cells[sweep] = {}
             try:
                 files = self._files(sweep)
-                cells[sweep] = (
-                    self._read(sweep, SWEEP, files, _read_cells) if SWEEP in files else {}
-                )
+                if SWEEP in files:
+                    cells[sweep] = self._read(sweep, SWEEP, files, _read_cells)
             except (OSError, Unreadable) as error:
-                cells[sweep] = {}
-                card = replace(card, problems=(*card.problems, _said(error)))
-        known = cells[sweep].get(cell)
-        if known is None:
+                card = replace(card, problems=(*card.problems, _reason(error)))
+        texts = cells[sweep].get(cell)
+        if texts is None:
             return card
-        return replace(card, sweep=sweep, variant=known.get("variant"), place=known.get("place"))
+        return replace(card, sweep=sweep, variant=texts.get("variant"), place=texts.get("place"))
 
 
 def read_run(path: Path) -> FoundRun:
     """Return the run in a folder, as far as it can be read.
 
     Args:
-        path: Of the run; it may be a link itself.
+        path: Folder of the run; it may be a link itself.
 
     Raises:
         Unreadable: If its name can't be shown.
@@ -325,7 +327,7 @@ def read_run(path: Path) -> FoundRun:
     return RunsFolder(path.parent).read(path.name)
 
 
-def _kind(settings: Mapping[str, str], files: Mapping[str, _Seen]) -> str:
+def _kind(settings: Mapping[str, str], files: Mapping[str, _Version]) -> str:
     if "recovery.csv" in files or settings.get("recovery.attacks") == "[...]":
         return "recovery"
     if "statistic.json" in files or settings.get("statistic.query") not in (None, "null"):
@@ -338,9 +340,10 @@ def _unmeasured(settings: Mapping[str, str]) -> Score:
     return Score() if of_classes else Score(name="r2")
 
 
-def _written(files: Mapping[str, _Seen], names: Iterable[str]) -> float:
+def _last_written(files: Mapping[str, _Version], names: Iterable[str]) -> float:
     """Return when one of the files was written last, seconds since 1970; 0 if there is none."""
-    return max((files[name][1] / 1e9 for name in names if name in files), default=0.0)
+    times = [files[name][1] / 1e9 for name in names if name in files]
+    return max(times, default=0.0)
 
 
 def _read_process(root: Path, name: str) -> dict[str, Any]:
@@ -348,26 +351,27 @@ def _read_process(root: Path, name: str) -> dict[str, Any]:
 
 
 def _read_cells(root: Path, sweep: str) -> dict[str, dict[str, str | None]]:
-    said = read_object(root, f"{sweep}/{SWEEP}", most=_MOST_SWEEP).get("cells")
+    entries = read_object(root, f"{sweep}/{SWEEP}", most=_MOST_SWEEP).get("cells")
     cells = {}
-    for cell in said if isinstance(said, list) else ():
-        if isinstance(cell, dict) and isinstance(cell.get("name"), str):
-            texts = {key: cell.get(key) for key in ("variant", "place")}
-            cells[cell["name"]] = {
-                key: text if isinstance(text, str) else None for key, text in texts.items()
-            }
+    for entry in entries if isinstance(entries, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+            cells[entry["name"]] = {key: _text(entry.get(key)) for key in ("variant", "place")}
     return cells
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _with_promise(card: RunCard, promise: Mapping[str, Any]) -> RunCard:
     # While a resumed run goes on, its statement is of before: what was spent since is more.
-    goes_on = card.state in (RunState.RUNNING, RunState.SILENT)
-    left_out = {"failed", "epsilon"} if goes_on else {"failed"}
-    known = {key: value for key, value in promise.items() if key not in left_out}
-    return replace(card, **known)
+    excluded = {"failed"}
+    if card.state in (RunState.RUNNING, RunState.SILENT):
+        excluded.add("epsilon")
+    return replace(card, **{key: promise[key] for key in promise if key not in excluded})
 
 
-def _said(error: OSError | Unreadable) -> str:
+def _reason(error: OSError | Unreadable) -> str:
     if isinstance(error, Unreadable):
         return str(error)
     return f"{shown(str(error.filename))} can't be read ({error.strerror})"

@@ -22,7 +22,7 @@ _MOST_ENTRIES = 100_000
 
 
 class Unreadable(ValueError):
-    """Nothing that can be shown; its text says why, in words for a person."""
+    """Content that can't be shown; its text gives the reason, for a person."""
 
 
 @contextmanager
@@ -31,10 +31,10 @@ def opened(root: Path, name: str) -> Iterator[BinaryIO]:
 
     Args:
         root: The folder that the user named; it may be a link itself.
-        name: Parts with slashes between, none of which may be a link.
+        name: Path with slashes, of which no part may be a link.
 
     Yields:
-        The file; `os.fstat` of it tells size and time of what is read.
+        The file; `os.fstat` of it gives size and time of what is read.
 
     Raises:
         FileNotFoundError: If there is nothing of that name.
@@ -42,16 +42,16 @@ def opened(root: Path, name: str) -> Iterator[BinaryIO]:
         OSError: If it can't be read.
     """
     *folders, last = parts_of(name)
-    place = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    parent = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for folder in folders:
-            inner = _open_at(place, folder, os.O_DIRECTORY)
-            os.close(place)
-            place = inner
+            inner = _open_at(parent, folder, os.O_DIRECTORY)
+            os.close(parent)
+            parent = inner
         # Without O_NONBLOCK a named pipe would wait for its writer forever.
-        descriptor = _open_at(place, last, os.O_NONBLOCK)
+        descriptor = _open_at(parent, last, os.O_NONBLOCK)
     finally:
-        os.close(place)
+        os.close(parent)
     with os.fdopen(descriptor, "rb") as stream:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise Unreadable(f"{last} is no plain file")
@@ -62,7 +62,7 @@ def parts_of(name: str) -> list[str]:
     """Split a name below a folder.
 
     Raises:
-        Unreadable: If it is empty, absolute, leads upwards, or has a character that is not shown.
+        Unreadable: If it is empty, absolute, leads upwards, or has a character that can't be shown.
     """
     parts = name.split("/")
     if not name.isprintable() or any(part in ("", ".", "..") or "\\" in part for part in parts):
@@ -71,28 +71,28 @@ def parts_of(name: str) -> list[str]:
 
 
 def folders_below(root: Path, problems: list[str]) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
-    """Yield the folders below one, three deep, and their entries; nothing below a run's folder.
+    """Yield the folders below one, three deep, with their entries; nothing below a run's folder.
 
     Args:
         root: The folder, which comes first, as an empty name.
-        problems: Gets what was left out, for a person.
+        problems: Receives what was left out, for a person.
 
     Raises:
         OSError: If the folder itself can't be read.
     """
-    seen, folders = 0, [("", 0)]
+    count, folders = 0, [("", 0)]
     while folders:
         within, depth = folders.pop()
         try:
-            with os.scandir(root / within) as found:
-                entries = list(found)
+            with os.scandir(root / within) as iterator:
+                entries = list(iterator)
         except OSError as error:
             if not within:
                 raise
             problems.append(f"{within} can't be read ({error.strerror})")
             continue
-        seen += len(entries)
-        if seen > _MOST_ENTRIES:
+        count += len(entries)
+        if count > _MOST_ENTRIES:
             problems.append(f"the folder holds more than {_MOST_ENTRIES:,} files: not all seen")
             return
         yield within, entries
@@ -104,14 +104,15 @@ def folders_below(root: Path, problems: list[str]) -> Iterator[tuple[str, list[o
             if not (entry.name.isprintable() and "\\" not in entry.name):
                 problems.append(f"{shown(entry.name)!r} has characters that can't be shown")
             elif entry.is_dir(follow_symlinks=False):
-                folders.append((f"{within}/{entry.name}" if within else entry.name, depth + 1))
+                name = f"{within}/{entry.name}" if within else entry.name
+                folders.append((name, depth + 1))
             elif entry.is_symlink():
                 problems.append(f"{entry.name} is a link, and links are not followed")
 
 
 @contextmanager
 def problems_noted(problems: list[str], *, may_lack: bool = False) -> Iterator[None]:
-    """Note what can't be read, and go on; a file that need not be there is no problem."""
+    """Note what can't be read, and go on; a missing optional file is no problem."""
     try:
         yield
     except (OSError, Unreadable) as error:
@@ -127,10 +128,10 @@ def read_whole(root: Path, name: str, *, most: int) -> bytes:
         OSError: As `opened`.
     """
     with opened(root, name) as stream:
-        found = stream.read(most + 1)
-    if len(found) > most:
+        content = stream.read(most + 1)
+    if len(content) > most:
         raise Unreadable(f"{parts_of(name)[-1]} is larger than {most:,} bytes")
-    return found
+    return content
 
 
 def read_object(root: Path, name: str, *, most: int) -> dict[str, Any]:
@@ -146,26 +147,26 @@ def read_object(root: Path, name: str, *, most: int) -> dict[str, Any]:
     return document
 
 
-def parsed_json(text: bytes, what: str) -> Any:
-    """Return what JSON text says.
+def parsed_json(text: bytes, name: str) -> Any:
+    """Return the value of JSON text; errors call it by `name`.
 
     Raises:
-        Unreadable: If it is none, or is nested too deeply.
+        Unreadable: If it is no JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise Unreadable(f"{what} is no JSON") from None
+        raise Unreadable(f"{name} is no JSON") from None
 
 
-def parsed_yaml(text: bytes, what: str) -> Any:
-    """Return what YAML text says, as `plain_yaml`, made harmless by `tame`.
+def parsed_yaml(text: bytes, name: str) -> Any:
+    """Return the value of YAML text, as `plain_yaml`, made harmless by `tame`.
 
     Raises:
-        Unreadable: If it is none, or as `plain_yaml`.
+        Unreadable: If it is no YAML, or as `plain_yaml`.
     """
     try:
-        return tame(plain_yaml(text, what))
+        return tame(plain_yaml(text, name))
     except ValueError as error:
         raise Unreadable(str(error)) from None
 
@@ -173,8 +174,8 @@ def parsed_yaml(text: bytes, what: str) -> Any:
 def tame(value: Any, depth: int = 0) -> Any:
     """Return a value of JSON or YAML that a page can show.
 
-    Numbers that are not finite become None, text loses characters that are not shown and what is
-    beyond 10,000 of them, keys become text, and what lies too deep is None.
+    Infinite numbers, NaN and what lies too deep become None, keys become text, and text passes
+    `shown`.
     """
     match value:
         case bool() | None:
@@ -186,38 +187,42 @@ def tame(value: Any, depth: int = 0) -> Any:
         case str():
             return shown(value)
         case dict() if depth < MOST_DEEP:
-            return {shown(str(key)): tame(each, depth + 1) for key, each in value.items()}
+            return {shown(str(key)): tame(member, depth + 1) for key, member in value.items()}
         case list() if depth < MOST_DEEP:
-            return [tame(each, depth + 1) for each in value]
+            return [tame(item, depth + 1) for item in value]
         case _:
             return None
 
 
 def shown(text: str) -> str:
-    """Return text on one line, each character that is not shown replaced, cut where it is long."""
+    """Return text with each unprintable character replaced, cut after 10,000 characters."""
     text = text[:_LONGEST_TEXT]
-    return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else "�" for sign in text)
 
 
 def texts(value: object) -> list[str]:
-    """Return the texts of a list, and none for anything else."""
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+    """Return the texts of a list; empty for anything else."""
+    if not isinstance(value, list):
+        return []
+    return [item for item in value if isinstance(item, str)]
 
 
 def number(value: object) -> float | None:
-    """Return a finite number as a float, and None for anything else."""
+    """Return a finite number as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        found = float(value)
+        result = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return result if math.isfinite(result) else None
 
 
-def _open_at(place: int, name: str, how: int) -> int:
+def _open_at(parent: int, name: str, flags: int) -> int:
     try:
-        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | how, dir_fd=place)
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=parent)
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Facts that the papers of a run are made of: its statement, its settings and its last round."""
+"""Facts for the papers of a run: its statement, its settings and its last round."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ class Facts:
     """Facts of one run, its statement read strictly; templates know nothing else of it.
 
     Attributes:
-        run: What its folder holds, untrusted.
-        statement: What it promises.
+        run: Contents of its folder, untrusted.
+        statement: Its promise.
     """
 
     run: FoundRun
@@ -68,8 +68,8 @@ class Facts:
         """Read a run's folder.
 
         Raises:
-            OSError: If it has no statement that can be read.
-            ValueError: If its statement is none of ours.
+            OSError: If it has no readable statement.
+            ValueError: If its statement is not valid.
         """
         return cls(run=read_run(folder), statement=_statement(folder))
 
@@ -113,22 +113,19 @@ class Facts:
     def metrics(self) -> list[tuple[str, str, float]]:
         """Metrics of the last model on public rows, besides its score and loss.
 
-        The name that model hubs have for each, its name in words, and its value.
+        Each has its name on model hubs, its name in words, and its value.
         """
-        return [
-            (_ON_HUBS.get(name, name), METRICS[name].title, value)
-            for name, value in self.run.metrics.items()
-            if name != self.score.name
-        ]
+        others = [item for item in self.run.metrics.items() if item[0] != self.score.name]
+        return [(_ON_HUBS.get(name, name), METRICS[name].title, value) for name, value in others]
 
     @property
     def score(self) -> Score:
-        """What the last model is judged by."""
+        """Score of the last model."""
         return self.run.card.score
 
     @property
     def score_on_hubs(self) -> str:
-        """The name that model hubs have for it."""
+        """The score's name on model hubs."""
         return _ON_HUBS.get(self.score.name, self.score.name)
 
     version = __version__
@@ -144,14 +141,15 @@ class Facts:
     def epsilon(self) -> float | None:
         """The quoted bound, rounded up to four decimals; None if no finite one is known."""
         promise = self.promise
-        known = promise.quoted in promise.epsilon
-        return float(rounded_up(promise.best_epsilon)) if known else None
+        if promise.quoted not in promise.epsilon:
+            return None
+        return float(rounded_up(promise.best_epsilon))
 
     @property
     def privacy_parameters(self) -> dict[str, float]:
         """Epsilon, where one is known, and delta."""
-        known = {} if self.epsilon is None else {"epsilon": self.epsilon}
-        return known | {"delta": self.promise.delta}
+        epsilon, delta = self.epsilon, self.promise.delta
+        return {"delta": delta} if epsilon is None else {"epsilon": epsilon, "delta": delta}
 
     @property
     def guarantee(self) -> str:
@@ -159,21 +157,23 @@ class Facts:
         promise = self.promise
         if promise.quoted not in promise.epsilon:
             return "no finite epsilon is known"
-        own = promise.own_budgets if isinstance(promise, PrivacyStatement) else None
-        # The last group's is the statement's own.
-        stricter = ", ".join(
-            f"{rounded_up(each.epsilon)} for {100 * each.share:.3g} % of the clients"
-            for each in (own or ())[:-1]
-        )
-        return (
+        guarantee = (
             f"epsilon {rounded_up(promise.best_epsilon)} at delta "
             f"{delta_rounded_up(promise.delta)}, by the accountant '{promise.quoted}'"
-            + (f" (epsilon {stricter})" if stricter else "")
         )
+        own = promise.own_budgets if isinstance(promise, PrivacyStatement) else None
+        # The last group's is the statement's own.
+        stricter = [
+            f"{rounded_up(group.epsilon)} for {100 * group.share:.3g} % of the clients"
+            for group in (own or ())[:-1]
+        ]
+        if stricter:
+            guarantee += f" (epsilon {', '.join(stricter)})"
+        return guarantee
 
     @property
     def neighbours(self) -> str:
-        """Which data are neighbours, in words."""
+        """The neighbouring relation in words."""
         promise, relation = self.promise, self.promise.neighboring_relation
         if isinstance(promise, RecordStatement):
             return f"{relation}: {promise.neighbours}"
@@ -189,7 +189,7 @@ class Facts:
 
     @property
     def releases(self) -> list[str]:
-        """What was charged, each event with its count; empty for a promise to records alone."""
+        """Charged events with their counts; empty for a promise to records alone."""
         promise = self.promise
         if not isinstance(promise, PrivacyStatement):
             return []
@@ -197,11 +197,14 @@ class Facts:
 
     @property
     def trade_off(self) -> TradeOff | None:
-        """The curve of everything that the promise is about; None where only epsilon is known.
+        """The trade-off curve of everything in the promise; None where only epsilon is known.
 
-        That is so where the budget is quoted, where the run stopped before its last round (what was
-        released may have had a part in that), under secure sums (part of whose epsilon pays for
-        shares that are no exact Gaussian), and where no distribution can be computed.
+        Only epsilon is known
+
+        - where the budget is quoted,
+        - where the run stopped before its last round, as earlier releases may have influenced that,
+        - under secure sums, part of whose epsilon pays for shares that are no exact Gaussian,
+        - where no distribution can be computed.
         """
         promise = self.promise
         if promise.quoted == "filter":
@@ -222,29 +225,30 @@ class Facts:
 
     @property
     def recognized(self) -> float | None:
-        """Participants that an attacker recognizes at most, in percent, at 1 % false accusations.
+        """Percentage of participants that an attacker identifies, at most, at 1 % false positives.
 
         None where only epsilon is known.
         """
-        whole = self.trade_off
-        return None if whole is None else 100.0 * float(whole(0.01))
+        curve = self.trade_off
+        return None if curve is None else 100.0 * float(curve(0.01))
 
 
 def _statement(folder: Path) -> Promised | NoPromise:
     try:
         text = read_whole(folder, _FILE, most=_MOST)
-        said = parsed_json(text, _FILE)
+        document = parsed_json(text, _FILE)
     except Unreadable as error:
         raise ValueError(f"{folder / _FILE} is no privacy statement: {error}") from error
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         raise ValueError(f"{folder / _FILE} is no privacy statement: it holds no JSON object")
-    if said.get("quoted") == "none" and not said.get("epsilon"):
-        rounds = said.get("rounds")
+    if document.get("quoted") == "none" and not document.get("epsilon"):
+        rounds = document.get("rounds")
         return NoPromise(rounds=rounds if isinstance(rounds, int) else 0)
     for name, fits in _KINDS.items():
-        if not fits(said.get(name)):
+        if not fits(document.get(name)):
             raise ValueError(
                 f"{folder / _FILE} is no privacy statement: its '{name}' is of another kind"
             )
-    of_clients = LedgerAnchor.stated_in(said) is not None
-    return (PrivacyStatement if of_clients else RecordStatement).from_dict(said)
+    if LedgerAnchor.stated_in(document) is None:
+        return RecordStatement.from_dict(document)
+    return PrivacyStatement.from_dict(document)

@@ -31,13 +31,13 @@ def write_paper(
 
     Args:
         form: One of `PAPERS`.
-        folder: Of the run.
+        folder: Folder of the run.
         output: The file; None puts it into the run's folder.
-        language: A template of this language has to be there.
+        language: Language, for which there must be a template.
 
     Raises:
         OSError: If the run's statement can't be read, or the paper can't be written.
-        ValueError: If the statement is none of ours or promises nothing, the name is wrong, or the
+        ValueError: If the statement is not valid or promises nothing, the name is wrong, or the
             paper is not in that language.
         ModuleNotFoundError: Without jinja2.
     """

@@ -1,7 +1,7 @@
 """Templates of the papers, filled from `Facts`.
 
-Texts of a run may be anybody's: each value is escaped where it is put in, in Markdown by a
-backslash, in YAML by quoting the finished text.
+Texts of a run may be a stranger's: each value is escaped, in Markdown by a backslash, in YAML by
+quoting the finished text.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ TO_FILL = "TO BE FILLED IN BY A PERSON"
 TO_FILL_IN = {"en": TO_FILL, "zh": "待人工填写"}
 """The mark in each language."""
 
-_LEFT = {
+_SUMMARY = {
     "en": "**{count} points are left to a person**, each marked *{mark}*:",
     "zh": "**{count} 处需由人填写**，均标有 *{mark}*：",
 }
 
 _FOLDER = Path(__file__).parent / "templates"
-_ESCAPED = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#"})
+_ESCAPED = str.maketrans({sign: f"\\{sign}" for sign in "\\`*_[]<>|#"})
 _INERT = str.maketrans({"<": "&lt;", "[": "\\[", "|": "\\|"})  # our sentences have code in them
 _POINT = re.compile(
     rf"^### (.*)$(?:\n(?!### ).*)*?\n\*(?:{'|'.join(TO_FILL_IN.values())})[:：]", re.MULTILINE
@@ -51,7 +51,7 @@ def escaped(text: str) -> str:
 
 
 def has_template(name: str) -> bool:
-    """Tell whether there is a template of a name."""
+    """Return whether there is a template of a name."""
     return (_FOLDER / name).is_file()
 
 
@@ -59,8 +59,8 @@ def filled_markdown(name: str, facts: Facts, language: str = "en") -> str:
     """Return a paper in Markdown.
 
     Args:
-        name: Of the template; one of another language lies in a folder of its name.
-        facts: Of the run.
+        name: Name of the template; other languages have a folder each.
+        facts: Facts of the run.
         language: One of `TO_FILL_IN`.
     """
     from markupsafe import Markup
@@ -76,10 +76,9 @@ def filled_markdown(name: str, facts: Facts, language: str = "en") -> str:
     templates.globals["left_to_a_person"] = lambda points: Markup(
         _left_to_a_person(points, language)
     )
-    place = name if language == "en" else f"{language}/{name}"
-    return templates.get_template(place).render(
-        facts=facts, promise=facts.promise if facts.promises else None
-    )
+    path = name if language == "en" else f"{language}/{name}"
+    promise = facts.promise if facts.promises else None
+    return templates.get_template(path).render(facts=facts, promise=promise)
 
 
 def _page(statement: Promised | NoPromise) -> str:
@@ -95,28 +94,28 @@ def _without_markup(part: Any) -> Any:
         case str():
             return " ".join(part.translate(_INERT).split())
         case tuple():
-            return tuple(_without_markup(each) for each in part)
+            return tuple(map(_without_markup, part))
         case Mapping():
-            return {_without_markup(key): _without_markup(each) for key, each in part.items()}
+            return {_without_markup(key): _without_markup(value) for key, value in part.items()}
     if not is_dataclass(part) or isinstance(part, type):
         return part
-    values = {each.name: getattr(part, each.name) for each in fields(part)}
-    return replace(part, **{name: _without_markup(each) for name, each in values.items()})
+    names = [field.name for field in fields(part)]
+    return replace(part, **{name: _without_markup(getattr(part, name)) for name in names})
 
 
 def _left_to_a_person(points: str, language: str) -> str:
-    """Return the list of those points of a paper that a person must fill in."""
+    """Return the list of a paper's points that a person must fill in."""
     names = _POINT.findall(points)
-    lines = [_LEFT[language].format(count=len(names), mark=TO_FILL_IN[language]), ""]
+    lines = [_SUMMARY[language].format(count=len(names), mark=TO_FILL_IN[language]), ""]
     return "\n".join([*lines, *(f"- {name}" for name in names)])
 
 
 def filled_yaml(name: str, facts: Facts) -> str:
-    """Return a document in YAML, of which every text is a template.
+    """Return a document in YAML, in which every text is a template.
 
     Args:
-        name: Of the template.
-        facts: Of the run.
+        name: Name of the template.
+        facts: Facts of the run.
     """
     templates = environment(_FOLDER, autoescape=False)
     templates.filters |= _FILTERS
@@ -135,12 +134,12 @@ def _filled(templates: Environment, part: Any, values: dict[str, Any]) -> Any:
     """Return a part of a document, filled; a text that is one expression becomes its value."""
     match part:
         case dict():
-            return {key: _filled(templates, each, values) for key, each in part.items()}
+            return {key: _filled(templates, member, values) for key, member in part.items()}
         case list():
-            return [_filled(templates, each, values) for each in part]
+            return [_filled(templates, item, values) for item in part]
         case str():
-            if whole := _EXPRESSION.fullmatch(part):
-                return templates.compile_expression(whole[1], undefined_to_none=False)(**values)
+            if match := _EXPRESSION.fullmatch(part):
+                return templates.compile_expression(match[1], undefined_to_none=False)(**values)
             return templates.from_string(part).render(values)
     return part
 

@@ -17,17 +17,17 @@ _LEAST, _POINTS = 1e-6, 241
 
 
 def write_trade_off(facts: Facts, target: Path) -> list[Path]:
-    """Write false-negative against false-positive rates, and draw them where matplotlib is there.
+    """Write false-negative against false-positive rates, and draw them if matplotlib is installed.
 
-    A false positive is to say of a unit that did not take part that it did, a false negative the
-    other error. No adversary that the promise holds against has both rates below the curve.
+    A false positive says of a unit that did not take part that it did; a false negative is the
+    other error. No adversary of the promise has both rates below the curve.
 
     Args:
-        facts: Of the run.
-        target: The CSV; the picture lies beside it, with its name and `.png`.
+        facts: Facts of the run.
+        target: The CSV; the picture has its name with `.png`.
 
     Returns:
-        The files that were written.
+        The written files.
 
     Raises:
         ValueError: If the run promises nothing finite.

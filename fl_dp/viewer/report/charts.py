@@ -26,9 +26,9 @@ class Curve:
     """One line of a chart, with its band.
 
     Attributes:
-        name: In the legend.
-        look: Which colour and dashes it has, in every chart.
-        points: Places along the axis, rising, and what the runs have there.
+        name: Name in the legend.
+        look: Number of its colour and dashes, the same in every chart.
+        points: Rising coordinates along the axis, and the runs' values there.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Curve:
 
     @property
     def is_constant(self) -> bool:
-        """Whether it has one value alone."""
+        """Whether it has only one value."""
         lows = {value.low for _, value in self.points}
         return len(lows | {value.high for _, value in self.points}) == 1
 
@@ -67,14 +67,14 @@ class Chart:
     """One chart.
 
     Attributes:
-        key: Of its words.
-        x: Label of the axis along.
-        y: Label of the axis up.
+        key: Key of its words.
+        x: Label of the horizontal axis.
+        y: Label of the vertical axis.
         curves: Its lines.
         line: A level that is drawn across, for example a budget.
-        line_name: What the level is.
-        least: Least length of the axis up; None: as the numbers ask.
-        exactly: Digits behind the point in its table.
+        line_name: Name of the level.
+        least: Least length of the vertical axis; None: as the numbers ask.
+        exactly: Significant digits in its table.
     """
 
     key: str
@@ -93,7 +93,7 @@ class Chart:
 
     @property
     def alternative(self) -> str:
-        """A sentence that says where each curve begins and ends."""
+        """A sentence with the first and last value of each curve."""
         ends = []
         for curve in self.curves:
             (_, first), (_, last) = curve.points[0], curve.points[-1]
@@ -104,7 +104,7 @@ class Chart:
         return f"{self.title}. {self.y} / {self.x}. {'; '.join(ends)}."
 
     def data(self) -> dict[str, Any]:
-        """Return what the browser draws, as plain JSON values."""
+        """Return the data for the browser, as plain JSON values."""
         return {
             "x": self.x,
             "y": self.y,
@@ -114,7 +114,7 @@ class Chart:
         }
 
     def rows(self) -> list[list[str]]:
-        """Return a few of its numbers: of each curve where it is, and its value with the band."""
+        """Return a few of its numbers: name of the curve, coordinate, and value with the band."""
         rows = []
         for curve in self.curves:
             last = len(curve.points) - 1
@@ -131,8 +131,7 @@ class Chart:
 def charts_of(groups: Sequence[Group]) -> list[Chart]:
     """Return the charts that the runs have numbers for.
 
-    A noise multiplier or a clipping norm that stays the same has no chart: it stands among the
-    rows of its run.
+    A constant noise multiplier or clipping norm has no chart: it is among the rows of its run.
     """
     groups = groups[:MOST_CURVES]
     runs = chain.from_iterable(group.runs for group in groups)
@@ -160,7 +159,7 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
 
 
 def last_names(groups: Iterable[Group], named: Callable[[Round], Iterable[str]]) -> list[str]:
-    """Return names that the last rounds, and the last evaluated ones, of runs have, each once."""
+    """Return the names in the last rounds, and in the last evaluated ones, of all runs."""
     names: dict[str, None] = {}
     for run in chain.from_iterable(group.runs for group in groups):
         for point in (*run.rounds[-1:], run.evaluated):
@@ -249,7 +248,7 @@ def _steps(values: Sequence[float]) -> list[RoundRange]:
 def _curve(
     name: str, look: int, points: Sequence[RoundRange], xs: Sequence[float] | None = None
 ) -> Curve | None:
-    """Return a line through points, over their rounds or what else is given; None without any."""
+    """Return a line through points, over their rounds or `xs`; None without any point."""
     if xs is None:
         xs = [float(point.round) for point in points]
     rising: list[tuple[float, RoundRange]] = []

@@ -1,4 +1,4 @@
-"""Attacks and audits beside a run, as a report shows them: rows of results, rates of membership."""
+"""Attacks and audits beside a run in a report: rows of results, rates of membership."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class ReportedResult:
     """One document of results.
 
     Attributes:
-        title: In words.
-        run: Name of the run that it is of.
-        sentences: That it says itself.
+        title: Title in words.
+        run: Name of its run.
+        sentences: Sentences of the document.
         rows: Its numbers, each beside its name.
     """
 

@@ -1,6 +1,6 @@
-"""Words, values and tables as a page shows them; a language is another file with the same keys.
+"""Words, values and tables of a page; a language is another file with the same keys.
 
-A page is made in one language, which `page_language` sets for as long as it is made.
+A page is rendered in one language, inside `page_language`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _language = ContextVar("language", default="en")
 
 
 class _Words(Mapping[str, str]):
-    """Words of the language in which a page is being made."""
+    """Words of the language in which a page is being rendered."""
 
     def __getitem__(self, key: str) -> str:
         return _read(_language.get())[key]
@@ -38,7 +38,7 @@ WORDS = _Words()
 
 @contextmanager
 def page_language(code: str) -> Iterator[None]:
-    """Make pages in one of `LANGUAGES`."""
+    """Render pages in one of `LANGUAGES`."""
     token = _language.set(code)
     try:
         yield
@@ -57,9 +57,9 @@ class Table:
     """A table of the page.
 
     Attributes:
-        caption: Above it.
-        headings: Of its columns.
-        rows: Text, as many in each as there are headings.
+        caption: Text above it.
+        headings: Headings of its columns.
+        rows: Texts of each row, one per heading.
     """
 
     caption: str

@@ -1,4 +1,4 @@
-"""The report's file: runs in, one HTML text out, pictures inside."""
+"""The report's file: runs in, one HTML text out, with pictures inside."""
 
 from __future__ import annotations
 
@@ -40,15 +40,14 @@ def report_page(
     images: Sequence[Image] = (),
     language: str = "en",
 ) -> str:
-    """Return the report of runs as one HTML page that needs nothing else.
+    """Return the report of runs as one self-contained HTML page.
 
-    Everything that the runs' folders say is escaped; the page's policy lets no other script run and
-    nothing be fetched.
+    Texts of the runs' folders are escaped; the page's policy allows no other script and no fetch.
 
     Args:
-        runs: To tell of.
-        attacks: On membership.
-        images: That the runs drew; `MOST` bytes of them are taken.
+        runs: Runs to report.
+        attacks: Attacks on membership.
+        images: Images that the runs drew; at most `MOST` bytes of them are included.
         language: One of `LANGUAGES`.
 
     Raises:
@@ -105,7 +104,7 @@ def _title(num_runs: int) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the page's content security policy: our style, our script, and what the file holds."""
+    """Return the page's content security policy: only our style, our script, and embedded images."""
     return (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"

@@ -1,4 +1,4 @@
-"""Rows of a report about one run: what is promised, what it cost, what is public."""
+"""Rows of a report about one run: the promise, its costs, and what is public."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Gauge:
     """Spent part of a budget.
 
     Attributes:
-        spent: Epsilon.
-        budget: Epsilon.
+        spent: Spent epsilon.
+        budget: Epsilon of the budget.
     """
 
     spent: float
@@ -50,7 +50,7 @@ class Gauge:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """Everything that a report tells of one run, as text; what its files do not say is left out.
+    """A report of one run, as text; what its files lack is left out.
 
     Attributes:
         run: The run.
@@ -80,7 +80,7 @@ class ReportedRun:
 
     @property
     def large_delta(self) -> str:
-        """A warning of a delta that is fine for trying out alone; empty where it is small."""
+        """A warning of a delta that is only fine for trials; empty where it is small."""
         delta = self.run.card.delta
         if self.warning or delta is None or not is_large_delta(delta):
             return ""
@@ -121,7 +121,7 @@ class ReportedRun:
 
     @property
     def not_covered(self) -> list[str]:
-        """The statement's sentences on what it leaves out."""
+        """The statement's sentences on what it does not cover."""
         return texts(self._document.get("not_covered"))
 
     @property
@@ -172,7 +172,7 @@ _STATED = (
 
 
 def _other_promises(statement: Mapping[str, Any]) -> list[Row]:
-    """Return the rows of promises besides the one that is quoted: to records, groups, others."""
+    """Return the rows of promises besides the quoted one: to records, groups, of models alone."""
     rows = []
     records = statement.get("records")
     if isinstance(records, Mapping):
