@@ -1,4 +1,4 @@
-"""What the lab registers: its commands, the keys of `tune` and `recovery`, and a charged choice."""
+"""Registration of the lab: commands, the keys of `tune` and `recovery`, and a charged choice."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Lab(CommandWing):
         return {"tune": TuneSettings, "recovery": RecoverySettings}
 
     def charges(self, settings: Settings) -> Sequence[tuple[PrivacyEvent, int]]:
-        """Return what a vote on hyper-parameters is charged as, if clients cast one."""
+        """Return the charge of a vote on hyper-parameters, if clients cast one."""
         from fl_dp.lab.tuning.candidates import vote_of
 
         vote = vote_of(settings)
@@ -83,7 +83,7 @@ class Lab(CommandWing):
         return scores_of_unit(index, node_config, config)
 
     def instead_of_training(self, jobs: Jobs, *, as_json: bool) -> bool:
-        """Recover images from what a training would show: `experiment=data_recovery`."""
+        """Recover images from a training's updates: `experiment=data_recovery`."""
         from .attacks.inversion.recovery_settings import recovery_settings_of
 
         if not any(recovery_settings_of(job.settings).attacks for job in jobs.each):

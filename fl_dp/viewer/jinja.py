@@ -12,9 +12,7 @@ if TYPE_CHECKING:
 def environment(folder: Path, **options: Any) -> Environment:
     """Return the templates of a folder: missing names are errors, and HTML is escaped.
 
-    Args:
-        folder: Folder of the templates.
-        options: Options of Jinja that add to these or replace them.
+    Options of Jinja add to these or replace them.
 
     Raises:
         ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[viewer]'` brings.

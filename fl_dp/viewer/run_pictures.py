@@ -138,15 +138,10 @@ _PANEL, _LONE_PANEL, _HEIGHT, _NAME = 5.2, 7.5, 3.8, 0.22  # inches
 def plot_against_axis(
     results: Sequence[Result], target: Path, *, label: str, panels: Sequence[str]
 ) -> bool:
-    """Draw results against the axis of an experiment: mean and standard deviation over the seeds.
+    """Draw results against the axis of an experiment, with a panel for each column of `Result`.
 
-    Infinity is drawn to the right of the largest number.
-
-    Args:
-        results: Results of the experiment.
-        target: Path of the PNG.
-        label: Label of the axis.
-        panels: Columns of `Result`, one panel each.
+    Points are means, bars standard deviations over the seeds. Infinity is drawn to the right of the
+    largest number.
 
     Returns:
         Whether it was drawn: False without matplotlib.
@@ -170,10 +165,7 @@ def plot_over_rounds(
 ) -> bool:
     """Draw the mean score over the rounds, and beside it the last model of every seed.
 
-    Args:
-        results: Results of the experiment.
-        curves: Scores after each round, for each training of each curve.
-        target: Path of the PNG.
+    `curves` has the scores after each round, for each training of each curve.
 
     Returns:
         Whether it was drawn: False without matplotlib.
@@ -274,7 +266,6 @@ class _AxisLayout:
             self.split = None
 
     def is_infinite(self, value: str) -> bool:
-        """Whether a value lies beyond the numbers."""
         return self.split is not None and self.coordinates[value] > self.split
 
 

@@ -95,14 +95,11 @@ def privacy_losses(
     noise_multiplier: float | NDArray[np.float64],
     sampling_rate: float,
 ) -> NDArray[np.float64]:
-    """Return the privacy loss of one round for each direction.
+    """Return the privacy loss of one round for each direction; those of several rounds add up.
 
-    `log(1 - q + q e^((2x - 1) / (2 z^2)))`; those of several rounds add up.
-
-    Args:
-        along: The noisy sum without what others sent, in clipping norms, along each direction.
-        noise_multiplier: z, the claimed multiplier of the round; one number, or one per direction.
-        sampling_rate: q, the probability that a client is drawn.
+    `log(1 - q + q e^((2x - 1) / (2 z^2)))`, with z for `noise_multiplier` (one number, or one per
+    direction), q for `sampling_rate` and x for `along`: the noisy sum without what others sent, in
+    clipping norms.
     """
     return loss_of_mixture(along, noise_multiplier, sampling_rate)
 
@@ -110,12 +107,9 @@ def privacy_losses(
 def one_shot_mu(cosines: NDArray[np.float64], size: int) -> float:
     """Return Andrew et al.'s estimate of mu: no bound, and no confidence goes with it.
 
-    A random direction has a cosine of mean zero and variance `1 / size` with any independent
-    vector; that of a canary is larger by mu deviations.
-
-    Args:
-        cosines: Cosine of each contributing canary with the release.
-        size: Number of coordinates of the release.
+    A random direction of `size` coordinates has a cosine of mean zero and variance `1 / size` with
+    any independent vector. The cosine of a contributing canary with the release is larger by mu
+    deviations.
 
     Reference:
         Andrew et al. 2023, "One-shot Empirical Privacy Estimation for Federated Learning", arXiv

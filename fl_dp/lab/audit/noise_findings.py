@@ -190,8 +190,6 @@ def size_pvalue(
 
 @dataclass(frozen=True)
 class _Pairs:
-    """Cosines of all pairs of rows."""
-
     greatest: float
     mean_square: float
     count: int

@@ -134,12 +134,7 @@ def mu_of_guesses(*, canaries: int, guesses: int, right: int, alpha: float) -> f
 
 @dataclass(frozen=True, kw_only=True)
 class Guesses:
-    """Guesses about the coins that the adversary is surest of.
-
-    Attributes:
-        count: Number of guesses.
-        right: Number of right guesses.
-    """
+    """Guesses about the coins that the adversary is surest of, and how many of them are right."""
 
     count: int
     right: int

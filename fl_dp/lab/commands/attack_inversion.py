@@ -111,9 +111,9 @@ def recover_by_run(jobs: Jobs, *, as_json: bool) -> None:
 
 
 def recover(jobs: Jobs, *, as_json: bool) -> None:
-    """Attack what the jobs name, one after the other, and show what was recovered.
+    """Attack what the jobs name, one after the other, and show the recovered records.
 
-    Records of theirs that are attacked end up in a file: the caller makes sure that they may.
+    Attacked records end up in a file: the caller makes sure that they may.
 
     Raises:
         ValueError: If the settings do not fit, before anything is written.
@@ -157,7 +157,6 @@ def _refuse_noise_of_training(job: Job) -> None:
 
 
 def _attack_cells(job: Job, experiment: Recovery, console: Console) -> list[CellResult]:
-    """Attack the missing cells, and return the results of all cells."""
     from fl_dp.files import private_folder
     from fl_dp.lab.attacks.inversion.recovery_results import load_result, save_result
 
@@ -239,7 +238,6 @@ def _draw_text(
     folder: Path,
     title: str,
 ) -> dict[str, bool]:
-    """Draw pictures of recovered text, and return which were drawn, by name."""
     from fl_dp.lab.attacks.inversion.text_pictures import draw_text_recovery, draw_texts
 
     return {
@@ -266,7 +264,7 @@ def _first_seed(
 
 
 def _sentences(summaries: Sequence[Summary]) -> list[str]:
-    """Return where the recovery fails under each threat with noise, and what epsilon is there."""
+    """Return where recovery fails under each threat with noise, and the epsilon there."""
     from fl_dp.lab.attacks.inversion.recovery_results import fails_from, strongest
     from fl_dp.lab.attacks.inversion.registry import WITH_NOISE, WORDS
 

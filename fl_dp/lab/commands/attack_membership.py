@@ -128,11 +128,11 @@ def _unit_of(job: Job, asked: Unit | None) -> str:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _MembershipResult:
-    """Everything that was found.
+    """Result of all attacks.
 
     Attributes:
         document: Numbers, as `--json` prints them.
-        rocs: By the attacks' names.
+        rocs: ROC of each attack, by name.
         allowed: Curves that no attack lies above, the tightest last.
     """
 
@@ -141,14 +141,12 @@ class _MembershipResult:
     allowed: Mapping[str, TradeOff]
 
     def rows(self, attack: str) -> list[dict[str, Any]]:
-        """Return the rates of one attack."""
         return [row for row in self.document["attacks"] if row["attack"] == attack]
 
 
 def _attack(
     job: Job, unit: str, game: GameResult, promise: MembershipPromise | None
 ) -> _MembershipResult:
-    """Attack every model with every attack."""
     from fl_dp.lab.attacks.membership.inference import ATTACKS, attacked
 
     allowed = _allowed(promise)

@@ -196,7 +196,7 @@ def _by_records(
 
 
 def _by_sums(settings: Settings, canaries: int | None, alpha: float) -> AuditReport:
-    """Play the sums of a training whose noise is in shares; no data is read, and nobody trains."""
+    """Play the sums of a training whose noise is in shares; nobody trains, and no data is read."""
     from fl_dp.app.planning import make_plan
     from fl_dp.app.workload import initial_arrays_of
     from fl_dp.lab.games.played_sums import report_of_sums
@@ -214,7 +214,7 @@ def _by_sums(settings: Settings, canaries: int | None, alpha: float) -> AuditRep
 
 
 def _trainable(overrides: Sequence[str], *, keep_model: bool, data_is_public: bool) -> Job:
-    """Return the training that is asked for, with room for canaries, after all checks.
+    """Return the requested training, with room for canaries, after all checks.
 
     Raises:
         ValueError: If it can't be audited.
@@ -244,7 +244,7 @@ def _trainable(overrides: Sequence[str], *, keep_model: bool, data_is_public: bo
 
 
 def _by_clients(job: Job, canaries: int | None, alpha: float, *, keep_model: bool) -> AuditReport:
-    """Train with canaries in the chosen engine, and judge what its releases tell of them."""
+    """Train with canaries in the chosen engine, and judge what its releases show of them."""
     from fl_dp.app.workload import initial_arrays_of
     from fl_dp.lab.games.canary_run import CANARIES_FILE, CanaryRun
     from fl_dp.lab.games.observed_run import read_observed_run, report_of_run

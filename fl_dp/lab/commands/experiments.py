@@ -1,4 +1,4 @@
-"""What the commands of the lab share: experiments on public data, and their progress."""
+"""Shared by the lab's commands: experiments on public data, and their progress."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def require_public(settings: Settings, *, stated: bool, because: str, command: s
     """Refuse an experiment without privacy on data that may belong to people.
 
     Args:
-        settings: Of the experiment.
+        settings: Settings of the experiment.
         stated: Whether the caller gave `--data-is-public`.
-        because: Begins the refusal, for example `an attack trains without privacy`.
-        command: The one that has the option, if it is not the one that was called.
+        because: Beginning of the refusal, for example `an attack trains without privacy`.
+        command: The command with the option, if it is another one.
 
     Raises:
         ValueError: If the task reads own data and `stated` is false, or its label is a number.
@@ -60,16 +60,16 @@ _LINE_EVERY = 0.1  # without a terminal, a line for each tenth
 
 @contextmanager
 def counted(console: Console, title: str, total: int, parts: str) -> Iterator[Callable[[], None]]:
-    """Show how many parts of an experiment are done, and the time left.
+    """Show the progress of an experiment, and the time left.
 
     Args:
-        console: Where to write.
-        title: Of the experiment.
+        console: Console to write to.
+        title: Title of the experiment.
         total: Number of parts.
         parts: Their name, for example `models`.
 
     Yields:
-        To be called after each part.
+        A function to call after each part.
     """
     if shows_live(console):
         columns = (

@@ -144,7 +144,7 @@ def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
 
 
 def _best_of_many(job: Job, console: Console) -> RunSummary:
-    """Train a secret random number of times, and keep the best training alone."""
+    """Train a secret random number of times, and keep only the best training."""
     from fl_dp.commands.jobs import Job as OneJob
     from fl_dp.commands.outcomes import summary_of
     from fl_dp.lab.tuning.choice import TRIALS
@@ -180,7 +180,7 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
 
 
 def _score(job: Job, console: Console) -> float:
-    """Train once and return how good it is: a training that fails is one of them, and the worst."""
+    """Train once and return the score: a failed training counts, and is the worst."""
     from fl_dp.commands.jobs import Jobs
     from fl_dp.commands.queue import Queue
 
@@ -199,7 +199,7 @@ def _without_choice(overrides: Sequence[str]) -> list[str]:
 
 
 def _say(job: Job, console: Console) -> None:
-    """Say what was chosen, what it cost, and how to train with it again."""
+    """Report the choice, its cost, and the command that trains with it again."""
     from fl_dp.lab.settings import tune_of
 
     statement = job.folder.read_statement()

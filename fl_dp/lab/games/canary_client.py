@@ -77,7 +77,6 @@ def _settings_of(text: str) -> Settings:
 
 
 def _count(context: Context, config: dict[str, Any]) -> int:
-    """Return how many units a node hosts."""
     settings, run = _settings(config), CanaryRun.of(context.run_config)
     first = run.first_on_node(settings, node_of(context))
     if first is None:

@@ -288,7 +288,6 @@ def _scaled(replies: Replies, subject: Subject, *, spread: bool = False) -> Repl
 def _finding_of_game(
     subject: Subject, game: Game, plays: _Plays, alpha: float, delta: float
 ) -> Finding:
-    """Return the finding of one game."""
     play = plays.of(game)
     claimed = game.distance / subject.noise_multiplier
     claim = gaussian_epsilon_of(claimed, delta=delta)

@@ -62,7 +62,7 @@ class MembershipPromise:
         epsilon: Epsilon of one candidate.
         delta: Delta of that epsilon.
         history: All charges of one candidate.
-        neighboring_relation: How trainings with and without a candidate differ.
+        neighboring_relation: Difference of trainings with and without a candidate.
         whom: The candidate in words, for example `one client`.
     """
 
@@ -294,11 +294,8 @@ def train_with(
 ) -> ArrayRecord:
     """Train one model in this process and return it.
 
-    Args:
-        settings: Settings of the training.
-        members: Which training rows are members, bool `(n,)`; others contribute zero.
-        unit: Whether clients or records are in or out: one of `UNITS`.
-        folder: Folder for the run and the ledgers; it is created.
+    The run and the ledgers go to `folder`, which is created. `members`, bool `(n,)`, has the
+    training rows of the members; others contribute zero. `unit` is one of `UNITS`.
 
     Raises:
         RuntimeError: If the training failed.
@@ -321,7 +318,6 @@ def train_with(
 
 
 def _app(members: NDArray[np.bool_], *, whole: bool) -> ClientApp:
-    """Return the task's client app, for this training's members."""
     client = partial(_Player, members=members, whole=whole)
 
     def member_parts(settings: Settings) -> list[NDArray[np.int64]]:

@@ -301,10 +301,7 @@ def report_of_run(
 def claims_of(plan: Plan, history: FrozenHistory, quoted: float) -> list[Claim]:
     """Return the claims: one for all units, or one per group with a budget of its own.
 
-    Args:
-        plan: Plan of the run.
-        history: Charged releases.
-        quoted: Epsilon of all units.
+    `quoted` is the epsilon of all units, `history` the charged releases.
     """
     law, relation = plan.sampling, plan.neighboring_relation
 

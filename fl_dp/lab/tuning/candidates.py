@@ -1,8 +1,8 @@
 """Candidates of a choice of hyper-parameters: a run's settings with a few keys changed.
 
-A candidate changes how clients train and how their updates are bounded and used. It never changes
-what a round is charged as: then the noise of all candidates is the same, and the charge of choice
-and training together is that of releases that were declared beforehand.
+A candidate changes how clients train and how their updates are bounded and used, never the charge
+of a round. So all candidates have the same noise, and the charge of choice and training is that of
+releases that were declared beforehand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TUNABLE = (
 
 
 def candidates_of(settings: Settings) -> tuple[Settings, ...]:
-    """Return a run's settings with each of its candidates, in their order.
+    """Return a run's settings with each of its candidates, in order.
 
     Raises:
         ConfigError: If a candidate changes a key that can't be tuned, or to a wrong value, or parts
@@ -41,7 +41,7 @@ def candidates_of(settings: Settings) -> tuple[Settings, ...]:
 
 
 def as_chosen(settings: Settings, candidate: str) -> Settings:
-    """Return the settings that a run is made with, once a candidate was chosen.
+    """Return the settings of a run after a candidate was chosen.
 
     Raises:
         ConfigError: As `candidates_of`.
@@ -54,8 +54,8 @@ def with_candidate(settings: Settings, candidate: str) -> Settings:
     """Return settings with one candidate's overrides.
 
     Args:
-        settings: Of the run.
-        candidate: For example `client.learning_rate=0.5 clipping.norm=1`.
+        settings: Settings of the run.
+        candidate: Overrides, for example `client.learning_rate=0.5 clipping.norm=1`.
 
     Raises:
         ConfigError: As `candidates_of`.
@@ -71,7 +71,7 @@ def require_tunable(key: str) -> None:
     """Check that a candidate may change a key.
 
     Raises:
-        ConfigError: If it may not, with those that it may.
+        ConfigError: If it may not, with the keys that may be changed.
     """
     if key not in TUNABLE:
         raise ConfigError(
@@ -81,10 +81,10 @@ def require_tunable(key: str) -> None:
 
 
 def vote_of(settings: Settings) -> NoiseChoice | None:
-    """Return the vote that a run's clients cast, None if they cast none.
+    """Return the vote that a run's clients cast, None without a vote.
 
-    Privacy: the draw costs `tune.share * privacy.epsilon` of bounded range, however many candidates
-    there are; see `Vote`.
+    Privacy: the draw costs `tune.share * privacy.epsilon` of bounded range, for any number of
+    candidates; see `Vote`.
 
     Raises:
         IncompatibleOptions: If the settings allow no choice, with what to write instead.

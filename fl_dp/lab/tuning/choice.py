@@ -40,16 +40,16 @@ def _left_over(folder: RunFolder) -> str:
 
 
 def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id: str) -> Settings:
-    """Return the settings that a run is to be trained with, after choosing them if they ask for it.
+    """Return the settings that a run is trained with, after a choice if they ask for one.
 
-    Privacy: of a vote, what `vote_of` says, charged to the run's ledger before any client is asked.
-    A choice that was charged and whose outcome is not in the ledger is not made again.
+    Privacy: for a vote, see `vote_of`; it is charged to the run's ledger before any client is
+    asked. A charged choice without an outcome in the ledger is not made again.
 
     Args:
-        folder: Of the run; its `config.yaml` gets what was chosen.
+        folder: Folder of the run; its `config.yaml` receives the choice.
         grid: Flower's grid.
-        settings: Of the run.
-        run_id: Names the opening in the ledger.
+        settings: Settings of the run.
+        run_id: Name of the opening in the ledger.
 
     Raises:
         ValueError: If the choice was charged before and lost, or settings can't be carried out.
@@ -156,5 +156,5 @@ def _write_down(
 
 
 def plan_with(plan: Plan, chosen: Settings) -> Plan:
-    """Return a plan whose rounds release what the chosen settings say, at the same charge."""
+    """Return a plan with the chosen settings' releases, at the same charge."""
     return plan.with_clipping(make_clipping(chosen))

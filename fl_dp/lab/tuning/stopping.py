@@ -1,12 +1,12 @@
 """Random stopping: the best of a secret random number of trainings, under one charge.
 
-Each training draws a candidate uniformly at random, and the model that does best on the server's
-public rows is kept. All trainings, and the choice among them, are one event in one ledger; what
-lost, and how many there were, stays with the server (Papernot and Steinke 2022).
+Each training draws a candidate uniformly at random, and the best model on the server's public rows
+is kept. All trainings, and the choice, are one event in one ledger. The losers and their number
+stay with the server (Papernot and Steinke 2022).
 
-The law is of all trainings that are begun, and their results need an order that was there before: a
-training that fails is one of them, with the last place. Left out, or done again, what fails on
-somebody's data would change how many there were.
+The law covers all trainings that are begun, under an order of results that was fixed before. So a
+failed training counts as one, in the last place: otherwise failures on somebody's data would change
+the number.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Stopped:
     """Trainings of one choice, charged before the first of them.
 
     Attributes:
-        folder: Of the run; gets what is kept.
-        settings: Of the run.
-        candidates: Of each training, in their order; their number is as secret as the noise.
-        noise_multiplier: Of each training.
-        budget_of_one: Epsilon that one training alone would spend.
-        ledger: Of the run, open until `close`: it writes the time of each opening down, and a
-            second one would tell how long all trainings took.
+        folder: Folder of the run; receives the winner.
+        settings: Settings of the run.
+        candidates: Candidate of each training, in order; their number is as secret as the noise.
+        noise_multiplier: Noise multiplier of each training.
+        budget_of_one: Epsilon of one training alone.
+        ledger: Ledger of the run, open until `close`. It records the time of each opening, so a
+            second one would reveal how long all trainings took.
     """
 
     folder: RunFolder
@@ -102,12 +102,12 @@ class Stopped:
         ]
 
     def keep(self, folders: Sequence[RunFolder], scores: Sequence[float]) -> None:
-        """Keep the best training in the run's folder, and write down that it was chosen.
+        """Keep the best training in the run's folder, and record the choice.
 
         Args:
-            folders: Of all trainings, in their order.
-            scores: How good each is, on public rows or by what it released itself; minus infinity
-                or NaN of one that failed.
+            folders: Folders of all trainings, in order.
+            scores: Scores on public rows or of released metrics; minus infinity or NaN for a
+                failure.
 
         Raises:
             ValueError: If all of them failed; the choice stays charged.

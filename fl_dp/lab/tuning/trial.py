@@ -1,10 +1,9 @@
-"""Short trial of one candidate on a few records: a federation in the small, on one client.
+"""Short trial of one candidate on a few records: a small federation on one client.
 
-The client deals its records to stand-ins, at most four. Each of them trains as a client of the run
-would; their clipped updates are averaged, get as much noise as the mean of a real round, and go
-through the run's server optimizer. So a candidate whose signal would drown in the noise of the real
-training, or whose clients would pull apart, does badly here too. The noise protects nobody: what
-leaves the client is a score, bounded and charged.
+The client deals its records to at most four stand-ins. Each trains as a client of the run would;
+the mean of their clipped updates gets the noise of a real round, and goes through the run's server
+optimizer. So a candidate does badly here, too, if its signal drowns in noise or its clients
+disagree. The noise protects nobody: a score leaves the client, bounded and charged.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class ServerStep:
     """State of a server optimizer over the rounds of one trial."""
 
     def __init__(self, settings: ServerOptimizerSettings, rounds: int) -> None:
-        """Start before the first of so many rounds."""
+        """Start before the first of `rounds` rounds."""
         self._settings = settings
         self._last = rounds
         self._rounds = 0
@@ -44,7 +43,7 @@ class ServerStep:
         self._squares: NDArray[np.float64] | float = 0.0
 
     def of(self, update: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return how far the model moves with a round's mean update, of its shape."""
+        """Return the model's change for a round's mean update, of the same shape."""
         chosen, remaining = self._settings, 1.0 - self._rounds / self._last
         self._rounds += 1
         if not isinstance(chosen, FedAvgMSettings | FedAdagradSettings):
@@ -81,10 +80,10 @@ _STAND_INS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRounds:
-    """Rounds of a trial, with the noise of the real training's, as the plan has it; public.
+    """Public rounds of a trial, with the noise of the real training by its plan.
 
     Attributes:
-        most: Rounds of a trial; fewer where the real training has fewer.
+        most: Rounds of a trial; fewer if the real training has fewer.
         multiplier: Noise multiplier of a round.
         denominator: Public number that a round's sum is divided by.
     """
@@ -107,23 +106,22 @@ def trial_score(
     seed: int,
     build: Callable[[], nn.Module],
 ) -> float:
-    """Return how good a candidate is on records that its trial did not train on.
+    """Return the score of a candidate on records that its trial did not train on.
 
-    Of records whose label another one has too, up to a third of all is kept for measuring. A label
-    that no record trained on tells nothing of a candidate, and most clients lack some. Of labels
-    that are numbers any third is kept.
+    Up to a third of the records is measured: only records whose label another one has, too, as most
+    clients lack some labels. Where labels are numbers, any third is measured.
 
     Args:
-        settings: Of the run, with the candidate.
-        features: Shape `(n, ...)`.
-        labels: Shape `(n,)`.
-        rounds: Of the trial.
-        seed: Of the split, the order of records and the noise: the same for all candidates.
+        settings: Settings of the run, with the candidate.
+        features: Features, shape `(n, ...)`.
+        labels: Labels, shape `(n,)`.
+        rounds: Rounds of the trial.
+        seed: Seed of split, order of records and noise: the same for all candidates.
         build: Returns the candidate's model with its first weights.
 
     Returns:
         Share of the client's other labels that the right one is ranked above, in [0, 1]: an
-        accuracy where there are two; of numbers their mean `closeness`. NaN if no record can be
+        accuracy for two labels. For numbers it is their mean `closeness`. NaN if no record can be
         spared, or there is one label.
     """
     of_numbers = np.issubdtype(labels.dtype, np.floating)
@@ -142,7 +140,7 @@ def trial_score(
 
 
 def _split(labels: NDArray[Any], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows that measure, and those that train, which have every label."""
+    """Return the rows to measure, and those to train on, which have every label."""
     most, remaining = len(labels) // _HELD_OUT, Counter(labels.tolist())
     measured: list[int] = []
     trained: list[int] = []
@@ -184,13 +182,13 @@ def _train(
 
 
 def _flat(model: nn.Module) -> NDArray[np.float64]:
-    """Return all numbers of a model, one after the other."""
+    """Return all numbers of a model in one vector."""
     parts = [array.ravel() for array in get_arrays(model).values()]
     return np.concatenate(parts).astype(np.float64)
 
 
 def _shaped(flat: NDArray[np.float64], arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
-    """Return a vector's numbers in the shapes and types of a model's arrays."""
+    """Return a vector in the shapes and types of a model's arrays."""
     ends = np.cumsum([array.size for array in arrays])[:-1]
     return [
         part.reshape(array.shape).astype(array.dtype)

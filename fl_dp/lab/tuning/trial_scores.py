@@ -1,4 +1,4 @@
-"""Scores of all candidates: a client's own, on its records, and the server's, on public rows."""
+"""Scores of all candidates: a client's own on its records, and the server's on public rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _MOST_PARTS = 64  # of the public rows: enough for a mean
 
 
 def trials_config(candidates: Sequence[Settings], rounds: TrialRounds) -> ConfigRecord:
-    """Return what tells a node to try candidates.
+    """Return the config that tells a node to try candidates.
 
     Args:
-        candidates: Each as clients may know it.
-        rounds: Of a trial.
+        candidates: Settings of each candidate, as clients may know them.
+        rounds: Rounds of a trial.
     """
     return ConfigRecord(
         {
@@ -46,7 +46,7 @@ def scores_of_unit(
     Args:
         index: Index of the unit among those of all nodes.
         node_config: The node's configuration.
-        config: Of the message, from `trials_config`.
+        config: Config of the message, from `trials_config`.
 
     Returns:
         Shape `(candidates,)`; NaN where the unit has too few records.
@@ -70,8 +70,7 @@ def scores_of_unit(
 def public_scores(candidates: Sequence[Settings], rounds: TrialRounds) -> NDArray[np.float64]:
     """Return the server's score of each candidate, by trials on its public test part.
 
-    The rows are dealt to as many stand-ins as there are clients of their size, at most 64, and
-    their scores are averaged.
+    The rows are dealt to stand-ins of the clients' size, at most 64, whose scores are averaged.
 
     Returns:
         Shape `(candidates,)`.

@@ -103,7 +103,6 @@ def dashboard(
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
-    """Return folders by the names that the form shows."""
     by_name: dict[str, Path] = {}
     for folder in folders:
         if not folder.is_dir():

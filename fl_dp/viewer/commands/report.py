@@ -115,13 +115,7 @@ def write_report(
 
 @dataclass(kw_only=True)
 class _FolderContents:
-    """Contents of the named folders, each once.
-
-    Attributes:
-        runs: Runs by their folders.
-        attacks: Attacks on membership, by their folders.
-        images: Images that runs and sweeps drew.
-    """
+    """Contents of the named folders, each once: runs and attacks by folder, and drawn images."""
 
     runs: dict[Path, FoundRun] = field(default_factory=dict)
     attacks: dict[Path, FoundAttack] = field(default_factory=dict)

@@ -75,11 +75,7 @@ class Door:
     _wrong: deque[tuple[float, str]] = field(default_factory=deque, repr=False)
 
     def check(self, token: str, address: str) -> None:
-        """Compare a token in constant time.
-
-        Args:
-            token: The reader's token.
-            address: Address that it came from.
+        """Compare a token from an address, in constant time.
 
         Raises:
             TooManyGuesses: If it was not compared.

@@ -129,12 +129,7 @@ def languages() -> dict[str, Words]:
 
 
 def language_for(chosen: str | None, accepted: str) -> Words:
-    """Return the language of a reader.
-
-    Args:
-        chosen: Code that the reader chose; anything else is ignored.
-        accepted: The browser's `Accept-Language`.
-    """
+    """Return the language of a reader: the chosen code, else by the browser's `Accept-Language`."""
     by_code = languages()
     if chosen in by_code:
         return by_code[chosen]

@@ -136,7 +136,7 @@ def read_apart(files: Sequence[str], *, seconds: int = _SECONDS) -> dict[str, li
         for line in output.decode(errors="replace").splitlines():
             try:
                 document = json.loads(line)
-                gauges[document["file"]] = [LedgerGauge(**each) for each in document["gauges"]]
+                gauges[document["file"]] = [LedgerGauge(**fields) for fields in document["gauges"]]
             except (ValueError, TypeError, KeyError):
                 continue  # half a line
         unanswered = [file for file in remaining if file not in gauges]

@@ -41,9 +41,7 @@ class LiveRuns:
     async def events(self, name: str, last_event_id: str) -> AsyncIterator[str]:
         """Yield the events of a run until it has ended.
 
-        Args:
-            name: Name of the run.
-            last_event_id: Id of the last event that the browser has; empty for none.
+        `last_event_id` is that of the last event that the browser has; empty for none.
         """
         self.streams += 1
         try:

@@ -66,14 +66,7 @@ class RunFilter:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """Runs that were started together.
-
-    Attributes:
-        name: Name of its folder.
-        runs: Number of runs.
-        finished: Number of finished runs.
-        changed: When anything of them was written last, seconds since 1970.
-    """
+    """Runs that were started together: their folder's name, numbers, and last time of writing."""
 
     name: str
     runs: int
@@ -155,11 +148,10 @@ def seconds_left(card: RunCard) -> float | None:
 
 
 def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) -> list[list[Any]]:
-    """Return rounds as rows: round, score, loss, epsilon, next clipping norm, noise multiplier.
+    """Return at most `MOST_POINTS` rounds as rows.
 
-    Args:
-        rounds: Rounds, of which at most `MOST_POINTS` are returned.
-        multipliers: Noise multiplier of each charged round, from the statement.
+    A row has round, score, loss, epsilon, next clipping norm and noise multiplier. `multipliers`
+    has that of each charged round, from the statement.
     """
     rows = []
     for point in thinned(rounds, MOST_POINTS):

@@ -160,7 +160,6 @@ class Dashboard:
 
     @property
     def _strict(self) -> dict[str, Any]:
-        """The rules of every cookie."""
         return {"httponly": True, "samesite": "strict", "secure": self.secure}
 
     def _is_mine(self, name: str) -> bool:

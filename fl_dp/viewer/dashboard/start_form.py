@@ -254,12 +254,7 @@ class Request:
 
 @cache
 def offered(kind: Kind = TRAINING, *, own_data: bool = False) -> dict[str, Key]:
-    """Return the keys that a form has a field for.
-
-    Args:
-        kind: The form.
-        own_data: Whether there are own data; otherwise their settings are left out.
-    """
+    """Return the keys that a form has a field for; without `own_data` theirs are left out."""
     keys = {}
     for name, key in all_keys().items():
         if name in _NOT_OFFERED or key.kind == "curves by name":
@@ -388,10 +383,7 @@ def shown_defaults(
 ) -> dict[str, str]:
     """Return the value of each group and key of a form where its field stays empty.
 
-    Args:
-        form: Values by field; the chosen options decide.
-        kind: The form.
-        own_data: Whether there are own data.
+    The chosen options among the form's values decide.
     """
     choices = {EXPERIMENT: experiments(kind), **options(kind, own_data=own_data)}
     chosen = {field: form.get(field, "") for field in choices}
@@ -447,12 +439,7 @@ def field_of(
 ) -> str:
     """Return the field of an error: the first that it names and that was filled, else the first.
 
-    Args:
-        error: Text with names of keys, in full or by their last word; without one, there is no
-            field.
-        form: Values by field.
-        kind: The form.
-        own_data: Whether there are own data.
+    An error names keys in full or by their last word; without one, there is no field.
     """
     fields = [*offered(kind, own_data=own_data), *kind.groups]
     if own_data:
@@ -468,10 +455,7 @@ def field_of(
 def override_of(key: Key, text: str, *, several: bool = False) -> str:
     """Return an override that Hydra reads as this value and as nothing else.
 
-    Args:
-        key: The setting.
-        text: Its value as text.
-        several: Whether several values with commas between them are allowed.
+    `several` allows several values with commas between them.
 
     Raises:
         WrongField: If it is not a value of the key's kind.

@@ -148,10 +148,7 @@ class StartedRuns:
         return price
 
     def start(self, key: str) -> StartedRun:
-        """Start a simulation at the price that was shown.
-
-        Args:
-            key: Key of its price.
+        """Start a simulation at the price with that key, which was shown.
 
         Raises:
             NotStarted: If there is no such price, another one runs, or its folder is taken.
@@ -187,8 +184,7 @@ class StartedRuns:
     def command_of(self, request: Request) -> list[str]:
         """Return the command of a simulation in the folder of runs, after `fl-dp`.
 
-        Args:
-            request: The request; without a run name, the command names the run by date and task.
+        Without a run name, the command names the run by date and task.
         """
         command = [*request.command, f"output_dir={quoted(str(self.root))}"]
         if request.run_name:

@@ -98,12 +98,7 @@ class FoundRun:
 
 
 def found_run(root: Path, card: RunCard) -> FoundRun:
-    """Return a listed run, with its files.
-
-    Args:
-        root: The folder that the user named.
-        card: Card of the run.
-    """
+    """Return a listed run of the folder `root`, with its files."""
     name, problems = card.name, list(card.problems)
     settings: dict[str, Any] = {}
     rounds: tuple[Round, ...] = ()

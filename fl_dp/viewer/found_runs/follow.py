@@ -83,13 +83,7 @@ def lines_since(
 
 @dataclass(frozen=True, kw_only=True)
 class Followed:
-    """Rounds since a mark.
-
-    Attributes:
-        rounds: The new rounds, in order.
-        mark: Position for the next call.
-        replaces: Whether they replace what was shown before.
-    """
+    """Rounds since a mark; for the other fields see `Appended`."""
 
     rounds: tuple[Round, ...]
     mark: ReadPosition
@@ -97,9 +91,9 @@ class Followed:
 
 
 def follow(root: Path, name: str, mark: ReadPosition) -> Followed:
-    """Return the rounds since a mark, at most 1 MiB of them; the next call goes on.
+    """Return the rounds of a run since a mark, at most 1 MiB of them; the next call goes on.
 
-    Nothing to read costs one `stat`. Arguments and errors are those of `follow_log`.
+    Nothing to read costs one `stat`. The mark and errors are those of `lines_since`.
     """
     new = lines_since(root, f"{name}/{METRICS}", mark, most=_MOST_AT_ONCE)
     return Followed(rounds=rounds_of(new.text).rounds, mark=new.mark, replaces=new.replaces)
@@ -112,13 +106,7 @@ MOST_LINES = 60
 
 @dataclass(frozen=True, kw_only=True)
 class FollowedLog:
-    """Lines since a mark.
-
-    Attributes:
-        lines: The last 60 new lines.
-        mark: Position for the next call.
-        replaces: Whether they replace what was shown before: another file, or too many new lines.
-    """
+    """The last 60 lines since a mark; for the other fields see `Appended`."""
 
     lines: tuple[str, ...]
     mark: ReadPosition
@@ -128,14 +116,7 @@ class FollowedLog:
 def follow_log(root: Path, name: str, mark: ReadPosition) -> FollowedLog:
     """Return the log's lines since a mark, of at most 16 KiB at the end of the file.
 
-    Args:
-        root: The folder that the user named.
-        name: Name of the run's folder below it.
-        mark: Mark of the last call; `ReadPosition()` at first.
-
-    Raises:
-        Unreadable: As `opened`.
-        OSError: As `opened`; but a missing file has no lines.
+    The mark and errors are those of `lines_since`.
     """
     new = lines_since(root, f"{name}/{_LOG}", mark, most=_MOST, last_only=True)
     lines = new.text.decode(errors="replace").splitlines()

@@ -29,14 +29,7 @@ _NOT_COMPARED = (
 
 @dataclass(frozen=True, kw_only=True)
 class RoundRange:
-    """One round of a group: mean, lowest and highest over the runs that have it.
-
-    Attributes:
-        round: Its number.
-        mean: Mean over the runs.
-        low: Lowest of the runs.
-        high: Highest of the runs.
-    """
+    """One round of a group: mean, lowest and highest value over the runs that have it."""
 
     round: int
     mean: float
@@ -46,12 +39,7 @@ class RoundRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Runs that differ in their seed alone.
-
-    Attributes:
-        name: Its difference from the other groups.
-        runs: Its runs, at least one.
-    """
+    """Runs that differ in their seed alone, named by their differences from other groups."""
 
     name: str
     runs: tuple[FoundRun, ...]
@@ -89,7 +77,6 @@ def groups_of(runs: Sequence[FoundRun]) -> list[Group]:
 
 
 def _name(runs: Sequence[FoundRun], differing: Sequence[str]) -> str:
-    """Return the differing settings of a group; without any, the name of its first run."""
     settings = compared(runs[0])
     # A key of another choice is missing.
     texts = [f"{key}={shown_value(settings[key])}" for key in differing if key in settings]

@@ -19,15 +19,7 @@ _HEAD = 24  # signature, length and name of the first part, width, height
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """One image.
-
-    Attributes:
-        folder: Name of its folder.
-        name: Name of its file.
-        png: Its bytes.
-        width: Width in pixels.
-        height: Height in pixels.
-    """
+    """One image: folder, file name, bytes, and size in pixels."""
 
     folder: str
     name: str
@@ -55,16 +47,10 @@ def images_of(root: Path, name: str) -> list[str]:
 
 
 def read_image(root: Path, name: str, image: str, *, allowed: tuple[str, ...] = IMAGES) -> Image:
-    """Return an image.
-
-    Args:
-        root: The folder that the user named.
-        name: Name of the image's folder below it.
-        image: Name of the file.
-        allowed: Names of files that may be read.
+    """Return an image from a folder below `root`.
 
     Raises:
-        Unreadable: If it is none of `allowed`, a link, too large, or no PNG.
+        Unreadable: If its name is none of `allowed`, or it is a link, too large, or no PNG.
         OSError: If it can't be read.
     """
     if image not in allowed:

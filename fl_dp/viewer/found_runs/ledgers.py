@@ -31,12 +31,9 @@ class FoundLedger:
 
 
 def ledgers_in(root: Path) -> list[FoundLedger]:
-    """Return the ledgers below a folder, the last written first.
+    """Return the ledgers below a folder, the last written first; the folder itself may be a link.
 
     Folders below a run are not searched: a simulation keeps its nodes' ledgers there.
-
-    Args:
-        root: The folder; it may be a link itself.
 
     Raises:
         OSError: If the folder itself can't be read.

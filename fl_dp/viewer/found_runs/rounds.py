@@ -86,11 +86,7 @@ def last_evaluated(rounds: Sequence[Round]) -> Round | None:
 
 
 def read_rounds(root: Path, name: str) -> ReadRounds:
-    """Return the rounds of a run's folder, its last 32 MiB at most.
-
-    Args:
-        root: The folder that the user named.
-        name: Name of the run's folder below it.
+    """Return the rounds of a run, a folder below `root`, from its last 32 MiB at most.
 
     Raises:
         FileNotFoundError: If the run has no metrics yet.
@@ -109,7 +105,7 @@ def read_rounds(root: Path, name: str) -> ReadRounds:
 def last_round(root: Path, name: str) -> ReadRounds:
     """Return the rounds from the last evaluated one on, from the end of the file.
 
-    Arguments and errors are those of `read_rounds`.
+    Errors are those of `read_rounds`.
     """
     with opened(root, f"{name}/{METRICS}") as stream:
         size = os.fstat(stream.fileno()).st_size
@@ -123,11 +119,8 @@ def last_round(root: Path, name: str) -> ReadRounds:
 def rounds_of(text: bytes, *, last_alone: bool = False) -> ReadRounds:
     """Return the rounds of complete lines; a last line without its end is still being written.
 
-    Invalid lines are left out and counted.
-
-    Args:
-        text: Text of `metrics.jsonl`.
-        last_alone: Whether to return only the last rounds, from an evaluated one on.
+    Invalid lines are left out and counted. `last_alone` returns only the last rounds, from an
+    evaluated one on.
     """
     lines = text.split(b"\n")[:-1]
     rounds: list[Round] = []

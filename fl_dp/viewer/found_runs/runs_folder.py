@@ -79,12 +79,7 @@ class RunsFolder:
     """
 
     def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
-        """Name the folder.
-
-        Args:
-            root: The folder; it may be a link, but nothing below it.
-            clock: Returns the time, in seconds since 1970.
-        """
+        """Take the folder, which may be a link itself, and a clock in seconds since 1970."""
         self.root = root.resolve()
         self._clock = clock
         self._cache: dict[str, tuple[_Version, Any]] = {}
@@ -314,10 +309,7 @@ class RunsFolder:
 
 
 def read_run(path: Path) -> FoundRun:
-    """Return the run in a folder, as far as it can be read.
-
-    Args:
-        path: Folder of the run; it may be a link itself.
+    """Return the run in a folder, as far as it can be read; the folder itself may be a link.
 
     Raises:
         Unreadable: If its name can't be shown.

@@ -56,13 +56,7 @@ def has_template(name: str) -> bool:
 
 
 def filled_markdown(name: str, facts: Facts, language: str = "en") -> str:
-    """Return a paper in Markdown.
-
-    Args:
-        name: Name of the template; other languages have a folder each.
-        facts: Facts of the run.
-        language: One of `TO_FILL_IN`.
-    """
+    """Return a paper in Markdown, in a language of `TO_FILL_IN`, which has templates of its own."""
     from markupsafe import Markup
 
     def put_in(value: object) -> Markup:
@@ -111,12 +105,7 @@ def _left_to_a_person(points: str, language: str) -> str:
 
 
 def filled_yaml(name: str, facts: Facts) -> str:
-    """Return a document in YAML, in which every text is a template.
-
-    Args:
-        name: Name of the template.
-        facts: Facts of the run.
-    """
+    """Return a document in YAML, in which every text is a template."""
     templates = environment(_FOLDER, autoescape=False)
     templates.filters |= _FILTERS
     values = {"facts": facts, "promise": facts.promise}

@@ -105,7 +105,6 @@ def _number(text: str | None) -> str:
 
 
 def _read(text: str | None) -> float | None:
-    """Return a rate; None for what is none."""
     try:
         value = float(text or "")
     except ValueError:

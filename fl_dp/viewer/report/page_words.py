@@ -54,13 +54,7 @@ def _read(code: str) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table of the page.
-
-    Attributes:
-        caption: Text above it.
-        headings: Headings of its columns.
-        rows: Texts of each row, one per heading.
-    """
+    """A table of the page; each row has one text per heading."""
 
     caption: str
     headings: tuple[str, ...]

@@ -104,7 +104,7 @@ def _title(num_runs: int) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the page's content security policy: only our style, our script, and embedded images."""
+    """Return the page's content security policy: only our style and script, and embedded images."""
     return (
         f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; "
         "img-src data:; base-uri 'none'; form-action 'none'"

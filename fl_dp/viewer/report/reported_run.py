@@ -26,12 +26,7 @@ _SUSPECTED = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class Gauge:
-    """Spent part of a budget.
-
-    Attributes:
-        spent: Spent epsilon.
-        budget: Epsilon of the budget.
-    """
+    """Spent epsilon of a budget."""
 
     spent: float
     budget: float
@@ -50,11 +45,7 @@ class Gauge:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """A report of one run, as text; what its files lack is left out.
-
-    Attributes:
-        run: The run.
-    """
+    """A report of one run, as text; what its files lack is left out."""
 
     run: FoundRun
 

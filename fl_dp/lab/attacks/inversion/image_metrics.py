@@ -61,12 +61,9 @@ def ssim(image: Image, other: Image) -> float:
 def matched(recovered: NDArray[np.floating], truth: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return the index of the recovered image that each true one is compared with, int64 `(n,)`.
 
-    Attacks do not know the order of a batch. Each true image gets a recovered one of its own, so
-    that the sum of squared differences is least: in the attack's favour.
-
-    Args:
-        recovered: Recovered images, `(m, channels, height, width)`, at least as many as true ones.
-        truth: True images, `(n, channels, height, width)`.
+    Attacks do not know the order of a batch. Each of n true images gets one of at least n recovered
+    ones, all `(channels, height, width)`, so that the sum of squared differences is least: in the
+    attack's favour.
 
     Raises:
         ValueError: If there are fewer recovered than true images.
@@ -79,10 +76,9 @@ def matched(recovered: NDArray[np.floating], truth: NDArray[np.floating]) -> NDA
 
 
 def mean_image(images: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the mean of other images: the guess without an update that has the least expected MSE.
+    """Return the mean of images `(n, channels, height, width)` of the private ones' kind.
 
-    Args:
-        images: Images of the same kind as the private ones, `(n, channels, height, width)`.
+    It is the guess without an update that has the least expected MSE.
     """
     mean: NDArray[np.float32] = images.mean(0, dtype=np.float64).astype(np.float32)
     return mean
@@ -93,10 +89,6 @@ def nearest_image(images: NDArray[np.float32], private: Image) -> NDArray[np.flo
 
     Only an adversary that knows the private image could choose it. So a recovery that beats this
     baseline shows this image, not merely one of its kind.
-
-    Args:
-        images: Images as for `mean_image`.
-        private: The true image.
     """
     differences = images - private.astype(np.float32)
     squares = np.einsum("nchw,nchw->n", differences, differences)

@@ -182,12 +182,7 @@ class SimulatedUpdate:
     """
 
     def __init__(self, model: nn.Module, training: LocalTraining) -> None:
-        """Copy the public model's values; the model itself is not changed.
-
-        Args:
-            model: Model with logits `(n, classes)`.
-            training: The client's training.
-        """
+        """Copy the public values of a model with logits `(n, classes)`; it is not changed."""
         self._model = model
         self._training = training
         self._start: dict[str, Tensor] = {}
@@ -218,7 +213,6 @@ class SimulatedUpdate:
         return updates
 
     def _update(self, features: Tensor, targets: Tensor) -> Tensor:
-        """Return the update of one client."""
         gradient = torch.func.grad(self._loss)
         current = self._start
         # The sum of gradients: a difference of float32 models would be rounded.

@@ -37,12 +37,7 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
     """Draw PSNR over the noise multiplier and over epsilon, one line per threat model.
 
     At each noise the attack with the least MSE counts. Bars are the standard deviation over seeds.
-
-    Args:
-        summaries: Summaries of the whole experiment; those with noise are drawn, and the raw
-            update.
-        target: Path of the PNG.
-        title: Name of the attacked task and model.
+    Of the summaries, those with noise are drawn, and the raw update.
     """
     in_noise = [summary for summary in summaries if summary.part == "noise"]
     noisy = [summary for summary in in_noise if summary.threat in WITH_NOISE]
@@ -130,13 +125,7 @@ def _resistance_bars(axes: Axes, summaries: Sequence[Summary]) -> None:
 def draw_images(
     results: Mapping[tuple[str, float], CellResult], target: Path, *, title: str
 ) -> bool:
-    """Draw one image as it is recovered under each threat model and noise.
-
-    Args:
-        results: Results of one seed by threat and noise multiplier, 0 for no noise.
-        target: The PNG to write.
-        title: Name of the attacked task and model.
-    """
+    """Draw one image per setting of one seed, by threat and noise (0: no noise)."""
     levels = sorted({level for _, level in results})
     attacked = {threat for threat, _ in results}
     threats = [threat for threat in THREATS if threat in attacked]

@@ -21,12 +21,13 @@ _PICTURES = ("truth", "recovered", "nearest", "mean")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CellResult:
-    """Result of one cell.
+    """Result of one cell; images have pixels from 0 to 1, `(k, channels, height, width)`.
+
+    For text, tokens `(k, length)` stand for images.
 
     Attributes:
-        rows: Rows of the CSV, one for each attacked image.
-        truth: The attacked images, pixels from 0 to 1, `(k, channels, height, width)`; for text
-            here and below tokens, `(k, length)`.
+        rows: Rows of the CSV, one per attacked image.
+        truth: The attacked images.
         recovered: The recovered images.
         nearest: The prior's nearest image to each.
         mean: The prior's mean image; for text its most frequent token, repeated.
@@ -95,16 +96,9 @@ def error_of(row: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """All images of one setting.
+    """All images of one setting, whose first seven fields are those of `RecoveryCell`.
 
     Attributes:
-        part: Part, as in `RecoveryCell`; so are the next six.
-        threat: Threat model.
-        attack: Attack.
-        noise_multiplier: Noise multiplier.
-        records: Records of each client.
-        epochs: Epochs of each client.
-        network: Kind of network.
         epsilon: Epsilon of the round; infinite where nothing is promised.
         delta: Delta of that epsilon.
         unit: Unit that epsilon protects.

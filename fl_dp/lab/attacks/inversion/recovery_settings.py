@@ -67,7 +67,6 @@ class RecoverySettings:
             self._require_defaults()
 
     def _require_defaults(self) -> None:
-        """Refuse every key where no attack is asked for."""
         unused = []
         for field in fields(self):
             value = getattr(self, field.name)

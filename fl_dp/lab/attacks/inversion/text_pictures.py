@@ -22,13 +22,8 @@ _EXCERPT = 40  # characters of a line
 def draw_text_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> bool:
     """Draw the shares of characters in place, and of those that occur, over the noise multiplier.
 
-    Bars are the standard deviation over seeds.
-
-    Args:
-        summaries: Summaries of the whole experiment; those with noise are drawn, and the raw
-            update.
-        target: Path of the PNG.
-        title: Name of the attacked task and model.
+    Bars are the standard deviation over seeds. Of the summaries, those with noise are drawn, and
+    the raw update.
     """
     noisy = [summary for summary in summaries if summary.threat in WITH_NOISE]
     raw = [summary for summary in summaries if summary.threat == "raw"]
@@ -65,13 +60,7 @@ def draw_text_recovery(summaries: Sequence[Summary], target: Path, *, title: str
 def draw_texts(
     results: Mapping[tuple[str, float], CellResult], target: Path, *, title: str
 ) -> bool:
-    """Draw the beginning of one text as it is recovered under each threat model and noise.
-
-    Args:
-        results: Results of one seed by threat and noise multiplier, 0 for no noise.
-        target: The PNG to write.
-        title: Name of the attacked task and model.
-    """
+    """Draw the beginning of one text per setting of one seed, by threat and noise (0: no noise)."""
     settings = sorted(results, key=lambda setting: (THREATS.index(setting[0]), setting[1]))
     picture = new_picture(size=(10.5, 0.24 * (len(settings) + 3))) if settings else None
     if picture is None:

@@ -65,12 +65,7 @@ class OperatingPoint:
 
 @dataclass(frozen=True, eq=False)
 class Roc:
-    """Scores of an attack on members and on others.
-
-    Attributes:
-        members: Scores of those that were part of the training, `(n,)`.
-        others: Scores of those that were not, `(m,)`.
-    """
+    """Scores of an attack on members, `(n,)`, and on others, `(m,)`."""
 
     members: NDArray[np.float64]
     others: NDArray[np.float64]
@@ -144,8 +139,8 @@ def plot_roc(
         rocs: ROC of each attack, by name.
         allowed: Curves that no attack lies above, the tightest last; none without a promise.
         target: Path of the PNG.
-        title: Name of the attacked training.
-        rates: False-positive rates whose points are marked; half of the least is the axes' end.
+        title: Title of the picture.
+        rates: False-positive rates to mark; half of the least is the axes' end.
         alpha: False-alarm rate of the marked points' intervals.
 
     Returns:
