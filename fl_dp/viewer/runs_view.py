@@ -118,7 +118,7 @@ def _state(card: RunCard) -> str:
 def _rounds(card: RunCard) -> str:
     if card.round is None and card.rounds is None:
         return "-"
-    return f"{0 if card.round is None else card.round}/{card.rounds or '?'}"
+    return f"{card.round or 0}/{card.rounds or '?'}"
 
 
 def _epsilon(card: RunCard) -> str:

@@ -58,11 +58,16 @@ class Finding:
             return None
         return self.bound / self.claim
 
+    @property
+    def verdict(self) -> str:
+        """`stands` or `violated`."""
+        return "stands" if self.stands else "violated"
+
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
         return {
             "name": self.name,
-            "verdict": "stands" if self.stands else "violated",
+            "verdict": self.verdict,
             "claim": self.claim,
             "delta": self.delta,
             "lower_bound": self.bound,
@@ -95,11 +100,16 @@ class AuditReport:
         """Whether no finding contradicts its claim."""
         return all(finding.stands for finding in self.findings)
 
+    @property
+    def verdict(self) -> str:
+        """`stands` or `violated`."""
+        return "stands" if self.stands else "violated"
+
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
         return {
             "subject": self.subject,
-            "verdict": "stands" if self.stands else "violated",
+            "verdict": self.verdict,
             "findings": [finding.to_dict() for finding in self.findings],
             "estimates": dict(self.estimates),
             "notes": list(self.notes),

@@ -78,7 +78,10 @@ def finding_of_run(
     asked = np.zeros(canaries.size, dtype=np.bool_)
     for release in rounds:
         losses += release.losses(sampling_rate)
-        asked |= True if release.eligible is None else release.eligible
+        if release.eligible is None:
+            asked[:] = True
+        else:
+            asked |= release.eligible
     if not asked[: canaries.count].any():
         raise ValueError("no canary was asked in any round: train more rounds, or ask more clients")
     is_included = asked.copy()

@@ -101,7 +101,8 @@ def membership(
             promise = promise_to(job.settings, whom)
         prepare(job)
         title = f"{job.settings.task.name}: training"
-        with counted(err if as_json else out, title, models, "models") as on_model:
+        console = err if as_json else out
+        with counted(console, title, models, "models") as on_model:
             game = play(job.settings, whom, models=models, on_model=on_model)
         result = _attack(job, whom, game, promise)
         drawn = _write(job.path, result)
@@ -204,6 +205,7 @@ def _row(
 ) -> dict[str, Any]:
     low, high = point.tpr_interval(_INTERVAL)
     curves = list(allowed.values())
+    most = [float(curve(point.target_fpr)) for curve in curves] or [None]
     return {
         "attack": name,
         "auc": roc.auc,
@@ -212,8 +214,8 @@ def _row(
         "tpr": point.tpr,
         "tpr_low": low,
         "tpr_high": high,
-        "allowed_by_epsilon_delta": float(curves[0](point.target_fpr)) if curves else None,
-        "allowed": float(curves[-1](point.target_fpr)) if curves else None,
+        "allowed_by_epsilon_delta": most[0],
+        "allowed": most[-1],
         "exceeds": any(point.exceeds(curve, alpha) for curve in curves),
     }
 

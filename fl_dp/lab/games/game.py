@@ -87,7 +87,7 @@ GAMES = (
     Game(
         name="one client is silent",
         without={n: Sent(first=-1.0) for n in (1, 2, 3)},
-        with_unit={n: Sent(first=1.0 if n == 0 else -1.0) for n in range(4)},
+        with_unit={0: Sent(first=1.0)} | {n: Sent(first=-1.0) for n in (1, 2, 3)},
         nodes=4,
     ),
     Game(
@@ -241,7 +241,8 @@ class _Plays:
         In clipping norms, turned as for `play_game`: the sum lies along the first coordinate.
         """
         subject, senders = self._subject, _NODES // 2
-        replies = {node: _LONG if node < senders else Sent(first=0.0) for node in range(_NODES)}
+        replies = dict.fromkeys(range(senders), _LONG)
+        replies |= dict.fromkeys(range(senders, _NODES), Sent(first=0.0))
         released, asked = subject.play(
             _scaled(replies, subject, spread=True), nodes=_NODES, rounds=_COHORTS, rate=_RATE
         )

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
 
@@ -85,18 +85,17 @@ def _of_node(ledger: NodeLedger) -> list[LedgerGauge]:
     gauges = []
     for account, spending in enumerate(ledger.spendings, 1):
         bounds, budget = spending.epsilon(), spending.budget
-        gauges.append(
-            LedgerGauge(
-                ledger=ledger.location,
-                kind="node",
-                account=account,
-                unit=spending.unit,
-                spent=bounds.best if bounds.by_name else None,
-                budget=None if budget is None else budget.epsilon,
-                delta=None if budget is None else budget.delta,
-                rounds=spending.charges,
-            )
+        gauge = LedgerGauge(
+            ledger=ledger.location,
+            kind="node",
+            account=account,
+            unit=spending.unit,
+            spent=bounds.best if bounds.by_name else None,
+            rounds=spending.charges,
         )
+        if budget is not None:
+            gauge = replace(gauge, budget=budget.epsilon, delta=budget.delta)
+        gauges.append(gauge)
     if not gauges:
         gauges.append(
             LedgerGauge(ledger=ledger.location, kind="node", problem="nothing was spent yet")

@@ -132,16 +132,17 @@ class StartedRuns:
         if request.price:
             with self._pricing:  # a calibration keeps a processor busy
                 document, warnings = self._plan(request.price)
-            records = document.get("records")
             price = PricedRequest(
                 key=price.key,
                 request=request,
                 epsilon=_quoted_epsilon(document),
                 delta=document.get("delta"),
-                records=None if records is None else (_quoted_epsilon(records), records["delta"]),
                 promise=document.get("promise", {}),
                 warnings=warnings,
             )
+            records = document.get("records")
+            if records is not None:
+                price = replace(price, records=(_quoted_epsilon(records), records["delta"]))
         while len(self._priced) >= _MOST_PRICED:
             del self._priced[next(iter(self._priced))]
         self._priced[price.key] = price

@@ -192,16 +192,18 @@ class RunsFolder:
             # It keeps neither ledger nor rounds; its summary is written last.
             state = RunState.FINISHED if "summary.json" in files else RunState.STOPPED
         elif state is None:
-            all_rounds = last is not None and planned is not None and last.round >= planned
+            rounds_done = 0 if last is None else last.round
+            all_rounds = last is not None and planned is not None and rounds_done >= planned
+            alive = None if process is None else is_there(process)
             state = state_of(
                 done=all_rounds or "statistic.json" in files,
-                rounds_done=0 if last is None else last.round,
+                rounds_done=rounds_done,
                 started=started,
                 released=released,
                 logged=logged,
                 stated=stated,
                 now=self._clock(),
-                alive=None if process is None else is_there(process),
+                alive=alive,
                 failed=statement is not None and statement["failed"],
             )
         card = RunCard(
@@ -211,14 +213,15 @@ class RunsFolder:
             settings=settings,
             started=started or None,
             changed=max(started, released, logged, stated or 0.0) or None,
-            round=None if last is None else last.round,
             rounds=planned,
-            score=_unmeasured(settings) if measured is None else measured.score,
-            test_loss=None if measured is None else measured.test_loss,
-            epsilon=None if last is None else last.epsilon,
+            score=_unmeasured(settings),
             promises=settings.get("privacy.insecure_seed", "null") == "null",
             problems=(*problems, *rounds.problems),
         )
+        if last is not None:
+            card = replace(card, round=last.round, epsilon=last.epsilon)
+        if measured is not None:
+            card = replace(card, score=measured.score, test_loss=measured.test_loss)
         return card if statement is None else _with_promise(card, statement)
 
     def _files(self, name: str) -> dict[str, _Version]:

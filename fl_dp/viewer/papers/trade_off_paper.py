@@ -37,24 +37,25 @@ def write_trade_off(facts: Facts, target: Path) -> list[Path]:
     if statement.quoted not in statement.epsilon:
         raise ValueError("no finite epsilon is known of this run, so there is no curve")
     allowed = epsilon_delta_trade_off(statement.best_epsilon, statement.delta)
-    whole = facts.trade_off
+    curve = facts.trade_off
     rates = np.concatenate([[0.0], np.geomspace(_LEAST, 1.0, _POINTS)])
     by_pair = 1.0 - allowed(rates)
     # Both hold, so the larger of the two false-negative rates does.
-    by_all = by_pair if whole is None else np.maximum(by_pair, 1.0 - whole(rates))
-    # Rounded down: a lower bound stays one.
-    rows = (
-        [repr(float(rate)), *(f"{math.floor(1e9 * bound) / 1e9:.9f}" for bound in bounds)]
-        for rate, *bounds in zip(rates, by_all, by_pair, strict=True)
-    )
+    by_all = by_pair
+    if curve is not None:
+        by_all = np.maximum(by_pair, 1.0 - curve(rates))
+    rows = []
+    for rate, *bounds in zip(rates, by_all, by_pair, strict=True):
+        # Rounded down: a lower bound stays one.
+        texts = [f"{math.floor(1e9 * bound) / 1e9:.9f}" for bound in bounds]
+        rows.append([repr(float(rate)), *texts])
     headings = ("false_positive_rate", "false_negative_rate", "by_epsilon_delta_alone")
     write_sheet(target, headings, rows)
-    picture = target.with_suffix(".png")
-    made = new_picture(size=(5.0, 4.4))
-    if made is None:
+    picture = new_picture(size=(5.0, 4.4))
+    if picture is None:
         return [target]
-    figure, (axes,) = made
-    if whole is not None:
+    figure, (axes,) = picture
+    if curve is not None:
         axes.plot(rates, by_all, color=COLOURS[0], label="privacy-loss distribution")
     axes.plot(rates, by_pair, color=COLOURS[1], linestyle="--", label="epsilon and delta alone")
     axes.plot([0, 1], [1, 0], color=PALE, linewidth=1, linestyle=":", label="guessing")
@@ -66,5 +67,6 @@ def write_trade_off(facts: Facts, target: Path) -> list[Path]:
         title=f"No attack lies below\n{facts.guarantee}",
     )
     axes.title.set_fontsize(9)
-    save_picture(figure, picture)
-    return [target, picture]
+    path = target.with_suffix(".png")
+    save_picture(figure, path)
+    return [target, path]

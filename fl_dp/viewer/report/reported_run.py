@@ -285,7 +285,7 @@ def _costs(run: FoundRun) -> list[Row]:
             span = WORDS["cost.multiplier.rounds"].format(low=low, high=high)
         rows.append((WORDS["cost.multiplier"], span))
     if cohort is not None:
-        units = WORDS[f"cost.cohort.{'records' if of_records else 'clients'}"]
+        units = WORDS["cost.cohort.records" if of_records else "cost.cohort.clients"]
         rows.append((WORDS["cost.cohort"], units.format(cohort=f"{cohort:g}")))
         rows += _signal(run, cohort)
     for key in ("bytes_down", "bytes_up"):

@@ -119,9 +119,10 @@ class Recovery:
                 f"{private} private images of {len(self.dataset.train_y)} leave none for a prior: "
                 "lower recovery.images, recovery.records or recovery.cohort"
             )
-        network = self._network(0, "dropout" if self.asked.resistance else "plain")
+        network = "dropout" if self.asked.resistance else "plain"
+        built = self._network(0, network)
         if "analytic" in self.asked.attacks:
-            first_linear(network)
+            first_linear(built)
 
     def _require_fit(self) -> None:
         """Raise ValueError if the records are no images, or an attack is not on images."""
