@@ -43,12 +43,8 @@ class CanaryRun:
 
     @classmethod
     def fitting(cls, settings: Settings, size: int, count: int | None) -> CanaryRun:
-        """Return a run of `count` canaries; by default 1000, or as many as fit.
-
-        Args:
-            settings: Settings of the training.
-            size: Number of coordinates of its model.
-            count: Requested number of canaries.
+        """Return `count` canaries for a model of `size` coordinates; by default 1000, or as many as
+        fit.
 
         Raises:
             ValueError: If the model or the roster has too little room.

@@ -155,11 +155,9 @@ class WatchedFedAvg(DPFedAvg):
 
 
 class WatchedMode(Mode):
-    """A watched round: every call goes on to the round itself.
+    """A watched round: every call goes on to `inner`, the round itself.
 
     Attributes:
-        inner: The round.
-        canaries: Canaries of the run.
         asked: Which canaries were asked and answered, shape `(count,)`.
         drawn: Number of drawn units.
     """

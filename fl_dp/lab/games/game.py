@@ -177,13 +177,10 @@ def _fewer(rounds: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Play:
-    """Releases of one game, in clipping norms of the sum.
+    """Releases of one game along its direction, in clipping norms of the sum.
 
-    Attributes:
-        without: Releases along the game's direction, without the unit's contribution.
-        with_unit: The same with the unit's contribution.
-        idle: Releases across the direction, first without and then with it: noise alone, one row
-            per round.
+    `idle` are those across the direction, first without and then with the unit: noise alone, one
+    row per round.
     """
 
     without: NDArray[np.float64]

@@ -87,12 +87,9 @@ class MembershipPromise:
 
 @dataclass(frozen=True, kw_only=True)
 class GameResult:
-    """Result of the game.
+    """Result of the game: the input of attacks, and each model's accuracies in [0, 1].
 
-    Attributes:
-        observations: The confidences that attacks use.
-        train_accuracy: Accuracy of each model on its members' records, in [0, 1].
-        test_accuracy: Accuracy of each model on the public test part.
+    `train_accuracy` is on the members' records, `test_accuracy` on the public test part.
     """
 
     observations: Observations
@@ -101,11 +98,7 @@ class GameResult:
 
 
 def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
-    """Return the promise to one candidate; None if there is none.
-
-    Args:
-        settings: Settings of the training.
-        unit: One of `UNITS`.
+    """Return the promise to one candidate, a unit of `UNITS`; None if there is none.
 
     Raises:
         ValueError: If no game can be played, with what to write instead.

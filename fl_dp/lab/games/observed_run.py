@@ -161,15 +161,7 @@ def read_observed_run(path: Path) -> ObservedRun:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
-    """A run's releases beside what its ledger, or its plan, claims.
-
-    Attributes:
-        run: Releases and participation.
-        canaries: Canaries of the run.
-        sampling: Sampling law, as charged.
-        claims: Claims of the ledger or the plan.
-        delta: Delta of the claims.
-    """
+    """A run's releases and participation, beside what its ledger, or its plan, claims."""
 
     run: ObservedRun
     canaries: Canaries
@@ -241,8 +233,7 @@ class Audited:
     def findings(self, *, alpha: float) -> tuple[Finding, ...]:
         """Return the findings; the first ones bound the epsilon of each claim.
 
-        Args:
-            alpha: Probability that a run that keeps its claims is accused, over all findings.
+        A run that keeps its claims is accused with probability `alpha`, over all findings.
 
         Raises:
             ValueError: As `bound`.
@@ -270,12 +261,7 @@ def report_of_run(
 ) -> AuditReport:
     """Return what a run's releases prove, beside what its statement and ledger claim.
 
-    Args:
-        observed: Releases and participation.
-        run: The run's canaries.
-        settings: Settings of the run.
-        folder: Folder of the run.
-        alpha: Probability that a run that keeps its claim is accused, over all findings.
+    A run that keeps its claim is accused with probability `alpha`, over all findings.
 
     Raises:
         ValueError: As `Audited.bound`.

@@ -42,14 +42,10 @@ def _left_over(folder: RunFolder) -> str:
 def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id: str) -> Settings:
     """Return the settings that a run is trained with, after a choice if they ask for one.
 
+    The run's `config.yaml` receives the choice; `run_id` names the opening in the ledger.
+
     Privacy: for a vote, see `vote_of`; it is charged to the run's ledger before any client is
     asked. A charged choice without an outcome in the ledger is not made again.
-
-    Args:
-        folder: Folder of the run; its `config.yaml` receives the choice.
-        grid: Flower's grid.
-        settings: Settings of the run.
-        run_id: Name of the opening in the ledger.
 
     Raises:
         ValueError: If the choice was charged before and lost, or settings can't be carried out.

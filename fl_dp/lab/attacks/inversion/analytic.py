@@ -90,9 +90,9 @@ def recovered_labels(observation: Observation) -> Tensor:
     """Return the likeliest labels, int64 `(records,)`, in increasing order.
 
     The gradient of the last layer's bias is the mean of `p - onehot(label)`: for one record it is
-    negative at the label alone. For several, it supposes equal first predictions for all classes
-    and one absent class. That is right for fewer records than classes under an untrained model, and
-    a guess otherwise. It needs no scale, so clipping does not matter.
+    negative at the label alone. For several, equal first predictions and one absent class are
+    supposed: right for fewer records than classes under an untrained model, and a guess otherwise.
+    It needs no scale, so clipping does not matter.
 
     Raises:
         ValueError: If the model does not end in a linear layer.

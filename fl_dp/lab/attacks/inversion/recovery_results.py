@@ -133,11 +133,7 @@ class Summary:
 
 
 def summarised(rows: Iterable[Mapping[str, Any]]) -> list[Summary]:
-    """Return a summary of each setting, in the order in which they first occur.
-
-    Args:
-        rows: Rows of cells, as in the CSV.
-    """
+    """Return a summary of each setting of the CSV's rows, in the order in which they first occur."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in _SETTING), []).append(row)
@@ -159,14 +155,7 @@ def strongest(
 
 
 def fails_from(summaries: Iterable[Summary]) -> Summary | None:
-    """Return the least noise at and above which every recovery fails.
-
-    Args:
-        summaries: Summaries of one threat model, one for each noise multiplier.
-
-    Returns:
-        None if recovery succeeds at the largest noise.
-    """
+    """Return the least noise at and above which recovery under one threat model fails; else None."""
     failing = None
     for summary in sorted(summaries, key=lambda summary: -summary.noise_multiplier):
         if not summary.fails:

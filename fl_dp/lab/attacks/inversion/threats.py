@@ -115,12 +115,9 @@ class ThreatModel(ABC):
 
     @abstractmethod
     def view(self, updates: Updates, clients: Clients, rng: SecureRandom) -> View:
-        """Return the adversary's view of the clients' updates.
+        """Return the adversary's view of the updates of all clients that the threat takes.
 
-        Args:
-            updates: Updates of all clients that the threat takes.
-            clients: The same clients, in the same order.
-            rng: Source of noise that protects.
+        `clients` has the same order; `rng` draws the noise that protects.
         """
 
     @property

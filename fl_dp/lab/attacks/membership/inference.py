@@ -43,24 +43,16 @@ Attack: TypeAlias = Callable[[Observations, int], NDArray[np.float64]]
 def loss_threshold(observations: Observations, target: int) -> NDArray[np.float64]:
     """Return the negative loss of each candidate, float64 `(candidates,)`; no reference is used.
 
-    The records that a model fits best were probably trained on.
-
-    Reference: Yeom et al. 2018, "Privacy Risk in Machine Learning", arXiv 1709.01604, adversary 2.
-
-    Args:
-        observations: Confidences; only those of the target are used.
-        target: Row of the attacked model.
+    The records that a model fits best were probably trained on (Yeom et al. 2018, "Privacy Risk in
+    Machine Learning", arXiv 1709.01604, adversary 2).
     """
     return np.asarray(-np.logaddexp(0.0, -observations.candidates[target]), np.float64)
 
 
 def lira(observations: Observations, target: int, *, online: bool) -> NDArray[np.float64]:
-    """Return the score of each candidate, float64 `(candidates,)`.
+    """Return the score of each candidate, float64 `(candidates,)`, by all other models.
 
-    Args:
-        observations: Confidences; all models but the target are references.
-        target: Row of the attacked model.
-        online: Whether to use references that were trained on a candidate, too.
+    `online` uses references that were trained on a candidate, too.
     """
     rows = observations.references(target)
     references, inside = observations.candidates[rows], observations.members[rows]
