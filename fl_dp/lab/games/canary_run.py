@@ -43,8 +43,7 @@ class CanaryRun:
 
     @classmethod
     def fitting(cls, settings: Settings, size: int, count: int | None) -> CanaryRun:
-        """Return `count` canaries for a model of `size` coordinates; by default 1000, or as many as
-        fit.
+        """Return `count` canaries for `size` coordinates; by default 1000, or as many as fit.
 
         Raises:
             ValueError: If the model or the roster has too little room.

@@ -133,7 +133,7 @@ class Summary:
 
 
 def summarised(rows: Iterable[Mapping[str, Any]]) -> list[Summary]:
-    """Return a summary of each setting of the CSV's rows, in the order in which they first occur."""
+    """Return a summary of each setting of the CSV's rows, in order of their first occurrence."""
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in _SETTING), []).append(row)
@@ -155,7 +155,7 @@ def strongest(
 
 
 def fails_from(summaries: Iterable[Summary]) -> Summary | None:
-    """Return the least noise at and above which recovery under one threat model fails; else None."""
+    """Return the least noise at and above which recovery under a threat model fails; else None."""
     failing = None
     for summary in sorted(summaries, key=lambda summary: -summary.noise_multiplier):
         if not summary.fails:
