@@ -94,13 +94,13 @@ class Recovery:
     settings: Settings
 
     @cached_property
-    def asked(self) -> RecoverySettings:
+    def options(self) -> RecoverySettings:
         """The keys of `recovery`."""
         return recovery_settings_of(self.settings)
 
     @cached_property
     def _seeds(self) -> range:
-        return range(self.settings.seed, self.settings.seed + self.asked.seeds)
+        return range(self.settings.seed, self.settings.seed + self.options.seeds)
 
     def __post_init__(self) -> None:
         """Validate.
@@ -109,19 +109,19 @@ class Recovery:
             ValueError: If no attack is asked for, the data are no images, there are too few of
                 them, or an attack does not fit the model.
         """
-        if self.asked.attacks is None:
+        if self.options.attacks is None:
             raise ValueError("no attack is asked for: write experiment=data_recovery")
         self._require_fit()
-        asked = self.asked
-        private = asked.images * self._most_records + (asked.cohort - 1) * asked.records
+        options = self.options
+        private = options.images * self._most_records + (options.cohort - 1) * options.records
         if private >= len(self.dataset.train_y):
             raise ValueError(
                 f"{private} private images of {len(self.dataset.train_y)} leave none for a prior: "
                 "lower recovery.images, recovery.records or recovery.cohort"
             )
-        network = "dropout" if self.asked.resistance else "plain"
+        network = "dropout" if self.options.resistance else "plain"
         built = self._network(0, network)
-        if "analytic" in self.asked.attacks:
+        if "analytic" in self.options.attacks:
             first_linear(built)
 
     def _require_fit(self) -> None:
@@ -133,13 +133,13 @@ class Recovery:
                 "images with sides of at least 8, such as task=digits or task=fashion_mnist, and "
                 "on text (experiment=text_recovery)"
             )
-        for attack in set(self.asked.attacks or ()) & set(ON_TOKENS):
+        for attack in set(self.options.attacks or ()) & set(ON_TOKENS):
             raise ValueError(f"recovery.attacks={attack} is on text: write task=shakespeare, too")
 
     @property
     def _most_records(self) -> int:
-        records = self.asked.records
-        return max(records, *_BATCHES) if self.asked.resistance else records
+        records = self.options.records
+        return max(records, *_BATCHES) if self.options.resistance else records
 
     @cached_property
     def cells(self) -> tuple[RecoveryCell, ...]:
@@ -148,15 +148,15 @@ class Recovery:
 
     def _cells(self) -> Iterator[RecoveryCell]:
         for seed in self._seeds:
-            for attack in self.asked.attacks or ():
-                for threat in self.asked.threats or THREATS:
+            for attack in self.options.attacks or ():
+                for threat in self.options.threats or THREATS:
                     yield from self._cells_of(threat, attack, seed)
-                if self.asked.resistance and attack != "analytic":
+                if self.options.resistance and attack != "analytic":
                     yield from _resisting(attack, seed)
 
     def _cells_of(self, threat: str, attack: str, seed: int) -> Iterator[RecoveryCell]:
         epochs = self.settings.client.epochs if threat == "local_steps" else 1
-        levels = self.asked.noise if threat in WITH_NOISE else (0.0,)
+        levels = self.options.noise if threat in WITH_NOISE else (0.0,)
         for level in levels:
             yield RecoveryCell(
                 part="noise",
@@ -164,7 +164,7 @@ class Recovery:
                 attack=attack,
                 seed=seed,
                 noise_multiplier=level,
-                records=self.asked.records,
+                records=self.options.records,
                 epochs=epochs,
             )
 
@@ -201,16 +201,16 @@ class Recovery:
     def _rows(self, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """Return the training rows that are attacked, those of other clients, and the prior's."""
         order = np.random.default_rng(seed).permutation(len(self.dataset.train_y))
-        attacked = self.asked.images * self._most_records
-        others = attacked + (self.asked.cohort - 1) * self.asked.records
+        attacked = self.options.images * self._most_records
+        others = attacked + (self.options.cohort - 1) * self.options.records
         return order[:attacked], order[attacked:others], order[others:][:_PRIOR_IMAGES]
 
     def _clients(self, cell: RecoveryCell) -> tuple[list[ClientRecords], list[ClientRecords]]:
         attacked, others, _ = self._rows(cell.seed)
-        victims = attacked.reshape(self.asked.images, -1)[:, : cell.records]
+        victims = attacked.reshape(self.options.images, -1)[:, : cell.records]
         return (
             [self._records(rows) for rows in victims],
-            [self._records(rows) for rows in others.reshape(-1, self.asked.records)],
+            [self._records(rows) for rows in others.reshape(-1, self.options.records)],
         )
 
     def _records(self, rows: NDArray[np.int64]) -> ClientRecords:
@@ -234,7 +234,7 @@ class Recovery:
         return changed(built, network)
 
     def _threat(self, cell: RecoveryCell) -> ThreatModel:
-        settings, cohort = self.settings, self.asked.cohort
+        settings, cohort = self.settings, self.options.cohort
         rate, norm = settings.client.learning_rate, settings.clipping.norm
         training = LocalTraining(learning_rate=rate, epochs=cell.epochs)
         noise: dict[str, Any] = {
@@ -266,7 +266,7 @@ class Recovery:
     def _attack(self, name: str) -> Attack:
         if name not in ATTACKS:
             raise ValueError(f"there is no attack {name!r}: write one of {', '.join(ATTACKS)}")
-        return ATTACKS[name](self.asked.steps)
+        return ATTACKS[name](self.options.steps)
 
     def _of_cell(self, cell: RecoveryCell, threat: ThreatModel) -> dict[str, Any]:
         """Return the columns that all rows of a cell share."""
@@ -275,8 +275,8 @@ class Recovery:
             "threat": cell.threat,
             "attack": cell.attack,
             "noise_multiplier": cell.noise_multiplier,
-            "epsilon": threat.epsilon(self.asked.delta),
-            "delta": self.asked.delta,
+            "epsilon": threat.epsilon(self.options.delta),
+            "delta": self.options.delta,
             "unit": threat.unit,
             "records": cell.records,
             "epochs": cell.epochs,

@@ -32,12 +32,12 @@ class TextRecovery(Recovery):
 
     def _require_fit(self) -> None:
         """Raise ValueError if an attack is not on text, or other networks are asked for."""
-        for attack in set(self.asked.attacks or ()) - set(ON_TOKENS):
+        for attack in set(self.options.attacks or ()) - set(ON_TOKENS):
             raise ValueError(
                 f"recovery.attacks={attack} is on images, and task={self.dataset.name} is text: "
                 f"write recovery.attacks=[{','.join(ON_TOKENS)}]"
             )
-        if self.settings.model.name != "transformer" or self.asked.resistance:
+        if self.settings.model.name != "transformer" or self.options.resistance:
             raise ValueError(
                 "text is recovered from model=transformer, with recovery.resistance=false: write "
                 "experiment=text_recovery"
