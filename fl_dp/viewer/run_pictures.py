@@ -112,7 +112,7 @@ def _draw_spent(
         last.append(spent[-1])
     panel.set(xlabel="round", ylabel="epsilon", title=title)
     if max(last) > _FAR_APART * min(last):
-        # Nothing is spent before round 1, which it leaves out.
+        # The logarithmic axis leaves out round 0, where nothing is spent.
         panel.set_yscale("log", nonpositive="mask")
     else:
         panel.set_ylim(bottom=0)
@@ -253,7 +253,7 @@ class _AxisLayout:
             return
         beyond = max(finite, default=0.0)
         low = min(finite, default=0.0)
-        # As far as a tenth of what the numbers span, and more than a step of them.
+        # Infinity lies beyond the numbers by about a tenth of their span.
         if self.logarithmic:
             step = max(2.0, (beyond / low) ** 0.12)
             infinity, self.split = beyond * step**1.6, beyond * step**0.8
@@ -299,12 +299,12 @@ def _draw(panel: Axes, results: Sequence[Result], column: str, layout: _AxisLayo
             capsize=2.5,
             label=curve,
         )
-        if column != "epsilon":  # which a line says that curves lie on, above or below
+        if column != "epsilon":  # whose curves are compared with a dashed line
             nudge(drawn, index, len(curves))
     if column == "epsilon":
         values = layout.coordinates
         claimed = [x for value, x in values.items() if not layout.is_infinite(value)]
-        # Above the curve that keeps its claim, which would hide it.
+        # Drawn on top: a curve that keeps its claim would hide it.
         style = {"color": "black", "linewidth": 1, "linestyle": "--", "zorder": 5}
         panel.plot(claimed, claimed, label="as claimed", **style)
     if column in _SCORES and finite:

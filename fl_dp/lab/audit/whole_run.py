@@ -88,7 +88,7 @@ def finding_of_run(
     is_included[canaries.count :] = False
     is_included[: canaries.count] &= canaries.included
     with_canary, without = losses[is_included], losses[asked & ~is_included]
-    # Otherwise those whose coin said no would choose a threshold for those without a canary.
+    # Shuffled: excluded canaries come first, and would choose the threshold for all others.
     without = np.random.default_rng(canaries.seed).permutation(without)
     bounds = bounds_of_scores(
         without,
@@ -131,9 +131,9 @@ def _expected(
     rounds: list[ObservedRound], sampling_rate: float, asked: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return privacy losses of simulated runs without and with a canary that keep their claim."""
-    # They choose a threshold and nothing else, so any seed will do.
+    # These runs only choose a threshold, so any seed will do.
     rng = np.random.default_rng(0)
-    # Where directions were not all asked in the same rounds, each run is that of one of them.
+    # If directions were asked in different rounds, each simulated run is that of one of them.
     alike = all(
         release.eligible is None and isinstance(release.noise_multiplier, float)
         for release in rounds

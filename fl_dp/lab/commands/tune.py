@@ -62,7 +62,7 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
     Writes `runs/NAME/` as `fl-dp run` does. Its privacy statement covers the choice
     as well as the training, and says how the choice was made.
     """
-    # As Ctrl-C: otherwise what was started would train on, and spend on.
+    # As Ctrl-C: otherwise the trainings would go on and spend.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with failures_told():
         from fl_dp.app.cautions import cautions
@@ -174,7 +174,7 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
             scores = [_score(training, console) for training in trainings]
             stopped.keep([training.folder for training in trainings], scores)
         finally:
-            # What lost must not get out, nor how many there were.
+            # The losers and their number stay secret.
             shutil.rmtree(trials, ignore_errors=True)
     return replace(summary_of(job), rounds=job.settings.rounds)
 

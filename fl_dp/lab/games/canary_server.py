@@ -124,7 +124,8 @@ class WatchedLoop(PrivateLoop):
             return PublicTurns(asked=np.stack(self.asked))
         if not sampling.takes_turns:
             return None
-        # Who was never drawn shows noise alone in any turn: in none it would make others' more.
+        # A canary that was never drawn shows noise alone, in any turn: without one, the others
+        # would seem to be drawn more often.
         groups = self.groups()
         unknown = np.flatnonzero(groups < 0)
         groups[unknown] = unknown % sampling.num_groups
@@ -132,7 +133,7 @@ class WatchedLoop(PrivateLoop):
 
     def groups(self) -> NDArray[np.int64]:
         """Return the public group of each canary, -1 where it is unknown."""
-        # A node that was never drawn is not known as a canaries' one: no group.
+        # A node that was never drawn has not reported its canaries: they have no group.
         groups = np.full(self.canary_run.count, -1, dtype=np.int64)
         for node, first in self._first_of.items():
             for number in range(self.plan.hosting.told_apart):
@@ -191,7 +192,7 @@ class WatchedMode(Mode):
         records = content.metric_records.values()
         marks = [record[CANARY_METRIC] for record in records if CANARY_METRIC in record]
         if not marks:
-            self._others += sums.total - before  # read again: an update is added when it is read
+            self._others += sums.total - before  # `total` adds pending updates when it is read
             return observations
         for unit in units:
             first = self._first_of[unit.node] = int(str(marks[0])) - 1

@@ -43,7 +43,7 @@ from fl_dp.lab.audit.verdict import AuditReport, Finding
 from .subjects import FlDp, Replies, Sent, Subject, direction
 
 GAME_MULTIPLIER = 0.25
-_FEWER = 10  # games that a broken strategy loses by far need a tenth of the rounds
+_FEWER = 10  # games that a broken strategy loses clearly need a tenth of the rounds
 _RATE, _NODES, _COHORTS = 0.3, 10, 400
 
 
@@ -219,7 +219,7 @@ class _Plays:
         rounds = self._rounds if game.full else _fewer(self._rounds)
         try:
             without, with_unit = play_game(self._subject, game, rounds)
-        except Exception as error:  # of whatever class: an adversary sees that there is no model
+        except Exception as error:  # of any class: the adversary sees that there is no model
             return _FailedPlay(
                 f"the round fails ({type(error).__name__}), which tells who was there"
             )

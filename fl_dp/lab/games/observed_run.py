@@ -92,8 +92,8 @@ class ObservedRun:
         """
         if self.budget_groups is not None:
             idle = np.ones(self.moved.size - len(self.budget_groups), dtype=np.bool_)
-            # Who was never drawn shows noise alone, whichever its group. Left out of its own, the
-            # others would seem to be drawn more often than they are.
+            # A canary that was never drawn shows noise alone, in any group. Without it, the others
+            # of its group would seem to be drawn more often.
             members = (self.budget_groups == claim.group) | (self.budget_groups < 0)
             eligible = np.r_[members, idle]
             return [replace(release, eligible=eligible) for release in self.rounds]
@@ -239,7 +239,7 @@ class Audited:
             ValueError: As `bound`.
         """
         run, claims = self.run, self.claims
-        # The coins of those in a group who were drawn are no fair sample of the group's.
+        # Coins of drawn members alone are no fair sample of their group's coins.
         has_coins = not self.sampling.visible and len(run.drawn) > 0 and not run.num_unknown
         level = _SHARE_OF_OTHERS * alpha
         if has_coins:

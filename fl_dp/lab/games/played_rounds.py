@@ -53,7 +53,7 @@ class PaperLedger:
     ) -> Reservation:
         """Return the reservation that a ledger would have on disk."""
         event = self.plan.event_of(round)
-        # No round of updates is one of these.
+        # No round of updates has one of these events.
         assert not isinstance(event, ExponentialEvent | ZcdpEvent | RandomStoppingEvent)
         self.charged.append(event)
         return Reservation(

@@ -145,7 +145,7 @@ class FlDp(Subject):
         self, replies: Replies, *, nodes: int, rounds: int, rate: float
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         messages = {node: sent.message(node, self.arrays) for node, sent in replies.items()}
-        # A clipping norm that moves makes each round another game: each starts from the first norm.
+        # Each adaptive round starts from the first norm: with another norm it is another game.
         length = 1 if self.adaptive else rounds
         released, asked = [], []
         for _ in range(rounds // length):
@@ -190,7 +190,7 @@ class FlowersOwn(Subject):
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         played = []
         for _ in range(rounds):
-            # It changes the replies that it is given, and its norm: both are made for each round.
+            # The wrapper changes replies and its norm, so each round gets new ones.
             messages = {node: sent.message(node) for node, sent in replies.items()}
             strategy = self._strategy(nodes)
             played.append(play(strategy, messages, nodes=nodes, rounds=1, size=SIZE)[0])

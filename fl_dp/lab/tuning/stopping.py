@@ -124,7 +124,7 @@ class Stopped:
         ledger = self.ledger
         paid = ledger.reservation_of(CHOICE)
         assert paid is not None  # it was reserved when the trainings were drawn
-        # Without its date, which tells how many trainings came before.
+        # The copy gets a new date: the old one tells how many trainings came before.
         shutil.copyfile(source.model, self.folder.model)
         self._write_metrics(source, ledger.plan.budget.epsilon)
         ledger.commit(paid)

@@ -164,14 +164,14 @@ def _train(
 ) -> None:
     """Train a model in place by the rounds of a federation of stand-ins."""
     count, norm = min(rounds.most, settings.rounds), settings.clipping.norm
-    # As much noise adds up as in the run: with less, steps and norms win that drown later.
+    # The total noise is that of the run: with less, steps and norms would win that drown later.
     std = rounds.std(norm) * math.sqrt(settings.rounds / count)
     draws = np.random.default_rng(seed)
     step, shapes = ServerStep(settings.server_optimizer, count), list(get_arrays(model).values())
     current = _flat(model)
     for number in range(count):
         total = np.zeros_like(current)
-        # One by one: for a handful of stand-ins, putting them together takes longer.
+        # One by one: with a handful of stand-ins, a batch takes longer.
         for features, labels in stand_ins:
             set_arrays(model, _shaped(current, shapes))
             train_locally(model, features, labels, seed=seed + number, **settings.client.steps)

@@ -110,7 +110,7 @@ def _name(location: str) -> str:
 
 
 _SECONDS = 20  # of a processor, for one ledger
-_LONGEST = 300.0  # of a clock, for all: a backstop on a machine that is busy
+_LONGEST = 300.0  # of wall time for all, a backstop on a busy machine
 _MEMORY = 1 << 30
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _MOST_HANGING = 2  # processes that end at a limit

@@ -28,7 +28,7 @@ _SORTED = {
 }
 SORTS = tuple(_SORTED)
 
-# Different in every run, or of the machine: nothing that was chosen.
+# They differ in every run or machine, and nobody chose them.
 _NOT_COMPARED = ("run_name", "output_dir", "resume")
 
 

@@ -23,7 +23,7 @@ from fl_dp.app.settings import Settings
 
 from .start_form import Request
 
-# -P: a module that lies where the user stands is not imported for ours.
+# -P: no module of the working directory is imported instead of ours.
 _COMMAND = (sys.executable, "-P", "-m", "fl_dp")
 _LONGEST_PRICING = 300.0
 _MOST_PRICED = 50
@@ -165,8 +165,8 @@ class StartedRuns:
             name = request.run_name or f"{stamp}-{request.title}"
             if name in self._started or os.path.lexists(self.root / name):
                 raise NotStarted("start.taken")
-            del self._priced[key]  # a form that is sent twice starts one run
-            # In a file without a name: neither a pipe that fills up nor anything to clean away.
+            del self._priced[key]  # a form that is sent twice starts only one run
+            # A nameless file: no pipe that fills up, and nothing to remove.
             output = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the run is known
             process = subprocess.Popen(
                 [*self.command, *self.command_of(replace(request, run_name=name))],

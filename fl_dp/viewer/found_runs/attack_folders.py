@@ -72,7 +72,7 @@ def _read(root: Path, name: str) -> FoundAttack:
     try:
         image = read_image(root, name, ROC, allowed=(ROC,))
     except FileNotFoundError:
-        pass  # matplotlib was not there
+        pass  # matplotlib was not installed
     except (OSError, Unreadable) as error:
         problems.append(str(error))
     return FoundAttack(name=shown(name), rows=tuple(rows), image=image, problems=tuple(problems))

@@ -115,13 +115,13 @@ def state_of(
         return RunState.FAILED
     if done and stated is not None:
         return RunState.FINISHED
-    # A statement is what a run ends with; one that is older is of before it was resumed.
+    # A run ends with a statement; an older one is from before it was resumed.
     if stated is not None and stated >= released - _SAME_TIME:
         return RunState.STOPPED
     if alive is False:
         return RunState.STOPPED
     written = max(started, released, logged)
-    # The round that goes on takes part of the time, too.
+    # The current round has taken part of the time, too.
     seconds_per_round = max(written - started, 0.0) / (rounds_done + 1)
     patience = max(_QUIET, _ROUNDS_OF_QUIET * seconds_per_round)
     return RunState.RUNNING if now - written < patience else RunState.SILENT

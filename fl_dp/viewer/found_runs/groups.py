@@ -14,7 +14,7 @@ from fl_dp.app.settings import OPTIONS
 from .details import FoundRun
 from .rounds import Round
 
-# Where a run is written and computed changes nothing of what it comes to.
+# Where a run is written and computed does not change its results.
 _NOT_COMPARED = (
     "seed",
     "output_dir",
@@ -63,7 +63,7 @@ def groups_of(runs: Sequence[FoundRun]) -> list[Group]:
     """Return the runs by their settings, in the order in which they were named."""
     members: dict[str, list[FoundRun]] = {}
     for index, run in enumerate(runs):
-        # Settings that can't be read are like no others.
+        # A run with unreadable settings has a group of its own.
         key = repr(sorted(compared(run).items())) if run.settings else f"unknown {index}"
         members.setdefault(key, []).append(run)
     differing = differences([group[0] for group in members.values()])[:4]

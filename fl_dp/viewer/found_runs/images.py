@@ -12,7 +12,7 @@ IMAGES = ("images.png", "recovery.png", "resistance.png", "experiment.png", "acc
 """Names of the images that runs, sweeps and the data-recovery experiment write."""
 
 _LARGEST = 1 << 24
-_MOST_PIXELS = 1 << 25  # a small file can say that it is as large as a wall
+_MOST_PIXELS = 1 << 25  # a small file can claim a huge size
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _HEAD = 24  # signature, length and name of the first part, width, height
 

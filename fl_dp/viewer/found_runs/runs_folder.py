@@ -271,7 +271,7 @@ class RunsFolder:
         return scalars(read_whole(root, f"{name}/{CONFIG}", most=_MOST_CONFIG))
 
     def _read_statement(self, root: Path, name: str) -> dict[str, Any]:
-        # Not made harmless as a whole: a list of runs needs five values of thousands.
+        # Without `tame` for the whole document: a list needs only a few of its values.
         text = read_whole(root, f"{name}/{STATEMENT}", most=_MOST_STATEMENT)
         statement = parsed_json(text, STATEMENT)
         if not isinstance(statement, dict):
@@ -359,7 +359,7 @@ def _text(value: object) -> str | None:
 
 
 def _with_promise(card: RunCard, promise: Mapping[str, Any]) -> RunCard:
-    # While a resumed run goes on, its statement is of before: what was spent since is more.
+    # While a resumed run goes on, its statement is older, and more was spent since.
     excluded = {"failed"}
     if card.state in (RunState.RUNNING, RunState.SILENT):
         excluded.add("epsilon")

@@ -56,7 +56,7 @@ def write_paper(
             return write_trade_off(facts, target)
         text = _filled(form, facts, language)
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
-        # Somebody wrote a value of another kind into it.
+        # Somebody edited the statement: a value has another type.
         raise ValueError(f"{folder}: the privacy statement can't be read: {error!r}") from error
     write_text(target, text)
     return [target]

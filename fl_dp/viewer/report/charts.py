@@ -211,7 +211,7 @@ def _over_epsilon(
         spent = {point.round: point.mean for point in group.series(_epsilon)}
         charged = [point for point in group.series(value) if point.round in spent]
         curve = _curve(group.name, look, charged, [spent[point.round] for point in charged])
-        # Without privacy epsilon is nowhere: there is no curve over it.
+        # Without privacy there is no epsilon, and so no curve over it.
         if curve is not None and curve.points[-1][0] > 0.0:
             curves.append(curve)
     return _chart(key, WORDS["axis.epsilon"], curves, share=key in _SHARES)

@@ -329,7 +329,7 @@ def _signal(run: FoundRun, cohort: float) -> list[Row]:
 
 def _selection(run: FoundRun) -> list[Row]:
     settings = run.settings
-    # The others say how scores weigh, where the selection has scores.
+    # The other keys weigh scores, which only two selections have.
     keys: Iterable[str] = _WITHOUT_SCORES
     if settings.get("selection.name") in ("exponential", "dp_utility"):
         keys = [key for key in settings if key.startswith("selection.")]

@@ -352,7 +352,7 @@ def changed(model: nn.Sequential, network: str) -> nn.Sequential:
         last = number == len(model) - 1
         layers[name] = layer
         if network == "batch_norm" and isinstance(layer, nn.Linear) and not last:
-            # No running statistics: the batch's own, in whatever mode.
+            # The batch's own statistics, in training and in evaluation mode.
             norm = nn.BatchNorm1d(layer.out_features, track_running_stats=False)
             layers[f"{name}_norm"] = norm
         if network == "dropout" and isinstance(layer, nn.ReLU):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.container import ErrorbarContainer
 
-_EXACT = 50.0  # decibels: no eye tells better ones apart
+_EXACT = 50.0  # decibels: no eye sees a difference above
 _BASELINES = (
     ("mean_image", "guess: the mean image", "--"),
     ("nearest", "nearest other image", ":"),
@@ -69,7 +69,7 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
         title="The same against epsilon",
         xlim=(0.5 * min(*epsilons, 1.0), 2.0 * max(epsilons)),
     )
-    # What people call private at all; recovery has stopped long before.
+    # The range that people call private; recovery fails at far larger epsilons.
     by_epsilon.axvspan(by_epsilon.get_xlim()[0], 10.0, color=COLOURS[2], alpha=0.12)
     by_epsilon.text(1.0, _EXACT + 5.0, "epsilon up to 10", color=COLOURS[2], fontsize=8)
     save_picture(figure, target)

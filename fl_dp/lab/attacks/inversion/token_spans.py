@@ -32,7 +32,7 @@ _READERS = {
 }
 _ABOVE_FLOOR = 2.0  # times the noise of a singular value: a smaller one may be noise
 _ABOVE_MEDIAN = 1.5  # times the median square of a row: most tokens of a vocabulary do not occur
-_LEAST = 1e-6  # length from which on an input is new; float32 gradients know no less
+_LEAST = 1e-6  # least length of a new input; float32 gradients are no finer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,7 @@ def rmia(
         of_population = np.sort(raised(population, models))
         of_candidates = raised(candidates[:, columns], models)
         beaten = np.searchsorted(of_population, of_candidates / gamma, side="left")
-        # Candidates who beat the same share, all of it for instance, are told apart by how much.
+        # Candidates that beat the same share, for instance all of it, are ranked by their ratio.
         scores[columns] = (beaten + of_candidates / (1.0 + of_candidates)) / (
             len(of_population) + 1
         )
@@ -161,7 +161,7 @@ def _by_references(
     """Return sets of reference models, each with the candidates that use it."""
     rows = observations.references(target)
     outside = ~observations.members[rows]
-    # A candidate that was part of all of them is compared with the first, which tell less.
+    # A candidate that all references were trained on is compared with the first ones.
     outside |= ~outside.any(axis=0)
     chosen = outside & (outside.cumsum(axis=0) <= references)
     patterns, pattern_of = np.unique(chosen, axis=1, return_inverse=True)
