@@ -1,4 +1,4 @@
-"""What releases with correlated noise show of canary clients.
+"""Canary clients under correlated noise: tests of their participations.
 
 The noise of all releases is C^-1 z. An auditor that multiplies the releases by C has independent
 noise again. A participation then appears in as many releases as there are bands, each time with its

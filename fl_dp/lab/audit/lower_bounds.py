@@ -32,7 +32,7 @@ from fl_dp.option_errors import require_probability
 
 @dataclass(frozen=True, kw_only=True)
 class Confusion:
-    """How often an adversary said that the secret was included, and how often it was.
+    """Counts of trials: whether the secret was included, and whether the adversary said so.
 
     Attributes:
         true_positives: Trials with the secret in which the adversary said so.

@@ -63,7 +63,7 @@ class ScoreBounds:
     alpha: float
 
     def violates(self, curve: TradeOff) -> bool:
-        """Tell whether the counts lie above the trade-off curve that is claimed."""
+        """Return whether the counts lie above the claimed trade-off curve."""
         rates = (at.rates(self.alpha) for at in (self.at_epsilon, self.at_mu))
         return any(hit > float(curve(alarm)) for hit, alarm in rates)
 

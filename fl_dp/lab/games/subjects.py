@@ -63,7 +63,7 @@ def direction(*, spread: bool) -> NDArray[np.float64]:
 
 
 Replies = Mapping[int, Sent]
-"""Who replies what, by place in the roster; the others are silent."""
+"""Reply of each client by its index in the roster; others are silent."""
 
 
 @dataclass(frozen=True, kw_only=True)

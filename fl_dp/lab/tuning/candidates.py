@@ -142,4 +142,4 @@ CHOOSING: tuple[Exclusion[Settings], ...] = (
         instead="leave tracking and tracking.metrics_port out",
     ),
 )
-"""What a choice among candidates leaves out."""
+"""Options that exclude a choice among candidates."""

@@ -39,7 +39,7 @@ from .threats import (
 )
 
 NETWORKS = ("plain", "dropout", "batch_norm")
-"""What `changed` makes of a model."""
+"""Kinds of networks, from `changed`."""
 
 _DROPPED = 0.5
 _PRIOR_IMAGES = 5000

@@ -60,7 +60,7 @@ WITH_NOISE = (
     "dp_sgd",
 )
 THREATS = (*WITHOUT_NOISE, *WITH_NOISE)
-"""What the adversary sees; `experiment.Recovery` makes the threat models of them."""
+"""Views of the adversary; `experiment.Recovery` makes their threat models."""
 
 WORDS = {
     "raw": "the raw update of one client",

@@ -39,7 +39,7 @@ from .attack import ClientRecords, LocalTraining, Observation, flat_parameters
 
 _SHARE_SCALE = 2.0**20  # grid steps of one share of noise: rounding is far below it
 Updates: TypeAlias = list[NDArray[np.float64]]
-"""What each client's training changes, `(d,)`."""
+"""Update of each client, `(d,)`."""
 
 Clients: TypeAlias = Sequence[ClientRecords]
 """Clients of a round, the one that is attacked first."""
