@@ -305,8 +305,7 @@ def _draw(panel: Axes, results: Sequence[Result], column: str, layout: _AxisLayo
         values = layout.coordinates
         claimed = [x for value, x in values.items() if not layout.is_infinite(value)]
         # Drawn on top: a curve that keeps its claim would hide it.
-        style = {"color": "black", "linewidth": 1, "linestyle": "--", "zorder": 5}
-        panel.plot(claimed, claimed, label="as claimed", **style)
+        panel.plot(claimed, claimed, "--", color="black", linewidth=1, label="as claimed", zorder=5)
     if column in _SCORES and finite:
         low, high = score_axis(min(finite), max(finite))
         bars_low, bars_high = panel.get_ylim()

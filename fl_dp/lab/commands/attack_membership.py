@@ -205,7 +205,7 @@ def _row(
 ) -> dict[str, Any]:
     low, high = point.tpr_interval(_INTERVAL)
     curves = list(allowed.values())
-    most = [float(curve(point.target_fpr)) for curve in curves] or [None]
+    most = [float(curve(point.target_fpr)) for curve in curves]
     return {
         "attack": name,
         "auc": roc.auc,
@@ -214,8 +214,8 @@ def _row(
         "tpr": point.tpr,
         "tpr_low": low,
         "tpr_high": high,
-        "allowed_by_epsilon_delta": most[0],
-        "allowed": most[-1],
+        "allowed_by_epsilon_delta": next(iter(most), None),
+        "allowed": next(reversed(most), None),
         "exceeds": any(point.exceeds(curve, alpha) for curve in curves),
     }
 
