@@ -22,7 +22,7 @@ from fl_dp.app.settings.optimizers import FedAvgMSettings
 from fl_dp.app.workload import dataset_of, initial_arrays_of, parts_of
 from fl_dp.commands.app import app
 from fl_dp.lab.attacks.membership.observations import Observations
-from fl_dp.lab.games.membership import Played, play, promise_to, train_with
+from fl_dp.lab.games.membership import GameResult, play, promise_to, train_with
 
 TINY = ("task.num_clients=4", "rounds=1", "client.epochs=1", "selection.sampling_rate=1")
 
@@ -219,7 +219,7 @@ def test_members_of_a_private_model_are_found_no_better_than_its_curve_allows(
 
 
 def test_an_attack_above_the_curve_ends_with_status_1(
-    tmp_path: Path, random_labels: Path, monkeypatch: pytest.MonkeyPatch, perfect: Played
+    tmp_path: Path, random_labels: Path, monkeypatch: pytest.MonkeyPatch, perfect: GameResult
 ) -> None:
     # A promise that the trainings do not keep: they are not private at all.
     promise = promise_to(settings_of("privacy.epsilon=1", "privacy.delta=1e-5"), "client")
@@ -230,7 +230,7 @@ def test_an_attack_above_the_curve_ends_with_status_1(
 
 
 @pytest.fixture
-def perfect() -> Played:
+def perfect() -> GameResult:
     """A game in which every member shines."""
     draws = np.random.default_rng(0)
     members = draws.random((8, 200)) < 0.5
@@ -239,7 +239,7 @@ def perfect() -> Played:
         candidates=draws.normal(size=(8, 200)) + 20.0 * members,
         population=draws.normal(size=(8, 50)),
     )
-    return Played(seen=seen, train_accuracy=[1.0], test_accuracy=[0.5])
+    return GameResult(observations=seen, train_accuracy=[1.0], test_accuracy=[0.5])
 
 
 def test_data_of_your_own_need_a_word(random_labels: Path) -> None:

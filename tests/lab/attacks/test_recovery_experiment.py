@@ -20,8 +20,8 @@ from fl_dp.lab.attacks.inversion.recovery_pictures import (
 from fl_dp.lab.attacks.inversion.recovery_results import (
     Summary,
     fails_from,
-    keep,
-    kept,
+    load_result,
+    save_result,
     strongest,
     summarised,
 )
@@ -84,15 +84,15 @@ def test_a_cell_s_images_are_the_same_whatever_was_attacked_before() -> None:
 
 def test_what_a_cell_found_is_kept_as_it_was(tmp_path: Path) -> None:
     found, file = SMALL.run(SMALL.cells[0]), tmp_path / "cell.npz"
-    keep(found, file)
-    same = kept(file)
+    save_result(found, file)
+    same = load_result(file)
     assert same.rows == found.rows  # an infinite epsilon, too
     assert found.rows[0]["epsilon"] == math.inf
     for name in ("truth", "recovered", "nearest", "mean"):
         assert np.array_equal(getattr(same, name), getattr(found, name))
     file.write_bytes(file.read_bytes()[:200])  # half a file is no finished cell
     with pytest.raises(ValueError, match="remove it"):
-        kept(file)
+        load_result(file)
 
 
 def test_a_recovery_fails_from_the_least_noise_above_which_it_never_succeeds() -> None:

@@ -100,7 +100,7 @@ def test_scores_keep_their_claim_whatever_order_they_come_in() -> None:
 
 def test_a_finding_without_an_epsilon_stands_or_is_caught() -> None:
     stands = Finding(name="a", alpha=1e-6)
-    caught = Finding(name="b", alpha=1e-6, caught=True, seen="everything")
+    caught = Finding(name="b", alpha=1e-6, caught=True, observed="everything")
     assert stands.stands
     assert not AuditReport(subject="s", findings=(stands, caught)).stands
     report = AuditReport(subject="s", findings=(stands, caught))

@@ -14,7 +14,7 @@ from fl_dp.accounting.trade_off import epsilon_delta_trade_off, trade_off
 from fl_dp.lab.audit.canaries import Canaries, one_shot_mu
 from fl_dp.lab.audit.lower_bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.verdict import Finding
-from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run, mu_of_epsilon, one_shot_epsilon
+from fl_dp.lab.audit.whole_run import ObservedRound, finding_of_run, mu_of_epsilon, one_shot_epsilon
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
 
@@ -34,9 +34,9 @@ def test_directions_are_orthonormal_and_coordinates_along_them_exact() -> None:
 
 def test_coins_are_fair_and_the_same_wherever_they_are_flipped() -> None:
     one, again = (Canaries(count=4000, size=8000, seed=1) for _ in range(2))
-    assert (one.there == again.there).all()
-    assert abs(one.there.mean() - 0.5) < 4.9 * 0.5 / math.sqrt(4000)  # wrong once in a million
-    assert (one.there != Canaries(count=4000, size=8000, seed=2).there).any()
+    assert (one.included == again.included).all()
+    assert abs(one.included.mean() - 0.5) < 4.9 * 0.5 / math.sqrt(4000)  # wrong once in a million
+    assert (one.included != Canaries(count=4000, size=8000, seed=2).included).any()
 
 
 @pytest.mark.parametrize(("count", "size"), [(7, 100), (51, 100), (0, 10)])
@@ -47,7 +47,7 @@ def test_numbers_that_can_show_nothing_are_refused(count: int, size: int) -> Non
 
 def played(
     *, z: float, q: float, rounds: int, true_z: float | None = None, twice: bool = False
-) -> tuple[Canaries, list[SeenRound]]:
+) -> tuple[Canaries, list[ObservedRound]]:
     """Rounds of 1,000 canaries under the noise of the mechanism, in their own directions."""
     canaries = Canaries(count=1000, size=SIZE, seed=0)
     law = DiscreteGaussian(2.0**10 * (true_z or z))
@@ -56,12 +56,14 @@ def played(
     for _ in range(rounds):
         along = law.sample(SIZE, rng) / 2.0**10
         drawn = coins.random(1000) < q
-        along[:1000] += (1.0 + twice) * (drawn & canaries.there)
-        seen.append(SeenRound(along=along, noise_multiplier=z))
+        along[:1000] += (1.0 + twice) * (drawn & canaries.included)
+        seen.append(ObservedRound(along=along, noise_multiplier=z))
     return canaries, seen
 
 
-def audited(seen: tuple[Canaries, list[SeenRound]], *, z: float, q: float, alpha: float) -> Finding:
+def audited(
+    seen: tuple[Canaries, list[ObservedRound]], *, z: float, q: float, alpha: float
+) -> Finding:
     canaries, rounds = seen
     history: dict[PrivacyEvent, int] = {
         PoissonGaussianEvent(noise_multiplier=z, sampling_rate=q): len(rounds)
@@ -148,9 +150,9 @@ def test_the_one_shot_estimate_finds_the_noise_of_one_release() -> None:
     canaries = Canaries(count=600, size=size, seed=11)
     rng = np.random.default_rng(0)
     release = sigma * rng.normal(size=size)
-    for each in np.flatnonzero(canaries.there):
+    for each in np.flatnonzero(canaries.included):
         release += canaries.direction(int(each))
-    cosines = canaries.along(release)[:600][canaries.there] / np.linalg.norm(release)
+    cosines = canaries.along(release)[:600][canaries.included] / np.linalg.norm(release)
     assert one_shot_mu(cosines, size) == pytest.approx(0.716, abs=0.29)
     estimated = one_shot_epsilon(canaries, release, delta=1e-5)
     assert estimated == gaussian_epsilon_of(one_shot_mu(cosines, size), delta=1e-5)

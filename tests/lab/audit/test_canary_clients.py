@@ -24,14 +24,14 @@ from fl_dp.app.settings import Settings
 from fl_dp.app.workload import initial_arrays_of
 from fl_dp.codec import encode_text
 from fl_dp.lab.audit.cohorts import COHORTS
-from fl_dp.lab.audit.correlated_run import WhoseTurn
+from fl_dp.lab.audit.correlated_run import PublicTurns
 from fl_dp.lab.audit.noise_findings import NEW_COORDINATES, ONE_SIZE
 from fl_dp.lab.audit.verdict import Finding
-from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
+from fl_dp.lab.audit.whole_run import ObservedRound, finding_of_run
 from fl_dp.lab.games.canary_client import canary_update
 from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun, require_auditable
 from fl_dp.lab.games.canary_server import WatchedLoop
-from fl_dp.lab.games.seen_run import SeenRun, read_seen, write_seen
+from fl_dp.lab.games.observed_run import ObservedRun, read_observed_run, write_observed_run
 from fl_dp.mechanisms import BandedStream
 from fl_dp.plan import Banded, CorrelatedPlan
 from fl_dp.strategies import Released, Selection
@@ -69,7 +69,7 @@ class AnEighthOfTheNoise(WatchedLoop):
 
     def _settle(self, released: Any) -> None:
         super()._settle(released)
-        self.seen[-1] = replace(self.seen[-1], noise_multiplier=Z)
+        self.observed[-1] = replace(self.observed[-1], noise_multiplier=Z)
 
 
 IN_PLACE = CanaryRun(count=200, seed=1, in_place=True)
@@ -89,13 +89,13 @@ CORRELATED: dict[str, dict[str, Any]] = {
 
 def audited_in_place(
     kind: type[WatchedLoop], folder: Path, *, num_clients: int = 400, rounds: int = 8, **of: Any
-) -> tuple[WhoseTurn, tuple[Finding, ...]]:
+) -> tuple[PublicTurns, tuple[Finding, ...]]:
     """Train with canaries on the last nodes of fifty, and judge what the releases tell."""
     nodes = num_clients // 50
     run = trained(kind, folder, IN_PLACE, nodes, rounds=rounds, num_clients=num_clients, **of)
     seen, found = judged(run, IN_PLACE)
-    assert seen.turn is not None
-    return seen.turn, found
+    assert seen.turns is not None
+    return seen.turns, found
 
 
 @pytest.mark.parametrize("kind", [WatchedLoop, AnEighthOfTheNoise])
@@ -148,7 +148,7 @@ def test_a_strategy_whose_bands_reach_beyond_the_separation_is_convicted(
 
 
 def found_in(run: Trained) -> Finding:
-    seen = run.loop.seen
+    seen = run.loop.observed
     return finding_of_run(
         RUN.canaries(seen[0].along.size),
         seen,
@@ -163,8 +163,8 @@ def test_a_whole_run_shows_its_canaries_under_the_noise_alone_and_no_more_than_i
     tmp_path: Path,
 ) -> None:
     run = with_canaries_beyond(WatchedLoop, tmp_path)
-    seen = np.stack([each.along for each in run.loop.seen])
-    there = RUN.canaries(seen.shape[1]).there
+    seen = np.stack([each.along for each in run.loop.observed])
+    there = RUN.canaries(seen.shape[1]).included
     # What others sent is known exactly: the directions without a canary show the noise alone.
     # 1,800 draws and about 400: five deviations each.
     assert seen[:, RUN.count :].std() == pytest.approx(Z, rel=0.085)
@@ -238,7 +238,7 @@ def test_a_canary_moves_the_model_along_its_direction_or_not_at_all() -> None:
         assert [array.dtype for array in moved] == [array.dtype for array in model]
         assert moved[1] == 3  # counters stay
         flat = np.concatenate([moved[0].ravel(), moved[2] - 1.0])
-        expected = 7.0 * canaries.direction(canary) * canaries.there[canary]
+        expected = 7.0 * canaries.direction(canary) * canaries.included[canary]
         np.testing.assert_allclose(flat, expected, atol=1e-6)
 
 
@@ -265,23 +265,25 @@ def test_trainings_whose_claim_canaries_do_not_test_are_refused(override: str, t
 @pytest.mark.parametrize(
     "turn",
     [
-        WhoseTurn(asked=np.array([[True], [False]])),
-        WhoseTurn(groups=np.array([2, 0]), num_groups=3),
+        PublicTurns(asked=np.array([[True], [False]])),
+        PublicTurns(groups=np.array([2, 0]), num_groups=3),
     ],
     ids=["asked", "groups"],
 )
-def test_what_was_seen_is_read_back_as_it_was_written(turn: WhoseTurn, tmp_path: Path) -> None:
-    run = SeenRun(
-        rounds=[SeenRound(along=np.arange(4.0) + n, noise_multiplier=1.0 + n) for n in range(2)],
+def test_what_was_seen_is_read_back_as_it_was_written(turn: PublicTurns, tmp_path: Path) -> None:
+    run = ObservedRun(
+        rounds=[
+            ObservedRound(along=np.arange(4.0) + n, noise_multiplier=1.0 + n) for n in range(2)
+        ],
         moved=np.arange(4.0),
         indices=[4, 5],
-        turn=turn,
+        turns=turn,
         coefficients=(4096, 100),
         drawn=np.array([[True], [False]]),
         cohorts=np.array([3, 0]),
     )
-    write_seen(tmp_path / "seen.npz", run)
-    np.testing.assert_equal(asdict(read_seen(tmp_path / "seen.npz")), asdict(run))
+    write_observed_run(tmp_path / "seen.npz", run)
+    np.testing.assert_equal(asdict(read_observed_run(tmp_path / "seen.npz")), asdict(run))
 
 
 def test_the_order_of_a_canarys_coordinates_is_the_servers(settings: Settings) -> None:
@@ -294,4 +296,4 @@ def test_the_order_of_a_canarys_coordinates_is_the_servers(settings: Settings) -
 
 
 def _one_that_is_there() -> int:
-    return int(np.flatnonzero(RUN.canaries(650).there)[0])
+    return int(np.flatnonzero(RUN.canaries(650).included)[0])

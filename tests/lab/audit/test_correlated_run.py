@@ -20,10 +20,10 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.lab.audit.canaries import Canaries
-from fl_dp.lab.audit.correlated_run import WhoseTurn, seen_with_memory
+from fl_dp.lab.audit.correlated_run import PublicTurns, matched_filters
 from fl_dp.lab.audit.lower_bounds import gaussian_epsilon_of
 from fl_dp.lab.audit.verdict import Finding
-from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
+from fl_dp.lab.audit.whole_run import ObservedRound, finding_of_run
 from fl_dp.mechanisms import BandedStream, SecureRandom
 from fl_dp.mechanisms.banded_stream import BandedGaussianMechanism
 
@@ -37,7 +37,7 @@ def releases(
     *,
     size: int = SIZE,
     share: float = 1.0,
-) -> list[SeenRound]:
+) -> list[ObservedRound]:
     """What the real stream releases of canaries that take part as told, `(rounds, count)`."""
     mechanism = BandedGaussianMechanism(
         noise_multiplier=share * Z,
@@ -53,7 +53,7 @@ def releases(
         noise = stream.next(mechanism.law, size, rng, index=index)
         along = noise.astype(np.float64) * mechanism.grid
         along[: len(there)] += there
-        rounds.append(SeenRound(along=along, noise_multiplier=Z))
+        rounds.append(ObservedRound(along=along, noise_multiplier=Z))
     return rounds
 
 
@@ -68,9 +68,9 @@ def audited(
     asked: NDArray[np.bool_], coefficients: Sequence[int], *, charged: int, noise: float = 1.0
 ) -> Finding:
     canaries = Canaries(count=COUNT, size=SIZE, seed=0)
-    rounds = releases(asked & canaries.there, coefficients, share=noise)
-    seen = seen_with_memory(
-        rounds, range(len(rounds)), WhoseTurn(asked=asked), coefficients=coefficients
+    rounds = releases(asked & canaries.included, coefficients, share=noise)
+    seen = matched_filters(
+        rounds, range(len(rounds)), PublicTurns(asked=asked), coefficients=coefficients
     )
     history = {VisibleSampling(cohort=10).event(Z, 1000): charged}
     return finding_of_run(
@@ -100,7 +100,9 @@ def test_a_canary_in_five_spaced_rounds_is_seen_as_five_gaussians_and_no_better(
     asked[:] = asked[:, :1]  # all at once: each is a trial of one client's
     there = np.arange(trials) % 2 == 0
     rounds = releases(asked & there, coefficients, size=trials, share=noise)
-    (seen,) = seen_with_memory(rounds, range(40), WhoseTurn(asked=asked), coefficients=coefficients)
+    (seen,) = matched_filters(
+        rounds, range(40), PublicTurns(asked=asked), coefficients=coefficients
+    )
     apart = seen.along[there].mean() - seen.along[~there].mean()
     mu = apart / seen.along[~there].std()
     error = math.sqrt(4.0 / trials + 0.5 * (mu**2) / (trials / 2))
@@ -133,10 +135,10 @@ def groups_audited(groups: int, turns_of: int, coefficients: Sequence[int]) -> F
     group = np.arange(COUNT) % groups
     coins = np.random.default_rng(5).random((rounds, COUNT)) < rate
     turn = np.arange(rounds)[:, None] % groups == group
-    seen = seen_with_memory(
-        releases(coins & turn & canaries.there, coefficients),
+    seen = matched_filters(
+        releases(coins & turn & canaries.included, coefficients),
         range(rounds),
-        WhoseTurn(groups=group, num_groups=groups),
+        PublicTurns(groups=group, num_groups=groups),
         coefficients=coefficients,
     )
     sampling = CyclicSampling(groups=turns_of, inside=PoissonSampling(sampling_rate=rate))
@@ -163,6 +165,6 @@ def test_bands_beyond_the_groups_are_convicted() -> None:
 
 def test_a_run_with_a_gap_is_not_audited() -> None:
     rounds = releases(np.zeros((3, COUNT), dtype=np.bool_), (4096, 2048))
-    turn = WhoseTurn(asked=np.ones((3, COUNT), dtype=np.bool_))
+    turn = PublicTurns(asked=np.ones((3, COUNT), dtype=np.bool_))
     with pytest.raises(ValueError, match="audit a run without a crash"):
-        seen_with_memory(rounds, (0, 2, 3), turn, coefficients=(4096, 2048))
+        matched_filters(rounds, (0, 2, 3), turn, coefficients=(4096, 2048))

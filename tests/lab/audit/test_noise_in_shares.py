@@ -12,8 +12,8 @@ from flat_plans import noised_plan
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.noise_findings import SIZE_OF_NOISE
 from fl_dp.lab.audit.whole_run import WHOLE_RUN
+from fl_dp.lab.games.observed_run import Audited, claims_of
 from fl_dp.lab.games.played_sums import play_sums, report_of_sums, shares_of, turns_of
-from fl_dp.lab.games.seen_run import Audited, claims_of
 from fl_dp.plan import SecureSum, SharedNoisePlan
 from fl_dp.plan.shared_bundle import SharedBundle
 
@@ -54,7 +54,7 @@ def violated(plan: SharedNoisePlan = PLAN, *, less: float = 1.0) -> set[str]:
         for each in shares
     ]
     audited = Audited(
-        seen=play_sums(plan, shares, CANARIES, turns_of(plan, CANARIES.count)),
+        run=play_sums(plan, shares, CANARIES, turns_of(plan, CANARIES.count)),
         canaries=CANARIES,
         sampling=plan.sampling,
         claims=claims_of(plan, plan.history, plan.epsilon().best),

@@ -19,10 +19,10 @@ from fl_dp.accounting import OwnRatesSampling
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.cohorts import cohorts_are_poisson
 from fl_dp.lab.audit.verdict import Finding
-from fl_dp.lab.audit.whole_run import SeenRound
+from fl_dp.lab.audit.whole_run import ObservedRound
 from fl_dp.lab.games.canary_run import CanaryRun
 from fl_dp.lab.games.canary_server import WatchedLoop
-from fl_dp.lab.games.seen_run import Audited, SeenRun, claims_of
+from fl_dp.lab.games.observed_run import Audited, ObservedRun, claims_of
 from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.strategies import Draw, LawSelection
 
@@ -59,8 +59,8 @@ def audited(folder: Path, *, wrong: bool = False) -> tuple[Finding, ...]:
         selection=EightTimesAsOften if wrong else None,
     )
     seen, found = judged(run, RUN)
-    assert seen.own is not None
-    never_asked, strict, generous = np.bincount(seen.own + 1)  # whose group nobody knows
+    assert seen.budget_groups is not None
+    never_asked, strict, generous = np.bincount(seen.budget_groups + 1)  # whose group nobody knows
     assert (never_asked + strict, generous) == (100, 100)
     return found
 
@@ -106,9 +106,9 @@ def by_the_law(
     return [of.bound(each, alpha=1e-6).stands for each in of.claims]
 
 
-def beside_claims(plan: Plan, seen: SeenRun, canaries: Canaries) -> Audited:
+def beside_claims(plan: Plan, seen: ObservedRun, canaries: Canaries) -> Audited:
     return Audited(
-        seen=seen,
+        run=seen,
         canaries=canaries,
         sampling=plan.sampling,
         claims=claims_of(plan, plan.history, plan.budget.epsilon),
@@ -118,7 +118,7 @@ def beside_claims(plan: Plan, seen: SeenRun, canaries: Canaries) -> Audited:
 
 def played(
     rate: float, strict: float, *, longer: float = 1.0, oftener: float = 1.0
-) -> tuple[Plan, SeenRun, Canaries]:
+) -> tuple[Plan, ObservedRun, Canaries]:
     """Return what `by_the_law` judges."""
     budgets = (strict, 8.0)
     plan = calibrated_plan(
@@ -135,29 +135,29 @@ def played(
     rates = np.array([oftener * law.rates[0], law.rates[1]])[own]
     drawn = rng.random((plan.rounds, canaries.count)) < rates
     along = z * rng.normal(size=(plan.rounds, canaries.size))
-    along[:, : canaries.count] += norms * drawn * canaries.there
-    seen = SeenRun(
-        rounds=[SeenRound(along=each, noise_multiplier=z) for each in along],
+    along[:, : canaries.count] += norms * drawn * canaries.included
+    seen = ObservedRun(
+        rounds=[ObservedRound(along=each, noise_multiplier=z) for each in along],
         moved=np.zeros(canaries.size),
         indices=list(range(plan.rounds)),
-        turn=None,
+        turns=None,
         coefficients=(COEFFICIENT_ONE,),
         drawn=drawn,
         cohorts=drawn.sum(axis=1),
-        own=own,
+        budget_groups=own,
     )
     return plan, seen, canaries
 
 
 def test_groups_that_are_known_by_draws_alone_accuse_nobody() -> None:
     plan, seen, canaries = played(0.1, 1.0)
-    assert seen.own is not None
-    seen = replace(seen, own=np.where(seen.drawn.any(axis=0), seen.own, -1))
-    assert seen.strangers > 20_000
+    assert seen.budget_groups is not None
+    seen = replace(seen, budget_groups=np.where(seen.drawn.any(axis=0), seen.budget_groups, -1))
+    assert seen.num_unknown > 20_000
     of = beside_claims(plan, seen, canaries)
     assert not violated(of.findings(alpha=1e-6))
     # As if nobody else were in a group, its coins would seem to come up far too often.
-    known = seen.drawn[:, seen.own == 0][:, :200]
+    known = seen.drawn[:, seen.budget_groups == 0][:, :200]
     assert cohorts_are_poisson(known, of.claims[0].sampling_rate, alpha=1e-6).caught
 
 

@@ -11,7 +11,7 @@ from command_line import call as fl_dp
 from command_line import changed
 
 from fl_dp.lab.attacks.inversion.experiment import Recovery, RecoveryCell
-from fl_dp.lab.attacks.inversion.recovery_results import Found
+from fl_dp.lab.attacks.inversion.recovery_results import CellResult
 
 SMALL = (
     "model.hidden=16",
@@ -77,7 +77,7 @@ def test_what_was_stopped_continues_with_the_cells_that_are_missing(
     run = Recovery.run
     done: list[RecoveryCell] = []
 
-    def stopped_at_the_second(self: Recovery, cell: RecoveryCell) -> Found:
+    def stopped_at_the_second(self: Recovery, cell: RecoveryCell) -> CellResult:
         if len(done) == 1:
             raise KeyboardInterrupt
         done.append(cell)
@@ -89,7 +89,7 @@ def test_what_was_stopped_continues_with_the_cells_that_are_missing(
     assert "runs/attacked` continues it" in "".join(stopped.output.split("\n"))
     first = done.pop()
 
-    def noted(self: Recovery, cell: RecoveryCell) -> Found:
+    def noted(self: Recovery, cell: RecoveryCell) -> CellResult:
         done.append(cell)
         return run(self, cell)
 

@@ -21,8 +21,8 @@ from fl_dp.codec import encode_text
 from fl_dp.lab.audit.verdict import Finding
 from fl_dp.lab.games.canary_client import app
 from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun
-from fl_dp.lab.games.canary_server import WatchedFedAvg, WatchedLoop, seen_by
-from fl_dp.lab.games.seen_run import Audited, Claim, SeenRun, claims_of
+from fl_dp.lab.games.canary_server import WatchedFedAvg, WatchedLoop, observed_run
+from fl_dp.lab.games.observed_run import Audited, Claim, ObservedRun, claims_of
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import Selection
 
@@ -101,12 +101,12 @@ def trained(
         return Trained(strategy.loop, claims_of(plan, ledger.history, ledger.epsilon().best))
 
 
-def judged(run: Trained, canaries: CanaryRun) -> tuple[SeenRun, tuple[Finding, ...]]:
+def judged(run: Trained, canaries: CanaryRun) -> tuple[ObservedRun, tuple[Finding, ...]]:
     """What was seen of a training, and what is found in it."""
-    size = run.loop.seen[0].along.size
-    seen = seen_by(run.loop, np.zeros(size))
+    size = run.loop.observed[0].along.size
+    seen = observed_run(run.loop, np.zeros(size))
     audited = Audited(
-        seen=seen,
+        run=seen,
         canaries=canaries.canaries(size),
         sampling=run.loop.plan.sampling,
         claims=run.claims,

@@ -113,7 +113,7 @@ def test_a_form_error_is_shown_at_its_field_then_a_run_starts_and_stops(
         expect(page.locator("#state")).to_have_text("stopped", timeout=WAIT)
         expect(page.locator("#stop")).to_have_count(0, timeout=WAIT)
         expect(page.get_by_role("heading", name="The run was stopped")).to_be_visible(timeout=WAIT)
-        [mine] = started.each()
+        [mine] = started.all()
         assert mine.process.wait() != 0
 
 

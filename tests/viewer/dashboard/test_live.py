@@ -118,7 +118,7 @@ def test_a_log_that_is_long_another_or_a_link_is_followed_with_distrust(tmp_path
     path = write_run(tmp_path / "a")
     log = path / "run.log"
     assert follow_log(tmp_path, "a", ReadPosition()) == FollowedLog(
-        lines=(), mark=ReadPosition(), anew=False
+        lines=(), mark=ReadPosition(), replaces=False
     )
     log.write_text("x" * 100_000 + "\n" + "\x1b[2J\n" * 100)
     first = follow_log(tmp_path, "a", ReadPosition())
@@ -128,12 +128,12 @@ def test_a_log_that_is_long_another_or_a_link_is_followed_with_distrust(tmp_path
     with log.open("a") as stream:
         stream.write("line\n" * 10_000)  # more at once than is read
     much = follow_log(tmp_path, "a", first.mark)
-    assert much.anew
+    assert much.replaces
     assert len(much.lines) == 60
     log.unlink()
     log.write_text("new\n")
     assert follow_log(tmp_path, "a", much.mark).lines == ("new",)
-    assert follow_log(tmp_path, "a", ReadPosition(file=much.mark.file, offset=1 << 40)).anew
+    assert follow_log(tmp_path, "a", ReadPosition(file=much.mark.file, offset=1 << 40)).replaces
     log.unlink()
     log.symlink_to("/etc/passwd")
     with pytest.raises(Unreadable):

@@ -42,7 +42,7 @@ def started(tmp_path: Path) -> Iterator[StartedRuns]:
     root.mkdir()
     runs = StartedRuns(root=root, command=pretend_command(tmp_path))
     yield runs
-    for each in runs.each():
+    for each in runs.all():
         each.process.kill()
         each.process.wait()
         each.output.close()
@@ -247,7 +247,7 @@ def test_the_price_is_shown_before_anything_starts(
     assert "would spend epsilon 1.25 at delta 1e-05" in page
     assert "few clients" in page
     assert "fl-dp run rounds=3" in page
-    assert started.each() == []
+    assert started.all() == []
 
 
 @pytest.mark.parametrize("price", ["", "guessed", "x" * 10_000])
@@ -255,7 +255,7 @@ def test_nothing_starts_without_a_price_that_was_shown(
     client: TestClient, started: StartedRuns, price: str
 ) -> None:
     assert client.post("/start", data={"price": price}, headers=OWN).status_code == 409
-    assert started.each() == []
+    assert started.all() == []
 
 
 def test_a_run_is_started_followed_and_stopped(client: TestClient, started: StartedRuns) -> None:
@@ -377,7 +377,7 @@ def test_a_real_simulation_is_priced_started_and_stopped(tmp_path: Path) -> None
         assert client.post("/stop/mine", headers=OWN).status_code == 303
         until(lambda: not started.is_running("mine"))
     finally:
-        [mine] = started.each()
+        [mine] = started.all()
         mine.process.kill()
         mine.process.wait()
     page = client.get("/run/mine").text

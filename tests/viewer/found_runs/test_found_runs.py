@@ -143,13 +143,13 @@ def test_a_run_is_followed_by_what_came_since(tmp_path: Path) -> None:
     runs = folder(tmp_path)
     first = runs.follow("a", ReadPosition())
     assert [each.round for each in first.rounds] == [0, 1]
-    assert first.anew
+    assert first.replaces
     write_rounds(path, range(2, 4), rounds=4)
     with (path / "metrics.jsonl").open("a") as stream:
         stream.write('{"round": 4, "rou')  # still being written
     second = runs.follow("a", first.mark)
     assert [each.round for each in second.rounds] == [2, 3]
-    assert not second.anew
+    assert not second.replaces
     with (path / "metrics.jsonl").open("a") as stream:
         stream.write('nds": 4}\n')
     assert [each.round for each in runs.follow("a", second.mark).rounds] == [4]
@@ -163,7 +163,7 @@ def test_following_starts_anew_where_a_resumed_run_rewrote_its_metrics(tmp_path:
     (path / "new").write_text("".join(text[:2]) + text[0] * 9)
     (path / "new").replace(path / "metrics.jsonl")
     again = runs.follow("a", mark)
-    assert again.anew
+    assert again.replaces
     assert again.rounds
 
 
