@@ -20,10 +20,8 @@ from typing import Any
 
 import pytest
 import tomli_w
-from click import ClickException
 from flwr.cli.auth_plugin.oidc_cli_plugin import OidcCliPlugin
 from flwr.cli.config_utils import load
-from flwr.supercore.constant import MAX_FILE_COUNT
 from flwr.supercore.fab_format_version import normalize_and_validate_fab_format
 
 from fl_dp import __version__
@@ -108,14 +106,6 @@ def test_the_hub_takes_the_app(app: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert any(name.endswith("/client_app.py") for name in sent)
 
 
-def test_the_hub_s_limit_on_files_is_checked(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The power of the test before: fl-dp's own repository has more files than the hub takes."""
-    for number in range(MAX_FILE_COUNT):
-        (app / f"more_{number}.py").touch()
-    with pytest.raises(ClickException, match="Too many files"):
-        published(app, monkeypatch)
-
-
 def test_flower_builds_the_app_in_its_newest_format(app: Path) -> None:
     folder = bundled(app)
     config = load(folder / "pyproject.toml")
@@ -156,21 +146,19 @@ def test_the_example_learns_from_its_bundle_within_its_budget(tmp_path: Path) ->
 # How Flower's installer finds an fl-dp that is on no index.
 
 
-def installed_from(url: str | None, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let fl-dp be installed from a place; None: from an index."""
+def installed_from(url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let fl-dp be installed from a place."""
     metadata = folder / "fl_dp.dist-info"
     metadata.mkdir()
-    if url is not None:
-        text = json.dumps({"url": url, "archive_info": {}})
-        (metadata / "direct_url.json").write_text(text, encoding="utf-8")
+    text = json.dumps({"url": url, "archive_info": {}})
+    (metadata / "direct_url.json").write_text(text, encoding="utf-8")
     monkeypatch.setattr(write, "distributions", lambda name: [PathDistribution(metadata)])
 
 
-@pytest.mark.parametrize("url", [None, "https://files.example/fl_dp.whl"])
 def test_an_app_written_where_fl_dp_is_of_an_index_names_no_place(
-    url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed_from(url, tmp_path, monkeypatch)
+    installed_from("https://files.example/fl_dp.whl", tmp_path, monkeypatch)
     assert "tool.uv" not in (new_app(tmp_path) / "pyproject.toml").read_text(encoding="utf-8")
 
 
