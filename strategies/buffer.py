@@ -25,22 +25,21 @@ from .selection import BufferedSelection, Observation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Request:
     """A unit that was asked for one contribution.
 
     Attributes:
-        unit: Who.
-        name: Its lasting name.
-        index: The index that was open.
+        name: The unit's lasting name.
+        index: The index of the release that was open.
         origin: The model that it was sent, flattened; None once its answer would be too old.
-        until: When it is given up, by the monotonic clock.
+        deadline: Time of the monotonic clock, in seconds, at which it is given up.
     """
 
     unit: Unit
     name: str
     index: int
     origin: NDArray[np.float64] | None
-    until: float
+    deadline: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,66 +47,58 @@ class OpenBuffer(OpenRound):
     """A release that waits for its contributions.
 
     Attributes:
-        mode: The sum that they are added to.
-        index: Of the release, from the ledger.
-        selection: Whose weights they have.
-        arrived: Whose answer each message has, as the buffer hands them over.
+        index: The ledger's index of the release.
+        arrived: The request that each message answers, as the buffer hands them over.
     """
 
     mode: BufferedMode
     index: int
     selection: BufferedSelection
-    arrived: dict[str, Asked] = field(default_factory=dict)
+    arrived: dict[str, Request] = field(default_factory=dict)
 
     @property
     def expected(self) -> int:
-        """How many contributions fill it."""
+        """Number of contributions that fill it."""
         return self.selection.sampling.cohort
 
-    def weight_of(self, asked: Asked) -> float:
+    def weight_of(self, request: Request) -> float:
         """Return the public weight of an answer in this release."""
-        return self.selection.weight(self.index - asked.index)
+        return self.selection.weight(self.index - request.index)
 
     def _admitted(self, replies: Iterable[Message], log: RunLog) -> Iterator[Message]:
         for reply in replies:
-            asked = self.arrived.get(reply.metadata.reply_to_message_id)
-            if asked is None:
+            request = self.arrived.get(reply.metadata.reply_to_message_id)
+            if request is None:
                 log.warn_once("a reply came that was not waited for, or twice; it is ignored")
             elif reply.has_error():
                 yield reply
-            elif reply.metadata.src_node_id != asked.unit.node:
+            elif reply.metadata.src_node_id != request.unit.node:
                 log.warn_once("a reply came from another node than the asked; it contributes zero")
-            elif asked.origin is None or self.weight_of(asked) == 0.0:
+            elif request.origin is None or self.weight_of(request) == 0.0:
                 log.warn_once("an answer came more than max_staleness releases late; it is zero")
             else:
                 yield reply
 
     def _fold(self, reply: Message) -> list[Observation]:
         # Popped: a second reply to one message would move the sum by more than was charged.
-        asked = self.arrived.pop(reply.metadata.reply_to_message_id)
-        assert asked.origin is not None  # it was admitted
+        request = self.arrived.pop(reply.metadata.reply_to_message_id)
+        assert request.origin is not None  # it was admitted
         return self.mode.fold_answer(
             reply.content,
-            asked.unit,
-            origin=asked.origin,
-            weight=self.weight_of(asked),
+            request.unit,
+            origin=request.origin,
+            weight=self.weight_of(request),
             server_round=self.draft.draw.server_round,
         )
 
 
 @dataclass(eq=False, kw_only=True)
 class Buffer:
-    """Asks under way, over all releases of one training.
+    """Requests of one training, over all its releases.
 
-    Every ask is in the ledger before it is sent, and every answer before it is added. An answer
-    fills a place whatever it holds, so that no unit's data decide when a release is made.
-
-    Attributes:
-        selection: Who is asked next, and how many at a time.
-        ledger: Where asks and answers are written down.
-        participations: Who may be asked.
-        progress: Counts who was asked.
-        log: Where mishaps are told of.
+    Every request is in the ledger before it is sent, and every answer before it is added. An answer
+    counts towards the buffer whatever it holds, so that no unit's data decide when a release is
+    made.
     """
 
     selection: BufferedSelection
@@ -115,41 +106,36 @@ class Buffer:
     participations: Participations
     progress: Progress
     log: RunLog
-    _under_way: dict[str, Asked] = field(default_factory=dict, init=False)
-    _waiting: deque[tuple[Asked, Message | None]] = field(default_factory=deque, init=False)
+    _under_way: dict[str, Request] = field(default_factory=dict, init=False)
+    _waiting: deque[tuple[Request, Message | None]] = field(default_factory=deque, init=False)
 
     @property
     def under_way(self) -> int:
-        """How many were asked whose answers are in no release yet."""
+        """Number of requests whose answers are in no release yet."""
         return len(self._under_way) + len(self._waiting)
 
     def fill(self, grid: Grid, current: OpenBuffer, *, timeout: float) -> Iterator[Message]:
-        """Ask units and yield answers until the buffer is full; who answers later is kept.
+        """Ask units and yield answers until the buffer is full; later answers stay for the next.
 
-        It ends with fewer after `timeout` seconds, or when nobody is left to wait for.
-
-        Args:
-            grid: Flower's grid.
-            current: The release.
-            timeout: Seconds. Nobody works on an ask for longer than `max_staleness + 1` of these,
-                after which its answer would be too old.
+        It ends with fewer after `timeout` seconds, or when no request is open. A node works on a
+        request for at most `max_staleness + 1` timeouts, after which its answer would be too old.
         """
         deadline, pause = clock.now() + timeout, SHORTEST_PAUSE
-        for sent, each in self._under_way.items():
-            if current.weight_of(each) == 0.0:  # too old: nobody needs its model any more
-                self._under_way[sent] = replace(each, origin=None)
+        for message_id, request in self._under_way.items():
+            if current.weight_of(request) == 0.0:  # too old: nobody needs its model any more
+                self._under_way[message_id] = replace(request, origin=None)
         self._ask(grid, current, timeout)
         missing = current.expected
         while True:
             taken = self._take(grid, missing)
             if taken:
-                self.ledger.fold([asked.name for asked, _ in taken])
+                self.ledger.fold([request.name for request, _ in taken])
                 missing -= len(taken)
                 if missing:  # else the next model is a better one to send
                     self._ask(grid, current, timeout)
-                for asked, reply in taken:
+                for request, reply in taken:
                     if reply is not None:
-                        current.arrived[reply.metadata.reply_to_message_id] = asked
+                        current.arrived[reply.metadata.reply_to_message_id] = request
                         yield reply
                 pause = SHORTEST_PAUSE
             if not missing:
@@ -171,10 +157,11 @@ class Buffer:
         room = self.selection.concurrency - self.under_way
         if room <= 0:
             return
-        busy = {each.unit for each in self._under_way.values()}
-        busy |= {each.unit for each, _ in self._waiting}
-        left = self.participations.left(current.draft.roster, current.index)
-        draw = replace(current.draft.draw, roster=[unit for unit in left if unit not in busy])
+        busy = {request.unit for request in self._under_way.values()}
+        busy |= {request.unit for request, _ in self._waiting}
+        available = self.participations.available(current.draft.roster, current.index)
+        idle = [unit for unit in available if unit not in busy]
+        draw = replace(current.draft.draw, roster=idle)
         units = self.selection.first(draw, room)
         names = self.participations.names_of(units)
         if not units or names is None:
@@ -182,38 +169,40 @@ class Buffer:
         self.ledger.ask(names)  # on disk before anybody hears of it
         self.progress.asked([unit.node for unit in units])
         lifetime = timeout * (self.selection.max_staleness + 1)
-        until = clock.now() + lifetime
-        asked = [
-            Asked(
-                unit=unit, name=name, index=current.index, origin=current.draft.origin, until=until
+        deadline = clock.now() + lifetime
+        requests = [
+            Request(
+                unit=unit,
+                name=name,
+                index=current.index,
+                origin=current.draft.origin,
+                deadline=deadline,
             )
             for unit, name in zip(units, names, strict=True)
         ]
-        for start in range(0, len(asked), BATCH):
-            batch = asked[start : start + BATCH]
-            ids = list(
-                grid.push_messages(
-                    [current.message_for(each.unit.node, lifetime) for each in batch]
-                )
-            )
-            for place, each in enumerate(batch):
-                if place < len(ids) and ids[place]:
-                    self._under_way[ids[place]] = each
+        for start in range(0, len(requests), BATCH):
+            batch = requests[start : start + BATCH]
+            messages = [current.message_for(request.unit.node, lifetime) for request in batch]
+            ids = list(grid.push_messages(messages))
+            for index, request in enumerate(batch):
+                if index < len(ids) and ids[index]:
+                    self._under_way[ids[index]] = request
                 else:  # it could not be stored: its unit will never answer
-                    self._waiting.append((each, None))
+                    self._waiting.append((request, None))
 
-    def _take(self, grid: Grid, room: int) -> list[tuple[Asked, Message | None]]:
+    def _take(self, grid: Grid, room: int) -> list[tuple[Request, Message | None]]:
         """Return up to that number of answers, in the order of their arrival."""
         for ids in batches(list(self._under_way)):
             if len(self._waiting) >= room:
                 break
             for reply in grid.pull_messages(ids):
-                asked = self._under_way.pop(reply.metadata.reply_to_message_id, None)
-                if asked is None:
+                request = self._under_way.pop(reply.metadata.reply_to_message_id, None)
+                if request is None:
                     self.log.warn_once("a reply came that was not waited for; it is ignored")
                 else:
-                    self._waiting.append((asked, reply))
+                    self._waiting.append((request, reply))
         now = clock.now()
-        for sent in [sent for sent, each in self._under_way.items() if now >= each.until]:
-            self._waiting.append((self._under_way.pop(sent), None))
+        expired = [sent for sent, request in self._under_way.items() if now >= request.deadline]
+        for message_id in expired:
+            self._waiting.append((self._under_way.pop(message_id), None))
         return [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]

@@ -32,7 +32,7 @@ from .secure import OneSum, SecureSums, Summed
 def charged_sum(
     grid: Grid,
     ledger: PrivacyLedger,
-    what: str,
+    name: str,
     choice: NoiseChoice,
     question: Question,
     *,
@@ -49,20 +49,8 @@ def charged_sum(
     zero. Nothing is sent before the charge is on disk, but for the keys, and a sum that can't be
     opened stays charged.
 
-    Args:
-        grid: Flower's grid.
-        ledger: Of a plan with `DistributedNoise`, opened to spend from.
-        what: A name for the records.
-        choice: One Gaussian around a query that is read off a sum.
-        question: Carries the query.
-        nodes: Flower's ids; all are asked.
-        sums: Who has which keys.
-        window: How many nodes are under way at once; chosen by the grid when None.
-        timeout: Seconds to wait for replies.
-
     Raises:
-        ValueError: If the noise of `choice` is none that nodes can share; nobody was
-            asked.
+        ValueError: If nodes can't share the noise of `choice`; nobody was asked.
         RehearsalFailed: If most owners don't allow it, or too few nodes have keys; nothing was
             charged.
         SecureSumFailed: If the sum can't be opened; it stays charged.
@@ -72,12 +60,12 @@ def charged_sum(
     hosted = ledger.plan.hosting.units_per_node
     shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
     ask = asking(grid, window=window)
-    asked = question.telling({SUM_KEY: encode_text(price_of_a_sum(ledger.plan))})
+    asked = question.with_config({SUM_KEY: encode_text(price_of_a_sum(ledger.plan))})
     require_willing(grid, nodes, asked.content.config_records[CONFIG], window=window)
     sums.set_up(nodes, ask)
     sums.require_enough(nodes, noise.shares.least)
     (event,) = choice.events
-    reservation = ledger.reserve_release(what, event)
+    reservation = ledger.reserve_release(name, event)
     summed = Summed(
         purpose=question.kind,
         share=shared.share,
@@ -90,7 +78,7 @@ def charged_sum(
     assert isinstance(choice.query, SumQuery)  # as its mechanism was checked to fit
     estimates = choice.query.estimates(total, noise.noise_std(shared))
     text = f"{choice.explanation}; {noise.in_shares(shared)}"
-    notes = dict.fromkeys(each.note for each in estimates.values() if each.note)
+    notes = dict.fromkeys(estimate.note for estimate in estimates.values() if estimate.note)
     return Answer(estimates=estimates, events=choice.events, explanation="; ".join([text, *notes]))
 
 
@@ -102,10 +90,10 @@ def _noise_in_shares(
     Raises:
         RosterTooLarge: If more are connected: a lying server could then open smaller sums than the
             noise supposes.
-        ValueError: If they are to answer for other numbers of units.
+        ValueError: If they are to answer for another number of units.
     """
     noise, hosting = ledger.plan.noise, ledger.plan.hosting
-    assert noise is not None  # as the caller has looked
+    assert noise is not None  # the caller has checked
     if hosting.of_records:
         raise ValueError(
             "one record can change its node's whole answer, by twice what a statistic is charged "
@@ -129,7 +117,7 @@ def _noise_in_shares(
 def _opened_sum(
     one: OneSum, question: Question, nodes: Sequence[int], ask: Ask, *, timeout: float
 ) -> list[NDArray[np.float64]]:
-    """Ask all nodes, fold what they send, and return the opened sum, one array a segment.
+    """Ask all nodes, fold their messages, and return the opened sum, one array per segment.
 
     Raises:
         SecureSumFailed: If it can't be opened.
@@ -150,12 +138,13 @@ def _shared_mechanism(choice: NoiseChoice) -> GaussianMechanism:
     """Return the mechanism whose noise nodes share.
 
     Raises:
-        ValueError: If it is another than one Gaussian at the query's own sensitivity.
+        ValueError: If it is not one Gaussian at the query's own sensitivity.
     """
     query = choice.query
     mechanism = choice.mechanisms[0]
     if not isinstance(mechanism, GaussianMechanism):
-        kinds = " and ".join(dict.fromkeys(type(each).__name__ for each in choice.mechanisms))
+        names = dict.fromkeys(type(mechanism).__name__ for mechanism in choice.mechanisms)
+        kinds = " and ".join(names)
         raise ValueError(
             f"nodes of a secure sum share Gaussian noise alone, got {kinds}: write "
             "choose_noise(..., law='gaussian')"

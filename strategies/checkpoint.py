@@ -19,8 +19,8 @@ class Checkpoint:
         server_round: The last round that was released.
         model: Its model.
         optimizer: State of the server optimizer, by name.
-        clipping_norms: Those of the next round.
-        ledger: How far the ledger had come; None without privacy.
+        clipping_norms: Clipping norms of the next round.
+        ledger: Anchor of the ledger at that time; None without privacy.
     """
 
     server_round: int
@@ -30,14 +30,10 @@ class Checkpoint:
     ledger: LedgerAnchor | None = None
 
     def require_kind(self, *, ledger: bool, clipping_norms: tuple[float, ...] | None) -> None:
-        """Check that it is of the kind of training that is to go on.
-
-        Args:
-            ledger: Whether it has a ledger.
-            clipping_norms: Those it would begin with.
+        """Check that the training to continue is of the same kind.
 
         Raises:
-            ValueError: If not.
+            ValueError: If it is of another kind.
         """
         if (self.ledger is not None) != ledger:
             raise ValueError(

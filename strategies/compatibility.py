@@ -41,7 +41,7 @@ def require_ledger_of(plan: Plan, ledger: SpentLedger) -> None:
 
 
 def require_loop_of(plan: Plan, *, buffers: bool) -> None:
-    """Check that a plan's releases are made the way that a strategy makes them.
+    """Check that a strategy makes releases as the plan says.
 
     Raises:
         ValueError: If one is made of a buffer, and the other of a cohort.
@@ -62,7 +62,7 @@ def selection_for(plan: Plan, selection: Selection | None) -> Selection:
 
     Raises:
         ValueError: If the plan charges for another law than the selection's, or does not declare
-            what the selection releases itself.
+            the selection's own releases.
     """
     if selection is None:
         selection = selection_of(plan.sampling)
@@ -82,7 +82,7 @@ def selection_for(plan: Plan, selection: Selection | None) -> Selection:
 
 
 def require_trainable(plan: Plan, layout: VectorLayout, units: int) -> None:
-    """Check that a model can be clipped as planned, and so many updates be summed exactly.
+    """Check that a model can be clipped as planned, and updates of `units` be summed exactly.
 
     Raises:
         ValueError: If not.
@@ -104,9 +104,9 @@ def require_trainable(plan: Plan, layout: VectorLayout, units: int) -> None:
 
 
 def float64_error_of(plan: Plan, layout: VectorLayout) -> str | None:
-    """Return what to say where noise is drawn so often that float64 shows in the epsilon quoted.
+    """Return a warning where so much noise is drawn that float64 shows in the quoted epsilon.
 
-    None where it does not, and under secure sums, whose plan keeps as much of its budget back.
+    None where it does not, and under secure sums, whose plan reserves a part of its budget for it.
     """
     error = 2.0 * sampler_slack(plan.charged_rounds * layout.size)
     if plan.slack or error < LAST_DIGIT:
@@ -122,10 +122,10 @@ class UnfitModel(ValueError):
 
 
 def require_memory(model: ArrayRecord) -> None:
-    """Check that the server has room for a round, which would end with the process in its middle.
+    """Check that the server has enough memory for a round.
 
     Raises:
-        UnfitModel: If it has not.
+        UnfitModel: If it has not: the process would end in the middle of a round.
     """
     needed, free = _BYTES_A_PARAMETER * VectorLayout.of(model).size, free_memory()
     if free is not None and needed > free:
@@ -137,7 +137,7 @@ def require_memory(model: ArrayRecord) -> None:
 
 
 def require_finite(model: ArrayRecord) -> None:
-    """Check that a model can be trained from: an update to what is not finite is not finite.
+    """Check that a model's values are finite: no update to another one is finite.
 
     Raises:
         UnfitModel: If a value is NaN or infinite; nobody was asked.
@@ -157,10 +157,10 @@ def require_no_running_statistics(model: ArrayRecord) -> None:
     Raises:
         UnfitModel: If it has, with the ways out.
     """
-    found = running_statistics(model)
-    if found:
+    names = running_statistics(model)
+    if names:
         raise UnfitModel(
-            f"'{found[0]}' holds running statistics of a BatchNorm ({len(found)} such arrays): "
+            f"'{names[0]}' holds running statistics of a BatchNorm ({len(names)} such arrays): "
             "noise on averages ruins the model. Put GroupNorm in its place "
             "(fl_dp.clients.private_module does), or let clients keep these arrays: leave them "
             "out of initial_arrays and of replies"

@@ -1,9 +1,9 @@
-"""A check that somebody contributes, by the noisy count that each round releases.
+"""A check that enough units contribute, by the noisy count that each round releases.
 
-A round to which nobody contributes looks like any other: its noise is the same, and it is charged.
+A round without any contribution looks like any other: its noise is the same, and it is charged.
 Hence each round also counts its contributions (`GaussianBundle.count_noise_std`), and the counts so
-far are compared with what sampling would give. It costs nothing more: a count was paid for with its
-round, and everything here is computed from counts and public constants.
+far are compared with the law of sampling. The check is free: a count is paid for with its round,
+and everything else here is computed from counts and public constants.
 
     >>> law = CohortLaw(units=200, rate=0.25)
     >>> nobody = Evidence(share=0.0, against=0.75)
@@ -32,10 +32,10 @@ from fl_dp.plan import Plan
 logger = logging.getLogger("flwr.fl_dp")
 
 FALSE_ALARM = 1e-6
-"""Probability over a whole training that it is ended although enough units contribute."""
+"""Probability that a training is ended although enough units contribute."""
 
 SUSPICION = 1e-2
-"""The same of a warning that almost nobody seems to, for trainings too short to be sure."""
+"""Probability of a false warning, for trainings too short to be sure."""
 
 _ENOUGH, _ALL_BUT_A_FEW, _HALF = 0.75, 0.9, 0.5
 _TAIL = 12.0  # standard deviations beyond which a cohort's size has no probability worth a term
@@ -47,10 +47,10 @@ class NobodyContributes(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class CohortLaw:
-    """Law of the number of units that a round asks, as far as that is public: a binomial.
+    """Public law of the number of units that a round asks: a binomial.
 
     Attributes:
-        units: How many units may be drawn.
+        units: Number of units that may be drawn.
         rate: Probability of each; 1 where the size of the cohort is known.
     """
 
@@ -64,12 +64,7 @@ class CohortLaw:
 
     @classmethod
     def of(cls, plan: Plan | None, asked: int) -> CohortLaw:
-        """Return the law of a round.
-
-        Args:
-            plan: The training's; None: everybody sees who is asked.
-            asked: How many units were asked; looked at only where that is public.
-        """
+        """Return the law of a round; the exact number `asked` enters only where it is public."""
         if plan is None:
             return cls(units=asked, rate=1.0)
         # Of records nobody asks one by one.
@@ -82,32 +77,21 @@ class CohortLaw:
 class Evidence:
     """Evidence, over rounds, that a smaller share of the units contributes than should.
 
-    A mixture of likelihood ratios, one for each round in which the trouble may have begun. If each
-    unit that is drawn contributes with probability `against` or more, independently, then whatever
-    the number of rounds, it ever passes with at most the probability that `passes` is given: each
-    ratio decreases in its count, and their mixture is a nonnegative martingale that starts at 1.
+    A mixture of likelihood ratios, one for each round in which the trouble may have begun. Suppose
+    that each drawn unit contributes with probability `against` or more, independently. Then, over
+    any number of rounds, `passes(p)` is ever true with probability at most p: each ratio decreases
+    in its count, and their mixture is a nonnegative martingale that starts at 1.
     """
 
     def __init__(self, *, share: float, against: float) -> None:
-        """Start without any.
-
-        Args:
-            share: What is suspected: so many of the units that are drawn contribute; 0: nobody.
-            against: The share that should contribute, above `share`.
-        """
+        """Start without any: `share` is suspected, and a larger share `against` is usual."""
         self._share = share
         self._against = against
         self._rounds = 0
         self._log = -math.inf  # of the sum over the rounds in which it may have begun
 
     def observe(self, count: float, law: CohortLaw, *, noise_std: float) -> None:
-        """Take in the count of one round.
-
-        Args:
-            count: The released number of contributions.
-            law: Of the round's cohort.
-            noise_std: Standard deviation of the Gaussian noise on the count; 0: it is exact.
-        """
+        """Take in the released count of one round, exact where `noise_std` is 0."""
         self._rounds += 1
         weight = 1.0 / (self._rounds * (self._rounds + 1.0))  # they sum to 1
         ratio = _log_likelihood(count, law, self._share, noise_std) - _log_likelihood(
@@ -117,7 +101,7 @@ class Evidence:
         self._log = float(np.logaddexp(self._log, math.log(weight))) + ratio
 
     def passes(self, false_alarm: float) -> bool:
-        """Tell whether it is as strong as to be wrong with at most this probability."""
+        """Return whether the evidence is wrong with at most this probability."""
         return self._log >= -math.log(false_alarm)
 
 
@@ -125,11 +109,7 @@ class ContributionCheck:
     """Ends a training to which nobody contributes, and warns if about half of it is missing."""
 
     def __init__(self, plan: Plan | None) -> None:
-        """Start without any round.
-
-        Args:
-            plan: The training's; None: counts are exact.
-        """
+        """Start without any round; without a plan, counts are exact."""
         self._plan = plan
         self._nobody = Evidence(share=0.0, against=_ENOUGH)
         self._half = Evidence(share=_HALF, against=_ALL_BUT_A_FEW)
@@ -139,24 +119,19 @@ class ContributionCheck:
         self._once = False  # whether half or more contributed in the rounds up to some round
 
     def observe(self, count: float, *, noise_std: float, asked: int, untried: bool = False) -> None:
-        """Take in a round's count.
-
-        Args:
-            count: As released.
-            noise_std: Standard deviation of its noise; 0: it is exact.
-            asked: How many units were asked; looked at only where that is public.
-            untried: Whether the nodes' app could not be rehearsed, and this is its first round.
+        """Take in a round's count; `untried` marks the first round of an unrehearsed app.
 
         Raises:
-            NobodyContributes: If almost nobody does. With at least three quarters of the units that
-                are drawn contributing, its probability is at most `FALSE_ALARM` over the whole
-                training; in the first round of an app that is untried, with nine tenths of them,
-                at most `SUSPICION`.
+            NobodyContributes: If almost nobody does. With at least three quarters of the drawn
+                units contributing, its probability is at most `FALSE_ALARM` over the whole
+                training; in the first round of an untried app, with nine tenths of them, at most
+                `SUSPICION`.
         """
         law = CohortLaw.of(self._plan, asked)
         for evidence in (self._nobody, self._half):
             evidence.observe(count, law, noise_std=noise_std)
-        nobody, enough = (_log_likelihood(count, law, share, noise_std) for share in (0.0, _ENOUGH))
+        nobody = _log_likelihood(count, law, 0.0, noise_std)
+        enough = _log_likelihood(count, law, _ENOUGH, noise_std)
         self._log_ratio += nobody - enough
         self._counted += count
         self._expected += law.mean
@@ -187,12 +162,12 @@ class ContributionCheck:
             )
 
     def conclude(self) -> None:
-        """Judge a training that is over; one without privacy keeps its model, whatever it is.
+        """Judge a training that is over. One without privacy keeps its model in any case.
 
         Raises:
             NobodyContributes: If nobody did in any of its rounds: surely, where counts are exact.
-                Else with three quarters of the units that are drawn contributing, its probability
-                is at most `SUSPICION`.
+                Else with three quarters of the drawn units contributing, its probability is at most
+                `SUSPICION`.
         """
         if self._plan is None:
             return
@@ -204,7 +179,7 @@ class ContributionCheck:
             raise NobodyContributes(_likely_causes(self._plan, once=False, over=True))
 
     def _never_works(self, count: float, law: CohortLaw, noise_std: float) -> bool:
-        """Tell of a first round whether an app that nobody has tried before never works."""
+        """Return whether the first round shows that an untried app never works."""
         if self._plan is None:  # nothing is paid: there is time
             return False
         evidence = Evidence(share=0.0, against=_ALL_BUT_A_FEW)
@@ -226,13 +201,15 @@ def _likely_causes(plan: Plan | None, *, once: bool, over: bool = False) -> str:
     if plan is not None and plan.hosting.of_records:
         fewer = f"; nodes have far fewer records than num_records = {plan.num_units} declares"
     noise = "the first one" if plan is None else "pure noise"
-    found = (
+    finding = (
         f"almost nobody contributes, and further models would be {noise}, so the training ends here"
     )
     if over:
-        found = f"almost nobody has contributed, and the last model is {noise}: the training failed"
+        finding = (
+            f"almost nobody has contributed, and the last model is {noise}: the training failed"
+        )
     return (
-        f"{found}{spent}. "
+        f"{finding}{spent}. "
         "Likely causes, in this order: the client app raises an exception in every round (the log "
         "names the first node that failed); it answers with arrays of other names or shapes than "
         "the model's (numpy_client_app(arrays_fn=...) tells before anything is charged); it "
@@ -242,7 +219,7 @@ def _likely_causes(plan: Plan | None, *, once: bool, over: bool = False) -> str:
 
 
 def _log_likelihood(count: float, law: CohortLaw, share: float, noise_std: float) -> float:
-    """Return the logarithm of a count's density, but for a factor that no share changes."""
+    """Return the logarithm of a count's density, up to a summand that is equal for all shares."""
     sizes, log_probabilities = _sizes(law.units, share * law.rate)
     if noise_std == 0.0:
         hit = log_probabilities[sizes == count]

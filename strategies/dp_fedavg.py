@@ -13,7 +13,7 @@ or, in one line around a strategy that is there already:
     ... )
 
 Reference: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models",
-algorithm 1. What a round is, `private_loop.py` says.
+algorithm 1. `private_loop.py` runs the rounds.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ from .selection import LawSelection, Selection
 from .server_optimizer import refuse_unfit
 from .together import check_together
 
-_Given = ParamSpec("_Given")
+_Arguments = ParamSpec("_Arguments")
 
 logger = logging.getLogger("flwr.fl_dp")
 
 
 def _sends_budgets_to_with_budget(
-    constructor: Callable[_Given, None],
-) -> Callable[_Given, None]:
-    """Let a constructor refuse names that it does not have, and say whose a budget's are."""
+    constructor: Callable[_Arguments, None],
+) -> Callable[_Arguments, None]:
+    """Let a constructor refuse unknown names, and name `with_budget` for those of a budget."""
     own = inspect.signature(constructor).parameters
 
     @wraps(constructor)
-    def construct(*positional: _Given.args, **named: _Given.kwargs) -> None:
+    def construct(*positional: _Arguments.args, **named: _Arguments.kwargs) -> None:
         kind = type(positional[0]).__name__
         if of_budget := [name for name in named if name in _OF_BUDGET - own.keys()]:
             raise ArgumentError(
@@ -96,15 +96,15 @@ class DPFedAvg(RoundStrategy):
 
     Privacy: for one client's whole contribution over the whole training (the unit), zero-out
     neighbours, the plan's (epsilon, delta), against anyone who sees every released model but not
-    who took part. The server is trusted with updates, coins and noise. Train and evaluation
-    metrics of clients are dropped, not averaged, unless the plan releases them: they would be a
-    second, uncharged release. A subclass that overrides methods of Flower's strategies meets what
-    was released, and nothing else.
+    who took part. The server is trusted with updates, coins and noise. Clients' train and
+    evaluation metrics are dropped unless the plan releases them: they would be a second, uncharged
+    release. A subclass that overrides methods of Flower's strategies gets released models and
+    metrics alone.
 
     Attributes:
         loop_class: Class of the loop: the mechanism that the plan charges for.
         plan_class: Kind of the plan that `with_budget` makes.
-        loop: What charges, draws, asks, checks, sums and releases.
+        loop: Charges, draws, asks, checks, sums and releases.
         Others: See `RoundStrategy`.
     """
 
@@ -135,33 +135,34 @@ class DPFedAvg(RoundStrategy):
         """Put a private path in front of `strategy`.
 
         Args:
-            strategy: The server optimizer, `FedAvg()` by default. It sees one private reply a
+            strategy: The server optimizer, `FedAvg()` by default. It sees one private reply per
                 round; its sampling fractions and its weights are not used.
             plan: What is released and at what price.
-            ledger: Opened with the same plan.
-            selection: Who takes part; by default what the plan's `sampling` says.
-            weight_cap: Records that earn a client the full weight; it applies its weight of
-                `min(records / weight_cap, 1)` before clipping. None: every client weighs 1.
-            window: How many nodes are under way at once; chosen by the grid when None.
+            ledger: A ledger opened with the same plan.
+            selection: Chooses the participants; by default as the plan's `sampling` says.
+            weight_cap: Number of records that earn a client the full weight. Each client applies
+                its weight of `min(records / weight_cap, 1)` before clipping. None: every client
+                weighs 1.
+            window: Number of nodes that work at the same time; None leaves it to the grid.
             roster_timeout: Seconds to wait for the plan's clients to connect.
-            roster_may_grow: Let more clients take part than the plan declares. What each of them is
-                charged stays the same, and so does what the sum is divided by: with twice the
-                clients under Poisson sampling, the mean comes out twice as large. Samples of a
-                counted cohort still draw from as many as were declared. Otherwise more at the
-                start are an error, and who comes later takes no part.
-            rng: Where noise and coins come from; a secure source by default. An insecure one, for
-                tests and simulations, is refused unless the ledger was opened with it.
-            after_round: Given a checkpoint after the start and after every round, to save it.
-            record_plan: What clients promise to each of their records, which they get with every
-                round (`OpacusClient`), besides what the plan promises to clients.
-            compression: How updates and models travel; None: as they are. A client that was sent a
-                narrow model, or that is to encode its update, needs `compression_mod`; one that
-                answers with its model all the same is read as ever.
+            roster_may_grow: Whether more clients may take part than the plan declares. Each
+                client's charge and the denominator stay the same: with twice the clients under
+                Poisson sampling, the mean comes out twice as large. Samples of a counted cohort
+                still draw from the declared number. Without it, too many clients at the start are
+                an error, and later ones take no part.
+            rng: Source of noise and coins; a secure one by default. An insecure one, for tests and
+                simulations, is refused unless the ledger was opened with it.
+            after_round: Called with a checkpoint after the start and after every round, to save it.
+            record_plan: What clients promise to each of their records (`OpacusClient`), besides
+                what the plan promises to clients. It is sent with every round.
+            compression: Encoding of updates and models; None sends them as they are. A client that
+                gets a narrow model, or has to encode its update, needs `compression_mod`; an answer
+                with the whole model is read all the same.
             secure_roster: The nodes of secure sums and their identities, as owners have them in a
-                file (`fl_dp.secagg.Roster.read`); given if and only if the plan supposes one.
-            owners: Epsilon of each node by its lasting name, of a plan whose `OwnRatesSampling`
-                has a group for each; who is not in it takes no part. None: units are dealt to the
-                groups by their shares, in the order of their names.
+                file (`fl_dp.secagg.Roster.read`). Required if and only if the plan supposes one.
+            owners: Epsilon of each node by its lasting name, for a plan whose `OwnRatesSampling`
+                has a group for each; nodes that are not listed take no part. None: units are dealt
+                to the groups by their shares, in the order of their names.
 
         Raises:
             ValueError: If plan, ledger and selection do not belong together, or an option does not
@@ -183,17 +184,18 @@ class DPFedAvg(RoundStrategy):
             roster_may_grow=roster_may_grow,
         )
         super().__init__(strategy)
+        check = ContributionCheck(plan) if plan.release.contribution_check else None
         options = LoopOptions(
             selection=selection,
             roster=Roster(
                 plan.num_clients,
-                units_per_node=plan.hosting.told_apart,
+                units_per_node=plan.hosting.distinct_units_per_node,
                 may_grow=roster_may_grow,
                 timeout=roster_timeout,
             ),
             participations=Participations(ledger, owners=owners),
-            contribution_check=ContributionCheck(plan) if plan.release.contribution_check else None,
-            cohorts_are_seen=plan.sampling.visible,
+            contribution_check=check,
+            cohorts_are_visible=plan.sampling.visible,
             weight_cap=weight_cap,
             window=window,
             rng=rng,
@@ -229,77 +231,73 @@ class DPFedAvg(RoundStrategy):
         units_per_node: int = 1,
         metrics: tuple[ScalarMetric, ...] = (),
         contribution_check: bool = True,
-        **of_class: Any,
+        **options: Any,
     ) -> Self:
-        """Wrap a strategy in one line: plan to a budget and open the ledger.
+        """Plan to a budget, open the ledger and wrap a strategy.
 
-        The ledger is closed when `start` returns. For what is not named here (a noise schedule,
-        other releases, another kind of plan), pass a plan and its ledger to the constructor.
+        The ledger is closed when `start` returns. For settings that are not named here (a noise
+        schedule, other releases, another kind of plan), pass a plan and its ledger to the
+        constructor.
 
         Args:
             strategy: The server optimizer; `FedAvg()` by default.
             epsilon: The budget over the whole training.
-            rounds: Rounds to be trained.
-            num_clients: Units of the roster; public.
+            rounds: Number of rounds to train.
+            num_clients: Number of units in the roster; public.
             ledger: File or database URL of the ledger.
-            delta: `num_clients ** -1.1` by default.
+            delta: The budget's delta; `num_clients ** -1.1` by default.
             sampling_rate: Probability of each client in each round; or give a `selection`.
-            selection: Who takes part; what it releases is planned for, too.
-            clipping_norm: L2 bound on one client's update; or give a `clipping`. Both left out: it
-                is adapted to the median norm, see docs/choosing.md.
-            clipping: What bounds an update, for instance `AdaptiveClipping()`.
-            neighboring_relation: Which populations are neighbours.
+            selection: Chooses the participants; what it releases is planned for, too.
+            clipping_norm: L2 bound on one client's update; or give a `clipping`. Without both it is
+                adapted to the median norm, see docs/choosing.md.
+            clipping: Rule that bounds an update, for instance `AdaptiveClipping()`.
+            neighboring_relation: Defines which populations are neighbours.
             unit: `client`, or `record`; see `Plan`.
             units_per_node: Units that a node hosts at most, whose clipped updates it adds up.
             metrics: Metrics of the clients that each round releases with the updates.
             contribution_check: Whether each round releases a noisy number of contributions.
-            **of_class: Other arguments of this class: those of `DPFedAvg` and a subclass's own.
+            **options: Other arguments of this class: those of `DPFedAvg` and a subclass's own.
 
         Raises:
             TypeError: If an argument is misspelt or of the wrong type, or the strategy can't work
                 on a private mean; no ledger was created.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
-        _require_known(cls, of_class)
-        of_class = read_arguments(of_class, hints_of(DPFedAvg.__init__))
+        _require_known(cls, options)
+        options = read_arguments(options, hints_of(DPFedAvg.__init__))
         if (sampling_rate is None) == (selection is None):
-            raise OptionError(
-                "give either sampling_rate or selection, got "
-                f"{'neither' if selection is None else 'both'}"
-            )
+            got = "neither" if selection is None else "both"
+            raise OptionError(f"give either sampling_rate or selection, got {got}")
         if strategy is not None:
             refuse_unfit(strategy)
         delta = default_delta(num_clients) if delta is None else delta
         if selection is None:
             selection = LawSelection(PoissonSampling(sampling_rate=sampling_rate or 0.0))
-        of_kind = {
-            "unit": unit,
-            "units_per_node": units_per_node,
+        values: dict[str, Any] = {
+            "budget": PrivacyBudget(epsilon=epsilon, delta=delta),
+            "rounds": rounds,
+            "num_clients": num_clients,
+            "sampling": selection.sampling,
+            "clipping": _clipping_of(clipping_norm, clipping),
+            "neighboring_relation": neighboring_relation,
+            "other_releases": freeze(selection.releases(rounds)),
+            "metrics": metrics,
+            "contribution_check": contribution_check,
         }
-        usual = {each.name: each.default for each in fields(CentralPlan)}
-        plan = plan_of(
-            cls.plan_class,
-            {
-                "budget": PrivacyBudget(epsilon=epsilon, delta=delta),
-                "rounds": rounds,
-                "num_clients": num_clients,
-                "sampling": selection.sampling,
-                "clipping": _clipping_of(clipping_norm, clipping),
-                "neighboring_relation": neighboring_relation,
-                "other_releases": freeze(selection.releases(rounds)),
-                "metrics": metrics,
-                "contribution_check": contribution_check,
-                **{name: value for name, value in of_kind.items() if value != usual[name]},
-            },
-        ).calibrated()
-        opened = PrivacyLedger.open(ledger, plan, rng=of_class.get("rng"))
+        # Not every kind of plan has these fields: they are set only where they differ.
+        defaults = {field.name: field.default for field in fields(CentralPlan)}
+        for name, value in (("unit", unit), ("units_per_node", units_per_node)):
+            if value != defaults[name]:
+                values[name] = value
+        plan = plan_of(cls.plan_class, values).calibrated()
+        opened = PrivacyLedger.open(ledger, plan, rng=options.get("rng"))
         try:
-            made = cls(strategy, plan=plan, ledger=opened, selection=selection, **of_class)
+            wrapped = cls(strategy, plan=plan, ledger=opened, selection=selection, **options)
         except BaseException:
             opened.close()
             raise
-        made.loop.owns_ledger = True
-        return made
+        wrapped.loop.owns_ledger = True
+        return wrapped
 
     @property
     def plan(self) -> Plan:
@@ -313,7 +311,7 @@ class DPFedAvg(RoundStrategy):
 
     @property
     def ledger(self) -> PrivacyLedger:
-        """What was charged so far."""
+        """The record of all charges."""
         return self.loop.ledger
 
     @property
@@ -331,10 +329,10 @@ _OF_BUDGET = hints_of(DPFedAvg.with_budget).keys()
 
 
 def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
-    """Return what bounds an update.
+    """Return the rule that bounds an update.
 
     Raises:
-        ValueError: If there are two answers.
+        ValueError: If both a norm and a rule are given.
     """
     if norm is not None and clipping is not None:
         raise OptionError(
@@ -353,12 +351,8 @@ def _clipping_of(norm: float | None, clipping: Clipping | None) -> Clipping:
     return DEFAULT_CLIPPING
 
 
-def _require_known(kind: type[DPFedAvg], of_class: Mapping[str, Any]) -> None:
+def _require_known(kind: type[DPFedAvg], options: Mapping[str, Any]) -> None:
     """Check names of arguments of `kind.with_budget` before a ledger is made of them.
-
-    Args:
-        kind: The class that is to be made.
-        of_class: Arguments that `with_budget` does not name, and passes on to the class.
 
     Raises:
         TypeError: If one is misspelt, or the class and the plan both have it.
@@ -369,11 +363,13 @@ def _require_known(kind: type[DPFedAvg], of_class: Mapping[str, Any]) -> None:
         raise ArgumentError(
             f"'{both[0]}' is an argument of the plan and of {kind.__name__}: rename yours"
         )
-    of_some = {field.name for some in KINDS.values() for field in fields(some)}
-    if unnamed := sorted(of_class.keys() & of_some - own):
+    plan_fields: set[str] = set()
+    for plan_class in KINDS.values():
+        plan_fields |= {field.name for field in fields(plan_class)}
+    if unnamed := sorted(options.keys() & plan_fields - own):
         raise ArgumentError(
             f"{kind.__name__}.with_budget has no argument '{unnamed[0]}': give it to a plan, and "
             f"the plan to {kind.__name__}(plan=..., ledger=...)"
         )
-    known = (named.keys() | own) - {"return", "of_class", "plan"}
-    require_known(of_class, known, of=f"{kind.__name__}.with_budget")
+    names = (named.keys() | own) - {"return", "options", "plan"}
+    require_known(options, names, of=f"{kind.__name__}.with_budget")

@@ -30,7 +30,7 @@ from .server_optimizer import ServerOptimizer
 
 
 class BufferedLoop(PrivateLoop):
-    """Releases of the next answers; asks outlast a release."""
+    """Releases of the next answers; requests outlast a release."""
 
     buffers = True
 
@@ -38,7 +38,7 @@ class BufferedLoop(PrivateLoop):
         """Prepare.
 
         Raises:
-            TypeError: If the selection is no buffer's.
+            TypeError: If the selection is no `BufferedSelection`.
         """
         super().__init__(optimizer, options, **private)
         if not isinstance(self.selection, BufferedSelection):
@@ -46,9 +46,9 @@ class BufferedLoop(PrivateLoop):
                 "a buffer asks units one by one: pass selection=BufferedSelection(...), got "
                 f"{type(self.selection).__name__}"
             )
-        self._asks = self.selection
+        self._buffered_selection = self.selection
         self._buffer = Buffer(
-            selection=self._asks,
+            selection=self._buffered_selection,
             ledger=self.ledger,
             participations=self._participations,
             progress=self._progress,
@@ -58,11 +58,11 @@ class BufferedLoop(PrivateLoop):
     def open(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Charge a release and open its buffer; asks are sent as there is room, and none here.
+        """Charge a release and open its buffer; `_replies` sends requests as there is room.
 
         Raises:
-            PrivacyBudgetExhausted: If the release does not fit the budget, or nobody is left to
-                ask or to wait for.
+            PrivacyBudgetExhausted: If the release does not fit the budget, or nobody is left to ask
+                or to wait for.
         """
         plan = self.plan
         draft = self._draft(
@@ -81,7 +81,7 @@ class BufferedLoop(PrivateLoop):
             mode=mode,
             cohort={},
             index=self._reservation.index,
-            selection=self._asks,
+            selection=self._buffered_selection,
         )
         self.bytes_down = array_bytes(draft.sent)
         self.bytes_up = mode.reply_bytes(draft.draw.model)
@@ -96,15 +96,15 @@ class BufferedLoop(PrivateLoop):
 class DPFedBuff(DPFedAvg):
     """A Flower strategy whose every released model is private, without waiting for slow clients.
 
-    Each release is made of the next answers, as many as the selection's buffer holds. A slow client
-    is in a later release, clipped there, with a public weight for its age.
+    Each release is made of the next answers, as many as the selection's buffer holds. A slow
+    client's answer enters a later release, clipped there, with a public weight for its age.
 
-    The plan's sampling is a `BufferedSampling`, and a selection a `BufferedSelection`; the other
+    The plan's sampling is a `BufferedSampling`, the selection a `BufferedSelection`; the other
     arguments are those of `DPFedAvg`.
 
     Privacy: as `DPFedAvg` with visible cohorts. A unit is in each release at most once, in no two
-    that are closer than the plan's separation, and asked at most as often as its cap says. When an
-    answer arrives is taken not to depend on data.
+    that are closer than the plan's separation, and asked at most as often as its cap says. The time
+    at which an answer arrives is assumed not to depend on data.
     """
 
     loop_class = BufferedLoop

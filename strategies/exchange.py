@@ -1,8 +1,8 @@
 """Messages out and replies in, a window at a time.
 
 Flower's `send_and_receive` keeps every reply in memory until the last one is in, and its simulation
-engine slows down with each message that waits. Here only a window of messages is under way and each
-reply is handed over as it comes.
+engine slows down with each message that waits. Here a window bounds the open messages, and each
+reply is handed over on arrival.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from fl_dp.protocol.own_grid import simulates_nodes
 from .run_log import RunLog
 
 Ask: TypeAlias = Callable[[Iterable[Message], float], Iterator[Message]]
-"""Another exchange within the round: messages and seconds to wait; yields at most one reply each.
+"""Exchange within a round: takes messages and seconds to wait, yields at most one reply each.
 
 Nothing is sent before the first reply is taken. A reply may be an error, or come from any node:
-check `reply.has_error()` and `reply.metadata.src_node_id`. Nodes that stay silent are left out.
+check `reply.has_error()` and `reply.metadata.src_node_id`.
 """
 
 _SIMULATION_WINDOW = 64
 BATCH = 32
-"""Messages that are sent, or asked after, at once."""
+"""Number of messages that are pushed or pulled at once."""
 SHORTEST_PAUSE = 0.02
-"""Seconds before a grid is first looked at again."""
+"""Seconds before a grid is first polled again."""
 _LONGEST_PAUSE, _BACKOFF = 0.25, 1.25
 _LONGEST_SILENCE = 300.0  # of simulated nodes: Ray starts in 4 s, and in minutes on a busy machine
 _DAY = 86_400.0
 ATTEMPTS = 3
-"""Number of times that a silent node is asked within the time-out of an exchange with reminders."""
+"""Times that a silent node is asked in an exchange with reminders."""
 
 
 def default_window(grid: Grid) -> int | None:
     """Return the window that suits a grid: bounded in a simulation, none for real nodes.
 
-    Ten times a second Flower's simulation engine looks, for every node, at every message under way.
-    With fewer of them its workers (32 at most) go idle in between; with more it only looks longer.
+    Flower's simulation engine looks ten times a second, for every node, at every open message. A
+    smaller window leaves its workers (32 at most) idle; a larger one only makes it look longer.
     """
     return _SIMULATION_WINDOW if is_simulation(grid) else None
 
 
 def patience(grid: Grid, timeout: float) -> float:
-    """Return the seconds without any answer after which nodes are given up before a training.
+    """Return the seconds of silence after which nodes are given up before a training.
 
     Simulated nodes are never away, with Flower's engine or another one.
     """
@@ -66,24 +66,23 @@ def exchange(
     remind: Callable[[], Iterable[Message]] | None = None,
     patient: bool = False,
 ) -> Iterator[Message]:
-    """Send `messages` and yield each one's reply as it arrives, at most one a message.
+    """Send `messages` and yield each one's reply as it arrives, at most one per message.
 
-    A reply belongs to the message it names; who sent it does not count, as Flower itself answers
-    for a node that is gone. Error replies are yielded like any other. No reply is kept once it is
-    yielded, and at most 32 lie here before that. Exceptions of the grid propagate: Flower's own
-    grids repeat a failed call without limit.
+    A reply belongs to the message it names, whatever its sender: Flower itself answers for a node
+    that is gone. Error replies are yielded like any other. No reply is kept once it is yielded, and
+    at most 32 wait here. Exceptions of the grid propagate: Flower's own grids repeat a failed call
+    without limit.
 
     Args:
         grid: Flower's grid.
-        messages: What to send, taken from the iterable when it is their turn. Each carries its own
-            time to live; one that ends with `timeout` keeps slow nodes from working for nothing.
-        window: How many may be under way at once; None: what suits the grid (`default_window`).
-        timeout: Seconds until what is still missing is given up, silently: a late reply is
-            never looked at.
-        remind: Asked after each third of `timeout` for what to send again; a reply to any of the
-            messages will do.
-        patient: Wait for simulated nodes as long as `patience` says, and as long again after each
-            answer; their messages do not expire.
+        messages: Messages to send, taken one at a time. Each has its own time to live; one that
+            ends with `timeout` keeps slow nodes from working for nothing.
+        window: Most messages without a reply; None stands for `default_window`.
+        timeout: Seconds after which missing replies are given up.
+        remind: Called after each third of `timeout` for messages to send again; a reply to any of
+            the messages counts.
+        patient: Whether to wait for simulated nodes as long as `patience` says, and as long again
+            after each answer; their messages do not expire.
     """
     window = default_window(grid) if window is None else window
     unhurried = patient and simulates_nodes(grid)
@@ -92,7 +91,7 @@ def exchange(
     deadline = clock.now() + timeout
     unsent = iter(messages)
     # After 1/3 and 2/3 of the time-out.
-    reminders = deque(deadline - timeout * left / ATTEMPTS for left in range(ATTEMPTS - 1, 0, -1))
+    reminders = deque(deadline - timeout * rest / ATTEMPTS for rest in range(ATTEMPTS - 1, 0, -1))
     under_way: set[str] = set()
     pause = SHORTEST_PAUSE
     while (now := clock.now()) < deadline:
@@ -107,14 +106,15 @@ def exchange(
         for asked in batches(list(under_way)):
             if clock.now() >= deadline:
                 return
-            replies = deque(
-                reply
-                for reply in grid.pull_messages(asked)
-                if _was_under_way(reply.metadata.reply_to_message_id, under_way)
-            )
+            replies: deque[Message] = deque()
+            for reply in grid.pull_messages(asked):
+                if reply.metadata.reply_to_message_id in under_way:
+                    under_way.discard(reply.metadata.reply_to_message_id)
+                    replies.append(reply)
             if replies:
                 idle = False
-                deadline = clock.now() + timeout if unhurried else deadline
+                if unhurried:
+                    deadline = clock.now() + timeout
                 # The next are sent before these are handed over: no node waits for our arithmetic.
                 _top_up(grid, unsent, under_way, window)
             while replies:
@@ -128,7 +128,12 @@ def exchange(
 
 def _top_up(grid: Grid, unsent: Iterator[Message], under_way: set[str], window: int | None) -> None:
     """Send until the window is full or nothing is left."""
-    while (room := BATCH if window is None else min(BATCH, window - len(under_way))) > 0:
+    while True:
+        room = BATCH
+        if window is not None:
+            room = min(BATCH, window - len(under_way))
+        if room <= 0:
+            return
         batch = list(islice(unsent, room))
         if not batch:
             return
@@ -142,21 +147,13 @@ def _lasting(message: Message) -> Message:
 
 
 def longer(pause: float) -> float:
-    """Return the seconds to wait after a pause in which nothing came."""
+    """Return the next pause in seconds, after one without a reply."""
     return min(_BACKOFF * pause, _LONGEST_PAUSE)
 
 
 def batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield at most `BATCH` ids at a time: a grid reads all their replies into memory."""
     return (ids[start : start + BATCH] for start in range(0, len(ids), BATCH))
-
-
-def _was_under_way(message_id: str, under_way: set[str]) -> bool:
-    """Return whether this message still waits for its reply, which it then no longer does."""
-    if message_id not in under_way:
-        return False
-    under_way.discard(message_id)
-    return True
 
 
 def one_of_each(
@@ -179,10 +176,7 @@ def one_of_each(
 def asking(grid: Grid, *, window: int | None, patient: bool = False) -> Ask:
     """Return an `Ask` on a grid, whose messages live no longer than its time-out.
 
-    Args:
-        grid: Flower's grid.
-        window: As for `exchange`.
-        patient: As for `exchange`.
+    `window` and `patient` are those of `exchange`.
     """
 
     def ask(messages: Iterable[Message], timeout: float) -> Iterator[Message]:

@@ -1,4 +1,4 @@
-"""A private statistic asked of a whole federation, under the training's ledger.
+"""A private statistic of a whole federation, charged to the training's ledger.
 
     reserve -> ask every node -> [reply -> check -> bound -> add]* -> noise -> commit
 
@@ -6,8 +6,8 @@
     >>> answer = ask_federation(grid, ledger, "ages", choice, values="age")
     >>> answer["mean"].value, answer["mean"].error
 
-Nodes answer with `numpy_client_app(statistics_fn=...)`. Under a plan whose noise is in shares the
-answer comes by a secure sum instead (`charged_sum`).
+Nodes answer with `numpy_client_app(statistics_fn=...)`. Under a plan whose noise is in shares, a
+secure sum makes the answer (`charged_sum`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from .secure import secure_sums_of
 def ask_federation(
     grid: Grid,
     ledger: PrivacyLedger,
-    what: str,
+    name: str,
     choice: NoiseChoice,
     *,
     values: str,
@@ -64,31 +64,31 @@ def ask_federation(
 ) -> Answer:
     """Ask every node that is connected and release one private answer.
 
-    Privacy: `choice.events`, for one unit with all its records, zero-out neighbours, against
-    anyone who sees the answer. The server is trusted with the units' vectors and with the noise;
-    under a plan with `DistributedNoise` it is not, as `charged_sum` says. A unit that does not
-    answer, or not as it should, contributes zero, and the answer does not say how many did. Nothing
-    is sent before the charge is on disk, and a failure leaves it spent.
+    Privacy: `choice.events`, for one unit with all its records, zero-out neighbours, against anyone
+    who sees the answer. The server is trusted with the units' vectors and with the noise; under a
+    plan with `DistributedNoise` it is not, as `charged_sum` says. A unit without a valid answer
+    contributes zero, and the number of answers stays private. Nothing is sent before the charge is
+    on disk, and a failure leaves it spent.
 
     Args:
         grid: Flower's grid.
-        ledger: Opened to spend from, with a plan that declares `choice.events`, or one with
-            an adaptive filter.
-        what: A name for the records, for instance `feature means`.
+        ledger: Opened to spend from, with a plan that declares `choice.events`, or one with an
+            adaptive filter.
+        name: A name for the ledger's entry, for instance `feature means`.
         choice: The query and its noise, from `choose_noise`.
-        values: Which of their values the nodes shall look at; their `statistics_fn` gets the name.
-        rng: Where the server's noise comes from; a secure source by default.
+        values: Name of the values to look at, which the nodes' `statistics_fn` gets.
+        rng: Source of the server's noise; a secure one by default.
         config: Sent along with the query.
-        units_per_node: Privacy units that a node hosts at most. A node answers with one vector a
+        units_per_node: Privacy units that a node hosts at most. A node answers with one vector per
             unit; vectors beyond this number do not count.
-        window: How many nodes are under way at once; chosen by the grid when None.
+        window: Number of nodes that work at the same time; None leaves it to the grid.
         timeout: Seconds to wait for replies.
         roster_timeout: Seconds to wait for the plan's clients to connect, before anything is
             charged.
         secure_roster: The nodes of secure sums and their identities, as for `DPFedAvg`.
 
     Returns:
-        The private numbers, how far off they are, and what they cost.
+        The private numbers, their errors, and their price.
 
     Raises:
         PrivacyBudgetExhausted: If it would exceed the budget; nobody was asked.
@@ -97,17 +97,17 @@ def ask_federation(
         ValueError: If the plan does not declare these events, the noise is insecure and the ledger
             does not know of it, or there are more units than can be summed; nobody was asked.
     """
-    told = _told(choice.query, config) | {STATISTIC_VALUES_KEY: values}
+    entries = _with_query(config, choice.query) | {STATISTIC_VALUES_KEY: values}
     question = Question(
         query=choice.query,
         kind=f"{MessageType.QUERY}.{STATISTIC_ACTION}",
-        content=RecordDict({CONFIG: ConfigRecord(told)}),
+        content=RecordDict({CONFIG: ConfigRecord(entries)}),
         units_per_node=units_per_node,
     )
     return _answered(
         grid,
         ledger,
-        what,
+        name,
         choice,
         question,
         rng=rng,
@@ -121,7 +121,7 @@ def ask_federation(
 def evaluate_federation(
     grid: Grid,
     ledger: PrivacyLedger,
-    what: str,
+    name: str,
     choice: NoiseChoice,
     *,
     arrays: ArrayRecord,
@@ -141,8 +141,8 @@ def evaluate_federation(
         >>> answer["loss"].value, answer["loss"].error, answer["count"].value
 
     The clients' `evaluate` measures: its loss is `loss`, its metrics have their own names, and its
-    number of examples is what a unit weighs where `max_records` is above 1. For `ScoreHistograms`,
-    AUC and accuracy of two classes, the clients' `scores` say how sure the model is of each record.
+    number of examples is a unit's weight where `max_records` is above 1. For `ScoreHistograms` (AUC
+    and accuracy of two classes) the clients' `scores` return the model's score of each record.
 
     Privacy: as `ask_federation`; the plan declares `choice.events` among its `other_releases`, as
     often as the model is to be measured.
@@ -150,13 +150,13 @@ def evaluate_federation(
     Args:
         grid: Flower's grid.
         ledger: Opened to spend from, with a plan that declares `choice.events`.
-        what: A name for the records, for instance `model of round 60`.
+        name: A name for the ledger's entry, for instance `model of round 60`.
         choice: An `Evaluation` or `ScoreHistograms` and its noise, from `choose_noise`.
         arrays: The model; public or released before.
-        rng: Where the server's noise comes from; a secure source by default.
+        rng: Source of the server's noise; a secure one by default.
         config: Sent along with the model.
         units_per_node: Privacy units that a node hosts at most.
-        window: How many nodes are under way at once; chosen by the grid when None.
+        window: Number of nodes that work at the same time; None leaves it to the grid.
         timeout: Seconds to wait for replies.
         roster_timeout: Seconds to wait for the plan's clients to connect, before anything is
             charged.
@@ -166,13 +166,15 @@ def evaluate_federation(
         ValueError: If the choice is of another query, or as in `ask_federation`.
         Others: As `ask_federation`.
     """
-    asked = _scores_question if isinstance(choice.query, ScoreHistograms) else _evaluation_question
+    ask_for = _evaluation_question
+    if isinstance(choice.query, ScoreHistograms):
+        ask_for = _scores_question
     return _answered(
         grid,
         ledger,
-        what,
+        name,
         choice,
-        asked(choice.query, arrays, config, units_per_node=units_per_node),
+        ask_for(choice.query, arrays, config, units_per_node=units_per_node),
         rng=rng,
         window=window,
         timeout=timeout,
@@ -184,7 +186,7 @@ def evaluate_federation(
 def _evaluation_question(
     query: Query, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
 ) -> Question:
-    """Return the question how good a model is.
+    """Return the question for the quality of a model.
 
     Raises:
         ValueError: If the query is about something else.
@@ -194,7 +196,7 @@ def _evaluation_question(
     return Question(
         query=query,
         kind=MessageType.EVALUATE,
-        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_told(query, config))}),
+        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_with_query(config, query))}),
         units_per_node=units_per_node,
     )
 
@@ -202,26 +204,26 @@ def _evaluation_question(
 def _scores_question(
     query: Query, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
 ) -> Question:
-    """Return the question how sure a model is of each record.
+    """Return the question for a model's score of each record.
 
-    A statistic, not an evaluation: owners who allow exact evaluations mean single numbers.
+    It is a statistic, no evaluation: owners who allow exact evaluations mean single numbers.
     """
     return Question(
         query=query,
         kind=f"{MessageType.QUERY}.{STATISTIC_ACTION}",
-        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_told(query, config))}),
+        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_with_query(config, query))}),
         units_per_node=units_per_node,
     )
 
 
-def _told(query: Query, config: ConfigRecord | None) -> dict[str, Any]:
+def _with_query(config: ConfigRecord | None, query: Query) -> dict[str, Any]:
     return dict(config or {}) | {STATISTIC_QUERY_KEY: encode_text(query)}
 
 
 def _answered(
     grid: Grid,
     ledger: PrivacyLedger,
-    what: str,
+    name: str,
     choice: NoiseChoice,
     question: Question,
     *,
@@ -255,7 +257,7 @@ def _answered(
             return charged_sum(
                 grid,
                 ledger,
-                what,
+                name,
                 choice,
                 question,
                 nodes=nodes,
@@ -275,15 +277,14 @@ def _answered(
     # A generator: its first message leaves when its first vector is asked for, after the charge.
     replies = exchange(grid, messages, window=window, timeout=timeout)
     vectors = _contributions(replies, nodes, question)
-    return charged_release(
-        ledger, what, choice, vectors, rng if rng is not None else SecureRandom()
-    )
+    rng = rng if rng is not None else SecureRandom()
+    return charged_release(ledger, name, choice, vectors, rng)
 
 
 def _contributions(
     replies: Iterable[Message], nodes: Sequence[int], question: Question
 ) -> Iterator[list[float]]:
-    """Yield one vector a unit, out of at most one reply a node; logs each kind of mishap once."""
+    """Yield one vector per unit, out of at most one reply per node."""
     log = RunLog()
     dimension = question.query.dimension
     most = question.units_per_node * dimension

@@ -1,4 +1,4 @@
-"""An open round: one message for each node, one reply from each, and the model that comes of it."""
+"""An open round: one message and one reply per node, and the model made of the replies."""
 
 from __future__ import annotations
 
@@ -41,16 +41,13 @@ class RoundDraft:
     """A round before anybody is charged or asked.
 
     Attributes:
-        layout: Where each array of the model lies in a flat vector.
         flat_model: The last released model, flattened.
-        sent: It, as it travels.
-        origin: What travels, flattened: clients' updates are relative to it.
-        content: What the server optimizer would send to a client.
+        sent: The model as it is sent, perhaps narrower.
+        origin: `sent`, flattened: clients' updates are relative to it.
+        content: The message that the server optimizer would send to a client.
         instruction: What every client is asked besides training, whatever the mode.
-        roster: Every unit that may take part.
-        draw: What a selection may look at: the round's number and the last model, too.
-        ask: For further exchanges within the round.
-        simulated: Whether no node is real, so that a failure may be told whole.
+        roster: Every unit that may take part; `draw.roster` holds those that may now.
+        simulated: Whether no node is real, so that a failure may be logged whole.
     """
 
     layout: VectorLayout
@@ -67,12 +64,12 @@ class RoundDraft:
 
 @dataclass(kw_only=True)
 class Answered:
-    """Answers of a round, exactly counted: of real nodes nobody may be told.
+    """Exact counts of a round's answers: those of real nodes must stay secret.
 
     Attributes:
-        failed: Replies that contribute nothing.
-        worked: The others.
-        failures: One failure of each kind, as far as nodes told it; simulated ones do.
+        failed: Number of replies that contribute nothing.
+        worked: Number of the others.
+        failures: One failure of each kind, as far as nodes tell it; simulated ones do.
         shown: The weakest enforcement that answers of each node of the cohort show.
     """
 
@@ -83,11 +80,11 @@ class Answered:
 
     @property
     def enforcement(self) -> Enforcement:
-        """The weakest that any node shows; of none, the strongest."""
+        """The weakest that any node shows; without answers, the strongest."""
         return weakest([Enforcement.SITE, *self.shown.values()])
 
-    def see(self, reply: Message) -> None:
-        """Take note of the mark that a reply of the cohort has."""
+    def note_enforcement(self, reply: Message) -> None:
+        """Take note of the enforcement that a reply of the cohort shows."""
         node = reply.metadata.src_node_id
         before = self.shown.get(node, Enforcement.SITE)
         self.shown[node] = weakest([before, enforcement_in(reply)])
@@ -102,13 +99,7 @@ class Answered:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenRound:
-    """A round whose cohort is drawn and whose model is not released yet.
-
-    Attributes:
-        draft: What it sends.
-        mode: What becomes of the replies.
-        cohort: Who is asked.
-    """
+    """A round whose cohort is drawn and whose model is not released yet."""
 
     draft: RoundDraft
     mode: Mode
@@ -116,7 +107,7 @@ class OpenRound:
 
     @property
     def expected(self) -> int:
-        """How many units were to contribute; as public as the cohort."""
+        """Number of units that were to contribute; as public as the cohort."""
         return sum(map(len, self.cohort.values()))
 
     @cached_property
@@ -125,11 +116,11 @@ class OpenRound:
         return RecordDict(dict(self.draft.content) | {model_key: self.draft.sent})
 
     def messages(self, timeout: float) -> list[Message]:
-        """Write one message for each node of the cohort; what they have in common is shared."""
+        """Write one message for each node of the cohort; equal content is shared."""
         return [self.message_for(node, timeout) for node in self.cohort]
 
     def message_for(self, node: int, lifetime: float) -> Message:
-        """Write the message of one node, which works on it for a limited number of seconds."""
+        """Write the message of one node, which expires after `lifetime` seconds."""
         return Message(
             content=self.mode.content_for(node, self._content),
             message_type=MessageType.TRAIN,
@@ -145,20 +136,20 @@ class OpenRound:
         raises: one client must not be able to end a training.
 
         Returns:
-            Who failed and why, for a simulation; of real nodes nothing may depend on it.
+            Counts and failures, for a simulation; of real nodes nothing may depend on them.
         """
         answered = Answered()
         for reply in self._admitted(replies, log):
             if reply.metadata.src_node_id in self.cohort:  # else Flower answers for one
-                answered.see(reply)
-            told = failure_told_by(reply) if self.draft.simulated else None
+                answered.note_enforcement(reply)
+            failure = failure_told_by(reply) if self.draft.simulated else None
             if reply.has_error():
-                answered.note(told, worked=False)
+                answered.note(failure, worked=False)
                 self._log_failure(reply, log)
                 self.mode.failed(reply.metadata.src_node_id, reply.error)
                 continue
             try:
-                seen = self._fold(reply)
+                observations = self._fold(reply)
             except RefusedUpdate as refused:
                 log.warn_once(f"an update was refused and contributes zero: {refused}")
                 answered.note(Failure(text=f"an update was refused: {refused}"), worked=False)
@@ -167,12 +158,12 @@ class OpenRound:
                 log.warn_once(
                     "an update has another floating-point dtype than the model; it is converted"
                 )
-            finite = not any(math.isinf(observation.update_norm) for observation in seen)
+            finite = not any(math.isinf(observation.update_norm) for observation in observations)
             if not finite:
                 log.warn_once("an update was not finite and contributes zero")
-                told = Failure(text="an update was not finite (a lower learning rate?)")
-            answered.note(told, worked=finite and (told is None or not told.of_all))
-            for observation in seen:
+                failure = Failure(text="an update was not finite (a lower learning rate?)")
+            answered.note(failure, worked=finite and (failure is None or not failure.of_all))
+            for observation in observations:
                 selection.observe(observation)
             if self.draft.layout.size >= _LARGE:
                 gc.collect(1)  # Flower's records are cycles: replies would pile up until it runs
@@ -184,12 +175,12 @@ class OpenRound:
         return answered
 
     def _log_failure(self, reply: Message, log: RunLog) -> None:
-        """Name the node and what it raised, for who keeps this log: once for each kind."""
+        """Log the node and the meaning of its error, once for each kind."""
         meaning, node = meaning_of(reply.error), reply.metadata.src_node_id
-        known = "" if meaning is None else f" ({meaning.text})"
+        cause = "" if meaning is None else f" ({meaning.text})"
         at = f" at node {node}" if node in self.cohort else ""  # else Flower answers for one
-        kind = f"a client failed{known}"
-        log.warn_once(f"a client failed{at}{known}; a failed client contributes zero", kind=kind)
+        kind = f"a client failed{cause}"
+        log.warn_once(f"a client failed{at}{cause}; a failed client contributes zero", kind=kind)
 
     def _admitted(self, replies: Iterable[Message], log: RunLog) -> Iterator[Message]:
         """Yield every error reply, and the others that may contribute."""
@@ -203,7 +194,7 @@ class OpenRound:
     def next_model(
         self, released: Released, optimizer: ServerOptimizer
     ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Return the model that the server optimizer makes of the released mean, and metrics."""
+        """Return the server optimizer's next model, made of the released mean, and its metrics."""
         draft = self.draft
         # The mean is added to the exact model, even if clients were sent a narrower one.
         private = draft.layout.unflatten(draft.flat_model, released.mean)

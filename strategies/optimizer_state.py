@@ -4,9 +4,9 @@
     >>> sorted(arrays)
     ['momentum/0', 'structure']
 
-What `pack` returns can be written by `safetensors.numpy.save_file` or `np.savez`: every value is a
-contiguous array of a plain dtype. The array `structure` is UTF-8 JSON that says how the others
-hang together; small values (numbers, texts, None) lie in it.
+`safetensors.numpy.save_file` or `np.savez` can write the result of `pack`: every value is a
+contiguous array of a plain dtype. The array `structure` is UTF-8 JSON that tells how to assemble
+the others; it also holds small values (numbers, texts, None).
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _SMALL = (type(None), bool, int, float, str)
 
 
 class NotPlain(TypeError):
-    """A value that can't be kept as named arrays; the text says where it is and what it is."""
+    """A value that can't be kept as named arrays; the text names it and its path."""
 
 
 def pack(value: Any) -> dict[str, NDArray[Any]]:
-    """Return a value as named arrays, copied, in the dtypes that they have.
+    """Return a value as named arrays, copied, without change of dtype.
 
     Args:
-        value: None, numbers, texts, bytes, numpy arrays and scalars of boolean, integer or
-            floating dtypes up to 64 bits, Flower's records and arrays, and lists, tuples and
-            dictionaries of these.
+        value: None, numbers, texts, bytes, numpy arrays and scalars of boolean, integer or floating
+            dtypes up to 64 bits, Flower's records and arrays, and lists, tuples and dictionaries of
+            these.
 
     Raises:
         NotPlain: If there is anything else in it.
@@ -60,7 +60,7 @@ def pack(value: Any) -> dict[str, NDArray[Any]]:
 
 
 def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Return the value that `pack` was given, with arrays of its own.
+    """Return the value that `pack` was given; its arrays are copies.
 
     Raises:
         ValueError: If `pack` did not make these arrays, or some are missing.
@@ -77,15 +77,15 @@ def unpack(arrays: Mapping[str, NDArray[Any]]) -> Any:
 
 
 def is_function(value: Any) -> bool:
-    """Return whether a value is code, not state."""
+    """Return whether a value is code and no state."""
     return isinstance(value, FunctionType | MethodType | BuiltinFunctionType | type)
 
 
 def fingerprint(value: Any) -> str:
     """Return a text that changes when anything in a value does.
 
-    An object that Python can't serialize is told by its identity alone: the caller has to keep it
-    alive, and a change inside it is not seen.
+    An object that Python can't serialize is identified by its address: the caller has to keep it
+    alive, and a change inside it is missed.
     """
     digest = _Digest()
     try:
@@ -97,7 +97,7 @@ def fingerprint(value: Any) -> str:
 
 
 class _Digest:
-    """A file that only remembers a hash of what was written."""
+    """A file that keeps only a hash of what was written."""
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b()
@@ -123,7 +123,7 @@ def _pack(value: Any, path: tuple[str, ...], arrays: dict[str, NDArray[Any]]) ->
     if kind is bytes:
         return {"kind": "bytes", "array": _add(np.frombuffer(value, np.uint8), path, arrays)}
     if _SEQUENCES.get(kind.__name__) is kind:
-        items = [_pack(item, (*path, str(place)), arrays) for place, item in enumerate(value)]
+        items = [_pack(item, (*path, str(index)), arrays) for index, item in enumerate(value)]
         return {"kind": kind.__name__, "items": items}
     if _MAPPINGS.get(kind.__name__) is kind:
         if strange := [key for key in value if type(key) not in _SMALL]:

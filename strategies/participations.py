@@ -1,4 +1,4 @@
-"""Participations under a cap, a separation or in groups: whose turn it is, by lasting names."""
+"""Participations under a cap, a separation or in groups: who may take part, by lasting names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .roster import RosterIncomplete, Unit
 
 logger = logging.getLogger("flwr.fl_dp")
 
-_SOME = 5  # nodes that a line lists at most
+_MOST_LISTED = 5  # nodes that a line of the log names at most
 _BY_ID = "node-"  # no lasting name starts like this
 
 
@@ -33,9 +33,9 @@ class Participations:
         """Count by the ledger, as its plan says.
 
         Args:
-            ledger: None: nobody is counted.
+            ledger: The ledger; without one nobody is counted.
             owners: Epsilon of each node by its lasting name, where owners have budgets of their
-                own; who is not in it takes no part. None: units are dealt to groups.
+                own; nodes that are not listed take no part. None: units are dealt to groups.
 
         Raises:
             OptionError: If a budget is none of the plan's groups.
@@ -48,7 +48,7 @@ class Participations:
             plan, hosting = ledger.plan, ledger.plan.hosting
             self._cap = plan.sampling.cap
             self._separation = plan.sampling.least_separation
-            self._units_per_node = hosting.told_apart
+            self._units_per_node = hosting.distinct_units_per_node
             self._most = hosting.nodes_of(plan.num_units) * self._units_per_node
             self._grouped = plan.sampling.num_groups > 1
             if owners is not None:
@@ -66,7 +66,7 @@ class Participations:
         Raises:
             ValueError: If they were counted by ids of an earlier run.
         """
-        if any(name.startswith(_BY_ID) for name in self._known):
+        if any(name.startswith(_BY_ID) for name in self._ledger_names):
             raise ValueError(
                 "the ledger has counted participations by Flower's node ids, which change from run "
                 f"to run, so a {self._rule} can't go on: give each node a dp-unit-name in its "
@@ -75,7 +75,7 @@ class Participations:
 
     def needs_everyone(self, first: Answers) -> bool:
         """Tell, by the first answers of a rehearsal, whether every node has to say its name."""
-        return self._counts and bool(self._known or named(first))
+        return self._counts and bool(self._ledger_names or named(first))
 
     def recognise(self, answers: Answers, nodes: Sequence[int]) -> None:
         """Take in the names of nodes, and give each new unit its group, where there are any.
@@ -86,20 +86,23 @@ class Participations:
         """
         if not self._counts:
             return
-        self._names = lasting_names(answers, nodes, spoken_for=self._known)
+        self._names = lasting_names(answers, nodes, earlier_names=self._ledger_names)
         if self._grouped and self._ledger is not None:
             numbers = range(self._units_per_node)
             units = [Unit(node, number) for node in self._names for number in numbers]
             self._assign(units, self._ledger)
 
     def _assign(self, units: Sequence[Unit], ledger: PrivacyLedger) -> None:
-        """Give each new unit its group: that of its owner's word, or else a dealt one."""
-        nodes, chosen = [(self._names or {})[unit.node] for unit in units], self._chosen
+        """Give each new unit its group: the one that its owner chose, or else a dealt one."""
+        nodes = [(self._names or {})[unit.node] for unit in units]
         names = [self._name(unit) for unit in units]
-        if chosen is not None:
+        chosen: dict[str, int] | None = None
+        if self._chosen is not None:
             self._warn_of_strangers(nodes)
-            pairs = zip(names, nodes, strict=True)
-            chosen = {name: chosen[node] for name, node in pairs if node in chosen}
+            chosen = {}
+            for name, node in zip(names, nodes, strict=True):
+                if node in self._chosen:
+                    chosen[name] = self._chosen[node]
         ledger.assign(names, most=self._most, chosen=chosen)
 
     def _warn_of_strangers(self, nodes: Iterable[str]) -> None:
@@ -112,17 +115,17 @@ class Participations:
             )
 
     def next_index(self) -> int | None:
-        """Return the index of the next round, where it decides who may take part; else None."""
+        """Return the index of the next round where it decides who may take part; else None."""
         if self._ledger is None or not (self._separation > 1 or self._buffered):
             return None
         return self._ledger.next_index()
 
-    def left(
+    def available(
         self, roster: Sequence[Unit], index: int | None = None, *, server_round: int = 1
     ) -> Sequence[Unit]:
         """Return the units that may take part once more, at that index and round where it matters.
 
-        Nothing but names and the ledger decides, so leaving a unit out never depends on data.
+        Names and the ledger alone decide, so excluding a unit never depends on data.
         """
         if self._ledger is None:
             return roster
@@ -131,17 +134,28 @@ class Participations:
         if self._cap is not None:
             multipliers = self._ledger.plan.noise_multipliers
             noise = multipliers[min(server_round, len(multipliers)) - 1]
-            left = self._ledger.has_participations_left
-            roster = [unit for unit in roster if left(self._name(unit), noise)]
+            below_cap = self._ledger.has_participations_left
+            roster = [unit for unit in roster if below_cap(self._name(unit), noise)]
         if self._grouped:
-            groups = self._ledger.group_of
-            turn = None if index is None else index % self._separation
-            of_each = [(unit, groups.get(self._name(unit))) for unit in roster]
-            return [unit for unit, group in of_each if group is not None and turn in (None, group)]
+            return self._grouped_units(roster, self._ledger, index)
         if index is None:
             return roster
         last, rested = self._ledger.last_index, index - self._separation
         return [unit for unit in roster if last.get(self._name(unit), rested) <= rested]
+
+    def _grouped_units(
+        self, roster: Sequence[Unit], ledger: PrivacyLedger, index: int | None
+    ) -> list[Unit]:
+        """Return the units that have a group, at an index those whose turn it is."""
+        groups = ledger.group_of
+        units: list[Unit] = []
+        for unit in roster:
+            group = groups.get(self._name(unit))
+            if group is None:
+                continue
+            if index is None or group == index % self._separation:
+                units.append(unit)
+        return units
 
     def require_some_left(self, roster: Sequence[Unit], *, server_round: int) -> None:
         """Check that not everybody is at the cap, or too close to it for a round's noise.
@@ -149,32 +163,34 @@ class Participations:
         Raises:
             PrivacyBudgetExhausted: If everybody is.
         """
-        if self._cap is not None and roster and not self.left(roster, server_round=server_round):
+        if self._cap is None or not roster:
+            return
+        if not self.available(roster, server_round=server_round):
             raise PrivacyBudgetExhausted(
                 f"every client has taken part as often as the plan's participation cap of "
                 f"{self._cap} allows"
             )
 
     def names_of(self, cohort: Iterable[Unit]) -> list[str] | None:
-        """Return the names that the ledger charges a cohort under; None: it charges everybody."""
+        """Return the names that the ledger charges for a cohort; None: it charges everybody."""
         if not self._counts or self._grouped:
             return None
         return [self._name(unit) for unit in cohort]
 
     def groups_of(self, roster: Iterable[Unit]) -> list[int]:
-        """Return the group of each unit of a roster that `left` gave; none where nobody has one."""
+        """Return the group of each unit that `available` returned; empty without groups."""
         if self._ledger is None or not self._grouped:
             return []
         groups = self._ledger.group_of
         return [groups[self._name(unit)] for unit in roster]
 
     def group_of(self, unit: Unit) -> int | None:
-        """Return the group of a unit, None where it has none."""
+        """Return the group of a unit, or None."""
         return None if self._ledger is None else self._ledger.group_of.get(self._name(unit))
 
     @property
-    def _known(self) -> frozenset[str]:
-        """Every name that the ledger has counted or placed."""
+    def _ledger_names(self) -> frozenset[str]:
+        """Every name that the ledger has counted or given a group."""
         if self._ledger is None:
             return frozenset()
         return frozenset(self._ledger.participations) | frozenset(self._ledger.group_of)
@@ -185,7 +201,9 @@ class Participations:
             return "training in groups"
         if self._separation > 1:
             return "separation"
-        return "cap" if self._cap is not None else "training with buffers"
+        if self._cap is not None:
+            return "cap"
+        return "training with buffers"
 
     def _name(self, unit: Unit) -> str:
         node = (self._names or {}).get(unit.node, f"{_BY_ID}{unit.node}")
@@ -207,19 +225,14 @@ def _groups_by_name(owners: Mapping[str, float], law: Sampling) -> dict[str, int
 
 
 def lasting_names(
-    answers: Answers, nodes: Sequence[int], *, spoken_for: Collection[str]
+    answers: Answers, nodes: Sequence[int], *, earlier_names: Collection[str]
 ) -> dict[int, str]:
     """Return the name of each node under which its participations are counted across runs.
 
     Flower's node ids change from run to run, so nodes are asked for a lasting name. Fails closed: a
     node that is not in the result can't be distinguished from one at its cap, and is excluded. Such
     are nodes that claim one name and, if any unit has taken part before, nodes without a name. In a
-    first run a node without a name goes by its id.
-
-    Args:
-        answers: Of the nodes to the identity query.
-        nodes: Those that are there.
-        spoken_for: Names under which the ledger has counted participations before.
+    first run a node without a name is counted by its id.
 
     Raises:
         RosterIncomplete: If nodes did not answer, though others told their names or did before.
@@ -228,14 +241,14 @@ def lasting_names(
     claims = {node: name for node, name in named(answers).items() if not name.startswith(_BY_ID)}
     by_id = {node: f"{_BY_ID}{node}" for node in nodes}
     missing = [node for node in answers.asked if node not in answers.identities]
-    if missing and (claims or spoken_for or answers.silent):
+    if missing and (claims or earlier_names or answers.silent):
         raise RosterIncomplete(
             f"{len(missing)} of {len(nodes)} nodes did not tell their names within "
             f"{answers.timeout:.0f} s though asked {ATTEMPTS} times ({_listed(missing)}), and a "
             "participation cap counts by names, as do clients that take turns: nothing is spent "
             "yet. Look at these nodes' logs, give them more time (roster_timeout), and start again"
         )
-    if not claims and not spoken_for:
+    if not claims and not earlier_names:
         logger.warning(
             "Clients tell no names: their participations are counted by Flower's node ids, and no "
             "other run can go on from this ledger. To change that, start each SuperNode with "
@@ -243,9 +256,9 @@ def lasting_names(
         )
         return by_id
     claimants = Counter(claims.values())
-    told = {node: name for node, name in claims.items() if claimants[name] == 1}
-    if spoken_for:
-        return told
+    unique = {node: name for node, name in claims.items() if claimants[name] == 1}
+    if earlier_names:
+        return unique
     nameless = {node: name for node, name in by_id.items() if node not in claims}
     if nameless:
         logger.warning(
@@ -254,9 +267,9 @@ def lasting_names(
             len(nameless),
             _listed(list(nameless)),
         )
-    return told | nameless
+    return unique | nameless
 
 
 def _listed(nodes: Sequence[int]) -> str:
-    more = ", ..." if len(nodes) > _SOME else ""
-    return ", ".join(map(str, nodes[:_SOME])) + more
+    more = ", ..." if len(nodes) > _MOST_LISTED else ""
+    return ", ".join(map(str, nodes[:_MOST_LISTED])) + more

@@ -2,9 +2,9 @@
 
     reserve -> sample -> push(window) -> [reply -> check -> clip -> add]* -> noise -> step -> commit
 
-A cohort that is seen is drawn before it is reserved, with its names; nobody is asked before that.
-`DPFedAvg` holds one of these. Whatever is overridden here is the mechanism that the plan charges
-for; a subclass of a strategy comes to none of it.
+A visible cohort is drawn before the charge, which names its members; nobody is asked before the
+charge. `DPFedAvg` holds a `PrivateLoop`. An override here changes the mechanism that the plan
+charges for; a subclass of a strategy reaches none of it.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class PrivateLoop(RoundLoop):
     Attributes:
         buffers: Whether releases are made of the next answers.
         plan: What is released and at what price.
-        ledger: What was charged so far.
+        ledger: Record of all charges.
         owns_ledger: Whether the ledger is closed when training ends.
-        noise_stream: Where the noise on sums of updates comes from, cut at every start. A stream
-            with memory needs a plan that charges for it.
+        noise_stream: Source of the noise on sums of updates; every start resets it. A stream with
+            memory needs a plan that charges for it.
         Others: See `RoundLoop`.
     """
 
@@ -77,11 +77,10 @@ class PrivateLoop(RoundLoop):
         ledger: PrivacyLedger,
         secure_roster: SecureRoster | None,
     ) -> None:
-        """Prepare; options are told in `DPFedAvg`."""
-        coefficients = plan.coefficients
-        self.noise_stream: NoiseStream = (
-            WhiteStream() if coefficients is None else BandedStream(coefficients)
-        )
+        """Prepare; `DPFedAvg` describes the options."""
+        self.noise_stream: NoiseStream = WhiteStream()
+        if plan.coefficients is not None:
+            self.noise_stream = BandedStream(plan.coefficients)
         super().__init__(optimizer, options)
         self.plan = plan
         self.ledger = ledger
@@ -103,7 +102,7 @@ class PrivateLoop(RoundLoop):
         evaluate_fn: EvaluateFn | None,
         should_stop: ShouldStop | None,
     ) -> Result:
-        """Train, or as long as the budget lasts. See `RoundLoop.run`."""
+        """Train while the budget lasts. See `RoundLoop.run`."""
         plan = self.plan
         self.noise_stream.cut()
         try:
@@ -149,8 +148,8 @@ class PrivateLoop(RoundLoop):
     ) -> Iterable[Message]:
         """Reserve the round on disk, draw its cohort and write the messages. See `RoundLoop.open`.
 
-        Where the cohort is secret, it is drawn after the round is reserved; where it is seen, the
-        ledger has to know who is charged.
+        A secret cohort is drawn after the round is reserved; a visible one before, as the ledger
+        has to know its members.
         """
         plan = self.plan
         draft = self._draft(
@@ -172,14 +171,15 @@ class PrivateLoop(RoundLoop):
             )
         else:  # charged for any draw: an empty cohort costs as much as a full one
             self._reservation = self.ledger.reserve(round=server_round, index=draft.draw.index)
+            cohort = draft.roster
             # Where nodes flip the coins themselves, the server must not know how they came up.
-            coins_at_server = not plan.hosting.coins_at_nodes
-            cohort = self.selection.select(draft.draw) if coins_at_server else draft.roster
+            if not plan.hosting.coins_at_nodes:
+                cohort = self.selection.select(draft.draw)
         mode = self.make_mode(self._reservation, draft.layout, draft.origin, draft.instruction)
         try:
             return self._ask_cohort(draft, mode, cohort)
         except RoundFailed:
-            self._heard(draft, Answered())  # nobody has the model
+            self._note_answers(draft, Answered())  # nobody has the model
             raise
 
     def make_mode(
@@ -189,14 +189,7 @@ class PrivateLoop(RoundLoop):
         origin: NDArray[np.float64],
         instruction: RoundInstruction,
     ) -> Mode:
-        """Return what becomes of a round: the place to put noise somewhere else.
-
-        Args:
-            reservation: What the ledger has on disk for the round.
-            layout: Of the model that is sent.
-            origin: That model, flattened.
-            instruction: What every client is asked besides training, whatever the mode.
-        """
+        """Return the mode of a round; override it to add noise elsewhere."""
         opened = Opened(
             reservation=reservation,
             layout=layout,
@@ -231,7 +224,7 @@ class PrivateLoop(RoundLoop):
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue after the checkpoint's round when `start` is called.
 
-        What was reserved after it stays spent: the budget may end a round earlier for each.
+        Rounds reserved after it stay spent: the budget may end a round earlier for each.
 
         Raises:
             ValueError: If the checkpoint is of another kind of training.
@@ -243,22 +236,22 @@ class PrivateLoop(RoundLoop):
         super().resume(checkpoint)
         self._clipping_norms = checkpoint.clipping_norms
 
-    def _heard(self, draft: RoundDraft, answered: Answered) -> None:
-        """Write down what kept apps to the policy, before anything is released.
+    def _note_answers(self, draft: RoundDraft, answered: Answered) -> None:
+        """Record the enforcement that nodes showed, before anything is released.
 
-        See `RoundLoop._heard`.
+        See `RoundLoop._note_answers`.
         """
         if self.plan.trusts_server:
             return
-        told = self._answers.enforcement(nodes_of(draft.roster))
+        claimed = self._answers.enforcement(nodes_of(draft.roster))
         for node, shown in answered.shown.items():
-            if told is not Enforcement.APP and shown is Enforcement.APP:
+            if claimed is not Enforcement.APP and shown is Enforcement.APP:
                 self._log.warn_once(
                     f"{self._answers.called(node)} answered without a gate: the statement no "
                     "longer says that sites enforce it"
                 )
         # The weakest of all rounds so far: in which of them such a node takes part must not show.
-        self._enforcement = weakest([self._enforcement, told, answered.enforcement])
+        self._enforcement = weakest([self._enforcement, claimed, answered.enforcement])
         self.ledger.note_enforcement(self._reservation, self._enforcement)
 
     def _settle(self, released: Released) -> None:
@@ -280,12 +273,12 @@ class PrivateLoop(RoundLoop):
     ) -> None:
         """Let nodes say who they are, and make their keys. See `RoundLoop._rehearse`."""
         layout = VectorLayout.of(model)
-        if said := float64_error_of(self.plan, layout):
-            self._log.warn_once(said)
-        left = noise_left(self.plan, layout.size)
-        logger.info(left.in_words)
-        if left.warning is not None:
-            self._log.warn_once(left.warning)
+        if warning := float64_error_of(self.plan, layout):
+            self._log.warn_once(warning)
+        noise = noise_left(self.plan, layout.size)
+        logger.info(noise.in_words)
+        if noise.warning is not None:
+            self._log.warn_once(noise.warning)
         super()._rehearse(grid, nodes, model, config)
         enforcement = self._answers.enforcement(nodes)
         if not self.plan.trusts_server and enforcement is not Enforcement.APP:
@@ -309,12 +302,14 @@ class PrivateLoop(RoundLoop):
         """Return what every client's app has to be able to do. See `RoundLoop._needs`."""
         return super()._needs() | self._way.needs()
 
-    def _told_at_rehearsal(self) -> dict[str, str]:
+    def _rehearsal_config(self) -> dict[str, str]:
         """Return what nodes are to do, as far as an owner may not allow it."""
-        told = {ROUNDS_KEY: str(self.plan.charged_rounds)}
+        config = {ROUNDS_KEY: str(self.plan.charged_rounds)}
         compression = None if self._compression.up == "none" else self._compression
-        asked = self._way.told(compression)
-        return told if asked is None else told | {INSTRUCTION_KEY: encode_text(asked)}
+        instruction = self._way.rehearsal_instruction(compression)
+        if instruction is not None:
+            config[INSTRUCTION_KEY] = encode_text(instruction)
+        return config
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check that some unit has not reached its cap. See `RoundLoop._require_a_round_left`.

@@ -1,4 +1,4 @@
-"""How far a training has come: its last released model, who was asked, which rounds failed."""
+"""Progress of a training: its last released model, the nodes asked, the failed rounds."""
 
 from __future__ import annotations
 
@@ -19,25 +19,20 @@ _FAILURES_IN_A_ROW = 3
 
 
 class Progress:
-    """The state that a resumption continues, and what is counted besides."""
+    """The state that a resumption continues, and counts of rounds."""
 
-    def __init__(self, *, cohorts_are_seen: bool, log: RunLog) -> None:
-        """Start before the first round.
-
-        Args:
-            cohorts_are_seen: Whether who takes part is public.
-            log: Where failed rounds are told of.
-        """
+    def __init__(self, *, cohorts_are_visible: bool, log: RunLog) -> None:
+        """Start before the first round; visible cohorts are counted node by node."""
         self._resumed: Checkpoint | None = None
         self._last: tuple[int, ArrayRecord] | None = None
-        self._cohorts_are_seen = cohorts_are_seen
+        self._cohorts_are_visible = cohorts_are_visible
         self._log = log
         self._times_asked: Counter[int] = Counter()
         self._rounds_asked = 0
         self._failures_in_a_row = self._excused_in_a_row = 0
 
     def origin(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
-        """Return the round that the first one follows, and its model: round 0 is `initial`."""
+        """Return the last released round and its model; before any, round 0 with `initial`."""
         if self._resumed is None:
             return 0, initial
         return self._resumed.server_round, self._resumed.model
@@ -83,12 +78,12 @@ class Progress:
     def most_participations(self) -> int | None:
         """An upper bound on the rounds that any node was asked to take part in.
 
-        Where cohorts are secret every round counts for everybody. None after a resumption: who was
-        asked before, and how often in vain, was not kept.
+        Where cohorts are secret every round counts for everybody. None after a resumption: earlier
+        participations are not kept.
         """
         if self.resumed:
             return None
-        if not self._cohorts_are_seen:
+        if not self._cohorts_are_visible:
             return self._rounds_asked
         return max(self._times_asked.values(), default=0)
 
@@ -103,14 +98,10 @@ class Progress:
         self._failures_in_a_row = self._excused_in_a_row = 0
 
     def gives_up(self, failed: RoundFailed, *, last: bool) -> bool:
-        """Log a failed round, and tell whether it was one too many in a row.
-
-        Args:
-            failed: Why.
-            last: Whether no other round is to come.
+        """Log a failed round, and return whether the training ends with it.
 
         Raises:
-            RoundFailed: If the training ends here, and no round was ever released.
+            RoundFailed: If it ends, and no round was ever released.
         """
         if self._excused_in_a_row < failed.excused:
             self._excused_in_a_row += 1

@@ -1,4 +1,4 @@
-"""A question that all nodes are asked alike: a statistic, or how good a model is."""
+"""A question that all nodes are asked alike: a statistic, or the quality of a model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Question:
     """A message for every node, and the query that its answer contributes to.
 
     Attributes:
-        query: What is asked; a unit answers with one vector.
+        query: The query; a unit answers with one vector.
         kind: Type of the message.
-        content: Of the message; never changed.
+        content: Content of the message; never changed.
         units_per_node: Units that a node answers for at most.
     """
 
@@ -41,13 +41,13 @@ class Question:
         if self.units_per_node < 1:
             raise ValueError(f"units_per_node must be at least 1, got {self.units_per_node}")
 
-    def telling(self, told: Mapping[str, str]) -> Question:
-        """Return the same question with more in its config."""
-        config = ConfigRecord(dict(self.content.config_records[CONFIG]) | dict(told))
+    def with_config(self, entries: Mapping[str, str]) -> Question:
+        """Return the same question with more entries in its config."""
+        config = ConfigRecord(dict(self.content.config_records[CONFIG]) | dict(entries))
         return replace(self, content=RecordDict(dict(self.content) | {CONFIG: config}))
 
     def to(self, node: int, content: RecordDict | None = None, *, timeout: float) -> Message:
-        """Return the message to a node, with its own content or with what was made of it."""
+        """Return the message to a node, with `content` in place of its own if given."""
         sent = self.content if content is None else content
         return Message(sent, dst_node_id=node, message_type=self.kind, ttl=timeout)
 

@@ -1,8 +1,9 @@
 """A rehearsal before the first charge: each node says what it will answer with, and no data moves.
 
-One exchange of QUERY messages serves two ends: nodes tell the names under which participations are
+One exchange of QUERY messages serves two ends. Nodes tell the names under which participations are
 counted, and what they say of their apps is compared with the model. What can't work is refused
-while nothing is spent. A plain Flower client knows no such question; training will show.
+while nothing is spent. A plain Flower client does not know the question; only training will show
+whether it works.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 _ASKED_FIRST = 3
 _SECONDS = 60.0  # for an answer that touches no data
-_SOME = 5  # nodes that a line of the log names at most
+_MOST_LISTED = 5  # nodes that a line of the log names at most
 
 _MOD_ADVICE = (
     "leave it out of the client app's mods: fl-dp clips and adds the noise, and the mod fails in "
@@ -86,7 +87,7 @@ _OLD_API_OR_MOD = (
 
 
 class Meaning(NamedTuple):
-    """An error reply in words of the server's own, and whether every round would end in it."""
+    """An error reply in the server's own words, and whether every round would end in it."""
 
     text: str
     lasting: bool = True
@@ -104,7 +105,7 @@ _REFUSED_SUMS = {
     "late": "its work was not done in time or ended its process, and it takes no further part",
     "busy": "it still works on an earlier message, and can be asked again",
 }
-# A pattern of an error's reason and what it means: the reason itself may hold data and is not told.
+# A pattern of an error's reason and its meaning: the reason itself may hold data and stays here.
 _KNOWN_REASONS = (
     (r"Invalid message type: query", Meaning(_OLD_API)),
     (r"fitins\.parameters", Meaning(_OLD_API_OR_MOD)),
@@ -132,8 +133,8 @@ _EXHAUSTED = {
     "which it has spent there: plan a larger one, or begin another training",
 }
 _NO_SUCH_QUERY = "No query function registered"
-_ENGINE_S_HEADING = "An exception was raised when processing a message"  # what it was comes after
-_ENGINE_S_REASON = "<class 'ray."
+_ENGINE_HEADING = "An exception was raised when processing a message"  # its text follows
+_ENGINE_REASON = "<class 'ray."
 _BY_RAY = r"^<class 'ray\.exceptions\.RayTaskError"
 _RAISED = (
     re.compile(r"^(?:<class ')?([A-Za-z]\w*)(?:'>|\(|$)"),
@@ -148,12 +149,12 @@ class RehearsalFailed(RuntimeError):
 
 
 def meaning_of(error: Error) -> Meaning | None:
-    """Return what an error reply means, in words of the server's own; None if that is unknown.
+    """Return the meaning of an error reply in the server's own words; None if it is unknown.
 
     The reason comes from the node and can hold data: it is matched, and never passed on.
     """
     reason = error.reason or ""
-    if not reason.startswith(_ENGINE_S_REASON):
+    if not reason.startswith(_ENGINE_REASON):
         reason = kind_in(reason)  # what follows is a traceback of a simulated node
     for pattern, meaning in _KNOWN_REASONS:
         if re.search(pattern, reason):
@@ -168,14 +169,14 @@ def meaning_of(error: Error) -> Meaning | None:
 
 @dataclass(kw_only=True)
 class Answers:
-    """Answers of nodes to the identity query, and who gave none.
+    """Answers of nodes to the identity query, and the nodes that gave none.
 
     Attributes:
         asked: Nodes that were asked.
-        identities: What each node said of itself.
+        identities: Each node's description of itself.
         errors: The error of each node that answered with one.
         timeout: Seconds that were waited.
-        simulated: Whether no node is real, so that a failure may be told whole.
+        simulated: Whether no node is real, so that a failure may be logged whole.
     """
 
     asked: list[int] = field(default_factory=list)
@@ -188,12 +189,14 @@ class Answers:
     def silent(self) -> list[int]:
         """Nodes that did not answer at all."""
         answered = self.identities.keys() | self.errors.keys()
-        return [each for each in self.asked if each not in answered]
+        return [node for node in self.asked if node not in answered]
 
     @property
     def unable(self) -> list[int]:
         """Nodes whose app knows no such question: plain Flower clients."""
-        return [n for n, error in self.errors.items() if _NO_SUCH_QUERY in (error.reason or "")]
+        return [
+            node for node, error in self.errors.items() if _NO_SUCH_QUERY in (error.reason or "")
+        ]
 
     @property
     def untried(self) -> bool:
@@ -201,19 +204,19 @@ class Answers:
         return bool(self.unable) and not self.identities
 
     def enforcement(self, nodes: Iterable[int]) -> Enforcement:
-        """Return what a promise holds by at all of these nodes, as they said themselves."""
+        """Return the weakest enforcement that these nodes report of themselves."""
         return weakest(self.enforcements(nodes))
 
     def enforcements(self, nodes: Iterable[int]) -> set[Enforcement]:
-        """Return what promises hold by at these nodes, as they said themselves."""
+        """Return each enforcement that these nodes report of themselves."""
         silent = NodeIdentity()
         return {self.identities.get(node, silent).enforcement for node in nodes}
 
     def called(self, node: int) -> str:
-        """Return how to speak of a node."""
-        known = self.identities.get(node)
-        named = f"'{known.name}'" if known is not None and known.name else str(node)
-        return f"node {named} ({known.app})" if known is not None and known.app else f"node {named}"
+        """Return how messages refer to a node: by its name, else by its id."""
+        identity = self.identities.get(node, NodeIdentity())
+        label = f"node '{identity.name}'" if identity.name else f"node {node}"
+        return f"{label} ({identity.app})" if identity.app else label
 
 
 def ask_identities(
@@ -228,16 +231,8 @@ def ask_identities(
     """Ask nodes who they are, each once, and again if it is silent.
 
     Real nodes are all asked at the same time. In a simulation all run the same app, so a few are
-    asked first, and the others only if `everyone` says so of the first answers.
-
-    Args:
-        grid: Flower's grid.
-        nodes: Those that are there.
-        config: Of the query.
-        everyone: Whether every node has to be asked.
-        window: As for `exchange`.
-        timeout: Seconds to wait in all for real nodes; who is silent is asked again after each
-            third of it. Simulated ones are waited for as `exchange` does when it is patient.
+    asked first, and the others only if `everyone` returns true for the first answers. Real nodes
+    have `timeout` seconds in all; simulated ones are waited for as by a patient `exchange`.
     """
     answers = Answers(timeout=patience(grid, timeout), simulated=simulates_nodes(grid))
     first = list(nodes[:_ASKED_FIRST]) if is_simulation(grid) else list(nodes)
@@ -257,23 +252,23 @@ def _unknown_question_unlogged() -> Iterator[None]:
     """Leave out what Flower's simulation engine logs of a plain app's harmless answer."""
     flower = logging.getLogger("flwr")
 
-    def is_worth_it(record: logging.LogRecord) -> bool:
-        said = record.getMessage()
-        return _NO_SUCH_QUERY not in said and not said.startswith(_ENGINE_S_HEADING)
+    def is_relevant(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        return _NO_SUCH_QUERY not in text and not text.startswith(_ENGINE_HEADING)
 
-    flower.addFilter(is_worth_it)
+    flower.addFilter(is_relevant)
     try:
         yield
     finally:
-        flower.removeFilter(is_worth_it)
+        flower.removeFilter(is_relevant)
 
 
 def _ask(
     grid: Grid, nodes: list[int], answers: Answers, *, config: ConfigRecord, window: int | None
 ) -> None:
     answers.asked += nodes
-    told = ConfigRecord({**config, WIRE_KEY: WIRE})
-    content, left = RecordDict({"config": told}), set(nodes)
+    content = RecordDict({"config": ConfigRecord({**config, WIRE_KEY: WIRE})})
+    silent = set(nodes)
 
     def queries(to: Iterable[int]) -> list[Message]:
         kind = f"query.{IDENTITY_ACTION}"
@@ -287,30 +282,25 @@ def _ask(
         queries(nodes),
         window=window,
         timeout=answers.timeout,
-        remind=lambda: queries(left),
+        remind=lambda: queries(silent),
         patient=True,
     )
     for reply in replies:
         node = reply.metadata.src_node_id
-        if node not in left:
+        if node not in silent:
             continue
-        left.discard(node)
+        silent.discard(node)
         if reply.has_error():
             answers.errors[node] = reply.error
         else:
             configs = list(reply.content.config_records.values())
             answers.identities[node] = NodeIdentity.of(configs[0] if len(configs) == 1 else {})
-        if not left:
+        if not silent:
             return
 
 
 def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Ability] = ()) -> None:
-    """Check what nodes said against the model, and log what may go wrong.
-
-    Args:
-        answers: Theirs.
-        layout: Of the model.
-        needs: What the training needs of every app. One that knows no question has none of it.
+    """Check the nodes' answers against the model and the training's needs; log possible problems.
 
     Raises:
         RehearsalFailed: If a node can't contribute whatever its data are, or no node answers.
@@ -322,14 +312,12 @@ def require_fit(answers: Answers, layout: VectorLayout, *, needs: Collection[Abi
             continue
         if meaning is not None and meaning.lasting:
             raise RehearsalFailed(f"{answers.called(node)} can't take part: {meaning.text}")
-        failed = (
-            f"{answers.called(node)} can't say what it will answer with: "
-            f"{'it failed, see its log' if meaning is None else meaning.text}"
-        )
+        reason = "it failed, see its log" if meaning is None else meaning.text
+        failed = f"{answers.called(node)} can't say what it will answer with: {reason}"
         if not answers.identities and not unable:
             raise RehearsalFailed(
                 f"{failed}, and no node that was asked can: nothing was charged. Another installed "
-                f"package may have the name of your app's{_told_whole(answers, error)}"
+                f"package may have the name of your app's{_traceback(answers, error)}"
             )
         logger.warning(failed)
     if answers.asked and len(answers.silent) == len(answers.asked):
@@ -371,19 +359,19 @@ def _require_wire(answers: Answers) -> None:
     for node, identity in sorted(answers.identities.items()):
         if identity.wire in (None, WIRE):
             continue
-        place, wanted = "the node", __version__
+        host, version = "the node", __version__
         if identity.wire > WIRE:
-            place, wanted = "the server", identity.versions.get("fl-dp") or "the node's version"
+            host, version = "the server", identity.versions.get("fl-dp") or "the node's version"
         raise RehearsalFailed(
             f"{answers.called(node)} can't take part: its fl-dp "
             f"{identity.versions.get('fl-dp', '')} speaks version {identity.wire} of the messages, "
-            f"and this server's {__version__} version {WIRE}. Install fl-dp {wanted} at {place} "
+            f"and this server's {__version__} version {WIRE}. Install fl-dp {version} at {host} "
             "(docs/upgrades.md); nothing was charged"
         )
 
 
 def takes_no_part(identity: NodeIdentity) -> str | None:
-    """Return why a node contributes nothing to this training, as it says itself; None: it does."""
+    """Return why a node says that it contributes nothing to this training; None if it does."""
     if identity.refuses:
         return "its owner does not allow this training, see its log"
     return None if identity.exhausted is None else _EXHAUSTED[identity.exhausted]
@@ -393,12 +381,6 @@ def require_willing(
     grid: Grid, nodes: Sequence[int], config: ConfigRecord, *, window: int | None
 ) -> None:
     """Ask, before a statistic is charged, whether owners allow it.
-
-    Args:
-        grid: Flower's grid.
-        nodes: All that are to be asked.
-        config: Of the statistic's messages.
-        window: As for `exchange`.
 
     Raises:
         RehearsalFailed: If most of those that answered refuse; nothing was charged.
@@ -415,7 +397,7 @@ def require_willing(
 
 
 def _require_enough(answers: Answers) -> None:
-    """Name the nodes that take no part, as owners let them tell, or pay for a part of it.
+    """Name the nodes that take no part, or pay for a part of it, as far as owners let them tell.
 
     Raises:
         RehearsalFailed: If most of those that answered refuse or can't pay, or if none takes part.
@@ -427,15 +409,15 @@ def _require_enough(answers: Answers) -> None:
             reasons.setdefault(reason, []).append(node)
     absent = sum(map(len, reasons.values()))
     answered = len(answers.identities) + len(answers.unable)
-    told = "; ".join(f"{_listed(answers, nodes)}: {why}" for why, nodes in reasons.items())
+    lines = [f"{_listed(answers, nodes)}: {reason}" for reason, nodes in reasons.items()]
     if 2 * absent > answered:
         raise RehearsalFailed(
             f"{absent} of the {answered} nodes that answered take no part: nothing "
-            f"was charged. Plan for those that do, or ask the owners. {told}"
+            f"was charged. Plan for those that do, or ask the owners. {'; '.join(lines)}"
         )
-    for why, nodes in reasons.items():
-        logger.warning("%s: %s", _listed(answers, nodes), why)
-    if short := [node for node, each in answers.identities.items() if each.falls_short]:
+    for line in lines:
+        logger.warning(line)
+    if short := [node for node, identity in answers.identities.items() if identity.falls_short]:
         logger.warning(
             "%s: the node's own budget pays for a part of this training's rounds; it contributes "
             "nothing to the others",
@@ -443,7 +425,7 @@ def _require_enough(answers: Answers) -> None:
         )
 
 
-def _told_whole(answers: Answers, error: Error) -> str:
+def _traceback(answers: Answers, error: Error) -> str:
     """Return the traceback of a simulated node's failure; nothing of a real one's."""
     text = (error.reason or "").partition("\n")[2]
     return f". Its client app raised:\n{text}" if answers.simulated and text else ""
@@ -493,30 +475,29 @@ def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> Non
 
 def _compare_versions(answers: Answers) -> None:
     """Warn of nodes with another fl-dp than most."""
-    of_node = {
-        node: each.versions["fl-dp"]
-        for node, each in answers.identities.items()
-        if "fl-dp" in each.versions  # a node may write anything
-    }
-    kinds = Counter(of_node.values())
-    if len(kinds) > 1:
-        usual = kinds.most_common(1)[0][0]
-        others = [node for node, version in of_node.items() if version != usual]
+    versions: dict[int, str] = {}
+    for node, identity in answers.identities.items():
+        if "fl-dp" in identity.versions:  # a node may write anything
+            versions[node] = identity.versions["fl-dp"]
+    counts = Counter(versions.values())
+    if len(counts) > 1:
+        usual = counts.most_common(1)[0][0]
+        others = [node for node, version in versions.items() if version != usual]
         logger.warning(
             "%s: another version of fl-dp (%s) than the others (%s)",
             _listed(answers, others),
-            of_node[others[0]],
+            versions[others[0]],
             usual,
         )
 
 
 def _listed(answers: Answers, nodes: Sequence[int]) -> str:
     """Return nodes by name, some of them if they are many."""
-    more = f" and {len(nodes) - _SOME} more" if len(nodes) > _SOME else ""
-    listed = ", ".join(answers.called(node) for node in nodes[:_SOME])
+    more = f" and {len(nodes) - _MOST_LISTED} more" if len(nodes) > _MOST_LISTED else ""
+    listed = ", ".join(answers.called(node) for node in nodes[:_MOST_LISTED])
     return f"{listed[:1].upper()}{listed[1:]}{more}"
 
 
 def named(answers: Answers) -> Mapping[int, str]:
     """Return the name of each node that told one."""
-    return {node: each.name for node, each in answers.identities.items() if each.name}
+    return {node: identity.name for node, identity in answers.identities.items() if identity.name}

@@ -44,29 +44,29 @@ class Unit(NamedTuple):
 
 @dataclass(eq=False)
 class HostedUnits(Sequence[Unit]):
-    """The units of nodes that host equally many: made when asked for, as there may be millions.
+    """The units of nodes that host equally many, made on demand: there may be millions.
 
     Attributes:
-        nodes: Who hosts them, in order.
-        per_node: Units on each node.
+        nodes: The hosting nodes, in order.
+        per_node: Number of units on each node.
     """
 
     nodes: Sequence[int]
     per_node: int
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return their number."""
         return len(self.nodes) * self.per_node
 
-    def __getitem__(self, place: Any) -> Any:
-        """Return the unit at a place, or a list of those in a slice."""
-        if isinstance(place, slice):
-            return [self[each] for each in range(*place.indices(len(self)))]
-        node, number = divmod(range(len(self))[place], self.per_node)
+    def __getitem__(self, index: Any) -> Any:
+        """Return the unit at an index, or a list of those in a slice."""
+        if isinstance(index, slice):
+            return [self[position] for position in range(*index.indices(len(self)))]
+        node, number = divmod(range(len(self))[index], self.per_node)
         return Unit(self.nodes[node], number)
 
     def __iter__(self) -> Iterator[Unit]:
-        """Make one after the other."""
+        """Yield the units in order."""
         return (Unit(node, number) for node in self.nodes for number in range(self.per_node))
 
 
@@ -74,25 +74,25 @@ class HostedUnits(Sequence[Unit]):
 class DeclaredNodes:
     """The nodes that may take part when the roster may not grow: as many as were declared.
 
-    Who connected first goes first, and a node that is gone makes room: both are public, so that
-    leaving a node out never depends on data.
+    The first to connect come first, and a node that leaves makes room: both are public, so that
+    excluding a node never depends on data.
 
     Attributes:
         most: Number of nodes that may take part at once.
     """
 
     most: int
-    _seen: dict[int, None] = field(default_factory=dict, init=False)
+    _connected: dict[int, None] = field(default_factory=dict, init=False)
 
     def among(self, nodes: Iterable[int]) -> list[int]:
         """Return those of the connected nodes that may take part."""
-        there = set(nodes)
-        self._seen.update(dict.fromkeys(sorted(there)))
-        return sorted([node for node in self._seen if node in there][: self.most])
+        connected = set(nodes)
+        self._connected.update(dict.fromkeys(sorted(connected)))
+        return sorted([node for node in self._connected if node in connected][: self.most])
 
 
 class Roster:
-    """Those who may take part: the connected nodes, or as many of them as were declared."""
+    """The nodes that may take part: all that connect, or the first as many as were declared."""
 
     def __init__(
         self,
@@ -103,12 +103,6 @@ class Roster:
         timeout: float,
     ) -> None:
         """Declare a roster.
-
-        Args:
-            num_clients: Units that have to be there.
-            units_per_node: Units that a node hosts at most.
-            may_grow: Whether more nodes than those may take part.
-            timeout: Seconds to wait for them.
 
         Raises:
             ValueError: If the timeout is negative, or no number.
@@ -137,7 +131,7 @@ class Roster:
     def units(self, grid: Grid, log: RunLog) -> HostedUnits:
         """Return the units of the connected nodes that may take part, in one fixed order.
 
-        Logs if some may not.
+        Logs a warning if some may not.
         """
         nodes = list(grid.get_node_ids())
         if self._declared is not None:
@@ -159,14 +153,14 @@ def nodes_of(roster: Sequence[Unit]) -> list[int]:
 
 def by_node(units: Iterable[Unit]) -> dict[int, tuple[Unit, ...]]:
     """Return the units of each node that hosts any of them, in order."""
-    found: dict[int, list[Unit]] = {}
+    units_of: dict[int, list[Unit]] = {}
     for unit in units:
-        found.setdefault(unit.node, []).append(unit)
-    return {node: tuple(sorted(hosted)) for node, hosted in found.items()}
+        units_of.setdefault(unit.node, []).append(unit)
+    return {node: tuple(sorted(hosted)) for node, hosted in units_of.items()}
 
 
 def declared_nodes(num_clients: int, units_per_node: int) -> int:
-    """Return how many nodes host the declared clients, each as many as it can."""
+    """Return the number of nodes that host the declared clients, each as many as it can."""
     return math.ceil(num_clients / units_per_node)
 
 
@@ -182,21 +176,22 @@ def wait_for_roster(
 
     Args:
         grid: Flower's grid.
-        num_clients: Units that are declared.
+        num_clients: Number of declared units.
         timeout: Seconds to wait.
         units_per_node: Units that a node hosts at most.
-        roster_may_grow: Whether more nodes than those may be there.
+        roster_may_grow: Whether more nodes than declared may be connected.
 
     Raises:
-        RosterIncomplete: If they are not there after `timeout` seconds.
-        RosterTooLarge: If more are there and the roster may not grow; on real nodes, if they are
-            still there after `timeout` seconds.
+        RosterIncomplete: If too few nodes are connected after `timeout` seconds.
+        RosterTooLarge: If too many are and the roster may not grow; on real nodes, if they still
+            are after `timeout` seconds.
     """
     wanted = declared_nodes(num_clients, units_per_node)
     declared = f"the plan declares {num_clients} clients"
     if units_per_node > 1:
         declared += f", up to {units_per_node} on each of {wanted} nodes"
-    waited, instead = f" after {timeout:.0f} s", f"--federation-config 'num-supernodes={wanted}'"
+    waited = f" after {timeout:.0f} s"
+    instead = f"--federation-config 'num-supernodes={wanted}'"
     if isinstance(grid, OwnGrid):  # nobody comes or goes
         timeout, waited, instead = 0.0, "", "simulate(...) without num_nodes"
     deadline = clock.now() + timeout
@@ -209,7 +204,9 @@ def wait_for_roster(
             return nodes
         late = clock.now() >= deadline
         if len(nodes) < wanted and late:
-            lower = f", or declare num_clients={len(nodes) * units_per_node}" if nodes else ""
+            lower = ""
+            if nodes:
+                lower = f", or declare num_clients={len(nodes) * units_per_node}"
             raise RosterIncomplete(
                 f"{declared}, but {len(nodes)} nodes are connected{waited}: connect the others (in "
                 f"a simulation, {instead}){lower}"

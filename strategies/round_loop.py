@@ -1,10 +1,9 @@
-"""Rounds of a training, from the roster to the last model: what all strategies here have in common.
+"""Rounds of a training, from the roster to the last model: what all strategies have in common.
 
     wait for the roster -> rehearse -> [open -> exchange -> release -> evaluate]*
 
-What a round is, a subclass says: `PrivateLoop` with privacy, `UnprotectedLoop` without. A strategy
-holds one of these and hands it nothing that it could replace: replies stay in here until the noise
-is in their sum.
+Subclasses define a round: `PrivateLoop` with privacy, `UnprotectedLoop` without. Replies stay
+inside the loop until the noise is in their sum; a strategy that holds a loop can't reach them.
 """
 
 from __future__ import annotations
@@ -52,35 +51,28 @@ from .server_optimizer import ServerOptimizer
 logger = logging.getLogger("flwr.fl_dp")
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
-"""Measures the model of a round on public data, or returns None: not this one."""
+"""Measures the model of a round on public data; None leaves a round out."""
 
 ShouldStop = Callable[[int, Result], bool]
-"""Tells after a round, by its number and the result so far, whether it was the last one."""
+"""Returns whether training stops after a round, given its number and the result so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoopOptions:
-    """Options of a loop, with or without privacy; users see them as those of a strategy.
+    """Options of a loop, with or without privacy: those of `DPFedAvg`, and these.
 
     Attributes:
-        selection: Who draws the cohorts.
-        roster: Who may be drawn.
-        participations: Which of them may take part once more.
-        contribution_check: What ends a training to which nobody contributes.
-        cohorts_are_seen: Whether who takes part is public.
-        weight_cap: Records that earn a client the full weight.
-        window: How many nodes are under way at once.
-        rng: Where noise and coins come from.
-        after_round: Given a checkpoint after the start and after every round.
-        record_plan: Sent to clients with every round.
-        compression: How updates and models travel.
+        roster: The nodes that may be drawn.
+        participations: Counts which of them may take part once more.
+        contribution_check: Ends a training to which nobody contributes.
+        cohorts_are_visible: Whether the participants are public.
     """
 
     selection: Selection
     roster: Roster
     participations: Participations
     contribution_check: ContributionCheck | None
-    cohorts_are_seen: bool
+    cohorts_are_visible: bool
     weight_cap: float | None
     window: int | None
     rng: SecureRandom
@@ -92,7 +84,7 @@ class LoopOptions:
         """Validate what no other part checks.
 
         Raises:
-            ValueError: If the window is no count.
+            ValueError: If the window is no positive integer.
         """
         if self.window is not None:
             require_count(window=self.window)
@@ -103,18 +95,18 @@ class RoundLoop(ABC):
 
     Attributes:
         optimizer: The server optimizer.
-        selection: Who draws the cohorts.
+        selection: Draws the cohorts.
         record_plan: What clients promise to each of their records, if anything.
         rounds_completed: Rounds whose model was released by this object.
         budget_exhausted: Whether training ended early because the next round did not fit.
-        released_metrics: The clients' metrics that the last round released, as the plan says.
+        released_metrics: Clients' metrics that the last round released, as the plan says.
         bytes_down: Bytes of the arrays that the last round sent to each node; 0 before the first.
-        bytes_up: Bytes of the arrays that each node was to answer with. Both are public: they
-            depend on the model's shapes and on settings alone.
+        bytes_up: Bytes of the arrays in each node's answer. Both are public: they depend on the
+            model's shapes and on settings alone.
     """
 
     def __init__(self, optimizer: ServerOptimizer, options: LoopOptions) -> None:
-        """Prepare."""
+        """Prepare a training by these options."""
         self.optimizer = optimizer
         self.selection = options.selection
         self.record_plan = options.record_plan
@@ -126,7 +118,7 @@ class RoundLoop(ABC):
         self._roster = options.roster
         self._participations = options.participations
         self._log = RunLog(self._spent)
-        self._progress = Progress(cohorts_are_seen=options.cohorts_are_seen, log=self._log)
+        self._progress = Progress(cohorts_are_visible=options.cohorts_are_visible, log=self._log)
         self._contribution_check = options.contribution_check
         self._weight_cap = options.weight_cap
         self._window = options.window
@@ -249,14 +241,15 @@ class RoundLoop(ABC):
             raise RuntimeError(f"round {server_round} was not reserved: open it first")
         self._open = None
         answered = current.collect(replies, self.selection, self._log)
-        self._heard(current.draft, answered)
+        self._note_answers(current.draft, answered)
         if current.draft.simulated:
-            self._tell_failures(answered, asked=len(current.cohort))
+            self._report_failures(answered, asked=len(current.cohort))
         released = current.mode.release(self._rng, current.draft.ask)
         # From here on everything is made of what was released.
         model, metrics = current.next_model(released, self.optimizer)
         self._settle(released)
-        untried, self._untried = self._untried, False
+        untried = self._untried
+        self._untried = False
         self.released_metrics = dict(released.metrics)
         self.rounds_completed += 1
         self._progress.released(server_round, model)
@@ -269,17 +262,18 @@ class RoundLoop(ABC):
             )
         return model, metrics
 
-    def _tell_failures(self, answered: Answered, *, asked: int) -> None:
+    def _report_failures(self, answered: Answered, *, asked: int) -> None:
         """Log one failure of each kind whole, and end a simulation of clients that never work.
 
-        Nobody is protected from the one who simulates. Clients that have worked before may fail, or
-        be silent, for a reason of their own, as where a cohort is one client; two together end it.
+        A simulation protects nobody from its user. Clients that have worked before may fail, or be
+        silent, for a reason of their own, as where a cohort is one client; two together end it.
 
         Raises:
             NobodyContributes: If every client of the round failed, or none answered.
         """
-        told = [failure.text for failure in answered.failures.values()]
-        works, self._works = self._works, self._works or answered.worked > 0
+        failures = [failure.text for failure in answered.failures.values()]
+        works = self._works
+        self._works = works or answered.worked > 0
         ends = f"so the simulation ends here{self._stays_spent}"
         if asked > works and not answered.failed and not answered.worked:
             raise NobodyContributes(
@@ -289,9 +283,9 @@ class RoundLoop(ABC):
         if answered.failed > works and not answered.worked:
             raise NobodyContributes(
                 f"every client of a round failed ({answered.failed} in all), {ends}. "
-                f"One of them:\n{told[0]}"
+                f"One of them:\n{failures[0]}"
             )
-        for text in told:
+        for text in failures:
             self._log.warn_once(f"a simulated client failed and contributes zero:\n{text}\n")
 
     @property
@@ -303,7 +297,7 @@ class RoundLoop(ABC):
     def enforcement(self) -> Enforcement | None:
         """`NAMED_APP` if each node that could be asked has a gate that admits one app alone.
 
-        Nodes say so themselves. None otherwise, and after a resumption: what they said before was
+        Nodes report this themselves. None otherwise, and after a resumption: earlier reports are
         not kept.
         """
         if self._progress.resumed or self._enforcements != {Enforcement.NAMED_APP}:
@@ -334,7 +328,7 @@ class RoundLoop(ABC):
 
     @property
     def _stays_spent(self) -> str:
-        """What an error says of the price of a training that it ends; nothing where it has none."""
+        """Clause for errors that end a training: its charge stays spent. Empty without a charge."""
         return ""
 
     @abstractmethod
@@ -342,20 +336,15 @@ class RoundLoop(ABC):
         """Return what the log says of the price so far."""
 
     def _require_a_round_left(self, grid: Grid) -> None:
-        """Check, before the first model is evaluated or saved, that it can be trained at all."""
+        """Check that a round is left, before the first model is evaluated or saved."""
         return
 
     def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
         """Send a round's messages and yield the replies that belong to it, as they arrive."""
         return exchange(grid, messages, window=self._window, timeout=self._timeout)
 
-    def _heard(self, draft: RoundDraft, answered: Answered) -> None:
-        """Take note of a round's answers once all are in; nothing by default.
-
-        Args:
-            draft: Of the round.
-            answered: What the answers showed besides updates.
-        """
+    def _note_answers(self, draft: RoundDraft, answered: Answered) -> None:
+        """Take note of a round's answers once all are in; nothing by default."""
         return
 
     def _settle(self, released: Released) -> None:
@@ -365,20 +354,20 @@ class RoundLoop(ABC):
     def _rehearse(
         self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
     ) -> None:
-        """Let nodes say who they are and what they will answer with, while nothing is charged.
+        """Ask nodes who they are and what they will answer with, before anything is charged.
 
         Raises:
             RehearsalFailed: If a node can't contribute.
             RosterIncomplete: If participations are capped and a node does not tell its name.
-            ValueError: If the cap of an earlier run can't go on.
+            ValueError: If an earlier run's participations can't be counted on.
         """
         self._participations.require_countable()
-        told = _with_record_plan(config, self.record_plan)
-        told |= {MODEL_KEY: forms_to_json(forms_of(model)), **self._told_at_rehearsal()}
+        query = _with_record_plan(config, self.record_plan)
+        query |= {MODEL_KEY: forms_to_json(forms_of(model)), **self._rehearsal_config()}
         answers = ask_identities(
             grid,
             nodes,
-            config=ConfigRecord(told),
+            config=ConfigRecord(query),
             everyone=self._participations.needs_everyone,
             window=self._window,
             timeout=min(self._timeout, self._roster.timeout),
@@ -402,12 +391,12 @@ class RoundLoop(ABC):
             needs.add(Ability.WEIGHTS)
         return needs
 
-    def _told_at_rehearsal(self) -> dict[str, str]:
-        """Return what a node has to know to say whether it will take part, besides the model."""
+    def _rehearsal_config(self) -> dict[str, str]:
+        """Return what a node needs, besides the model, to say whether it will take part."""
         return {}
 
     def _eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
-        """Return the units that may be drawn: all that are there, by default.
+        """Return the units that may be drawn: the whole roster, by default.
 
         Raises:
             RoundFailed: If they are too few; nothing was charged.
@@ -426,13 +415,7 @@ class RoundLoop(ABC):
     ) -> RoundDraft:
         """Prepare a round: whatever can fail before anybody is charged or asked.
 
-        Args:
-            server_round: The round's number.
-            arrays: The last released model.
-            config: The train config.
-            grid: Flower's grid.
-            num_units: Units that are declared; None: those that are there.
-            ledger: Where a selection charges what it releases itself.
+        Without `num_units` the roster counts; a selection charges its own releases to `ledger`.
         """
         layout = VectorLayout.of(arrays)
         config = ConfigRecord(_with_record_plan(config, self.record_plan))
@@ -444,16 +427,23 @@ class RoundLoop(ABC):
         flat_model = layout.flatten(released)
         # An update is relative to what clients got, and then added to the exact model.
         self._enforcements |= self._answers.enforcements(nodes_of(roster))
-        narrow = self._compression.down != "none"
-        origin = layout.flatten(layout.only_released(widen(sent))) if narrow else flat_model
+        origin = flat_model
+        if self._compression.down != "none":
+            origin = layout.flatten(layout.only_released(widen(sent)))
         ask = asking(grid, window=self._window)
         index = self._participations.next_index()
-        left = self._participations.left(roster, index, server_round=server_round)
+        available = self._participations.available(roster, index, server_round=server_round)
+        instruction = RoundInstruction(
+            server_round=server_round,
+            weight_cap=self._weight_cap,
+            utility=self.selection.utility,
+            compression=None if self._compression.up == "none" else self._compression,
+        )
         draw = Draw(
             server_round=server_round,
             index=index,
-            roster=left,
-            groups=self._participations.groups_of(left),
+            roster=available,
+            groups=self._participations.groups_of(available),
             num_units=len(roster) if num_units is None else num_units,
             rng=self._rng,
             model=arrays,
@@ -467,12 +457,7 @@ class RoundLoop(ABC):
             sent=sent,
             origin=origin,
             content=content,
-            instruction=RoundInstruction(
-                server_round=server_round,
-                weight_cap=self._weight_cap,
-                utility=self.selection.utility,
-                compression=None if self._compression.up == "none" else self._compression,
-            ),
+            instruction=instruction,
             roster=roster,
             draw=draw,
             ask=ask,

@@ -1,8 +1,8 @@
 """The part of a strategy that a subclass may replace: it meets released models alone.
 
-Flower's `Strategy.start` hands clients' replies to `aggregate_train`. Here a `RoundLoop` has them:
-an object that the strategy holds, and no method of it. What a subclass overrides stands where a
-server optimizer stands, behind the noise.
+Flower's `Strategy.start` hands clients' replies to `aggregate_train`. Here a `RoundLoop` has them,
+an object that the strategy holds. Overridden methods of a subclass act behind the noise, like a
+server optimizer.
 """
 
 from __future__ import annotations
@@ -30,12 +30,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 class RoundStrategy(Strategy):
-    """A Flower strategy around another one, whose rounds a `RoundLoop` runs.
-
-    Attributes:
-        optimizer: The server optimizer.
-        loop: What draws, asks, checks, sums and releases. No subclass of a strategy replaces it.
-    """
+    """A Flower strategy around another one, whose rounds a `RoundLoop` runs."""
 
     loop: RoundLoop
     _weights_are_used = False  # whether replies are weighted by the strategy's weighted_by_key
@@ -50,7 +45,7 @@ class RoundStrategy(Strategy):
             logger.warning(line)
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Refuse a subclass that would run the rounds itself, or make their sums.
+        """Refuse a subclass that would run the rounds or make their sums itself.
 
         Raises:
             TypeError: If it overrides `start`, or has a `make_mode`.
@@ -85,17 +80,17 @@ class RoundStrategy(Strategy):
         Args:
             grid: Flower's grid.
             initial_arrays: The starting model; public. Not used after `resume`.
-            num_rounds: At most the plan's rounds, which None stands for; those before a resumption
-                count. None without a plan: 3, as Flower's.
-            timeout: Seconds to wait for the replies of a round. Who has not replied by then
-                contributes zero; noise, denominator and charge stay the same.
+            num_rounds: At most the plan's rounds, and by default all of them; those before a
+                resumption count. Without a plan the default is 3, as Flower's.
+            timeout: Seconds to wait for the replies of a round. A later reply contributes zero;
+                noise, denominator and charge stay the same.
             train_config: Sent to the clients with every round.
-            evaluate_config: Not used: evaluation on clients' data would be an uncharged release.
-                That is said once if one is given.
+            evaluate_config: Not used, and a warning says so: evaluation on clients' data would be
+                an uncharged release.
             evaluate_fn: Evaluates each model on public data at the server.
             should_stop: Called after each round that released a model, with its number and the
-                result so far, which it must not change. True ends the training with that model;
-                what is left of the budget stays, and a resumption goes on from there.
+                result so far, which it must not change. True ends the training with that model; the
+                rest of the budget stays for a resumption.
 
         Returns:
             Flower's `Result`. When the budget ends early its arrays are the last private model.
@@ -110,15 +105,17 @@ class RoundStrategy(Strategy):
             PrivacyBudgetExhausted: If not even one round is left and there is no checkpoint to go
                 on from: the model would come back untrained.
             NobodyContributes: If (almost) no client's update was ever added, also when the last
-                round is over; see `Plan.contribution_check`. In a simulation also if every
-                client of a round failed.
+                round is over; see `Plan.contribution_check`. In a simulation also if every client
+                of a round failed.
             RoundFailed: If three rounds in a row, or all, failed and there is no earlier model.
         """
+        if num_rounds is None:
+            num_rounds = self.planned_rounds
         return self.loop.run(
             self.summary,
             grid,
             initial_arrays,
-            self.planned_rounds if num_rounds is None else num_rounds,
+            num_rounds,
             timeout,
             train_config if train_config is not None else ConfigRecord(),
             evaluate_config,
@@ -149,11 +146,11 @@ class RoundStrategy(Strategy):
 
         Args:
             server_round: The round's number, from 1.
-            replies: One reply, as if one client had answered: its arrays are the last model, moved
-                by the private mean, and its metrics are those that the plan releases.
+            replies: One reply, as if one client had answered. Its arrays are the last model plus
+                the private mean; its metrics are those that the plan releases.
 
         Returns:
-            The next model, with arrays of the same names and shapes, or None: it stays as it is;
+            The next model, with arrays of the same names and shapes, or None to keep the last one;
             and the released metrics with those of the server optimizer, if any.
 
         Raises:
@@ -175,7 +172,7 @@ class RoundStrategy(Strategy):
 
     @property
     def planned_rounds(self) -> int:
-        """Rounds of a `start` that is not told how many."""
+        """Default number of rounds of `start`."""
         return 3
 
     @abstractmethod
@@ -192,7 +189,7 @@ class RoundStrategy(Strategy):
 
     @property
     def selection(self) -> Selection:
-        """Who draws the cohorts."""
+        """The selection that draws the cohorts."""
         return self.loop.selection
 
     @property
@@ -212,7 +209,7 @@ class RoundStrategy(Strategy):
 
     @property
     def released_metrics(self) -> dict[str, float]:
-        """The clients' metrics that the last round released, as the plan says."""
+        """Clients' metrics that the last round released, as the plan says."""
         return self.loop.released_metrics
 
     @property
@@ -222,7 +219,7 @@ class RoundStrategy(Strategy):
 
     @property
     def bytes_up(self) -> int:
-        """Bytes of the arrays that each node was to answer with: from shapes and settings alone."""
+        """Bytes of the arrays in each node's answer; public."""
         return self.loop.bytes_up
 
     @property

@@ -21,26 +21,26 @@ class RunLog:
     """The log of one training.
 
     Attributes:
-        spent: Returns what to say of the price after each round.
+        spent: Returns the log's words for the price after each round.
     """
 
     spent: Callable[[], str] = str
     _warned: set[str] = field(default_factory=set, init=False)
 
     def warn_once(self, text: str, *, kind: str | None = None) -> None:
-        """Log each kind of mishap, the text unless given, once: how often it happens is private."""
+        """Log a mishap once per kind, by default its text: how often it happens is private."""
         if (kind or text) not in self._warned:
             self._warned.add(kind or text)
             logger.warning("%s (said once)", text)
 
     def released(self, server_round: int, num_rounds: int, metrics: MetricRecord | None) -> None:
-        """Log that a round is over, and what it released besides the model."""
+        """Log that a round is over, with its released metrics."""
         logger.info("[ROUND %d/%d] released%s", server_round, num_rounds, self.spent())
         if metrics is not None:
             logger.info("\t└──> Aggregated MetricRecord: %s", metrics)
 
     def evaluated(self, server_round: int, metrics: MetricRecord | None) -> None:
-        """Log what a model measured on public data, as Flower does; nothing where it was not."""
+        """Log a model's metrics on public data, as Flower does."""
         if metrics is None:
             return
         if server_round > 0:

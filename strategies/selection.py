@@ -1,8 +1,8 @@
 """Selection of the units that take part in a round.
 
-A selection hands out the `Sampling` that the plan must have been made with, so that a cohort can't
-be charged as something that it is not. Subclass `Selection` for a rule of your own; what it draws
-must follow the law that its `sampling` names.
+A selection names the `Sampling` that the plan must be made with, so that each cohort is charged by
+the law that draws it. For a rule of your own, subclass `Selection`; its draws must follow its
+`sampling`.
 """
 
 from __future__ import annotations
@@ -43,18 +43,17 @@ class Draw:
 
     Attributes:
         server_round: The round's number.
-        index: The round's place among all that the ledger has reserved, where units take turns or
+        index: The round's index among all that the ledger has reserved, where units take turns or
             rest by it; else None.
-        roster: Every unit that can take part; under a participation cap, those with any left; where
-            units take turns or rest, those who may take part at this index.
+        roster: The units that may take part now: without those at their participation cap, or whose
+            turn it is not.
         num_units: Units that the plan declares.
-        rng: Where coins and draws come from.
+        rng: Source of coins and draws.
         model: The last released model.
-        config: What is sent with every train message.
-        ledger: Charge here what the selection itself releases, before it happens; None without
-            privacy.
+        config: Sent with every train message.
+        ledger: Charge the selection's own releases here, before they happen; None without privacy.
         ask: Sends messages and yields their replies.
-        groups: The group of each unit of the roster, where there are any.
+        groups: The group of each unit of the roster; empty without groups.
     """
 
     server_round: int
@@ -69,20 +68,24 @@ class Draw:
     groups: Sequence[int] = ()
 
     @contextmanager
-    def charged(self, what: str, event: PrivacyEvent) -> Iterator[None]:
+    def charged(self, name: str, event: PrivacyEvent) -> Iterator[None]:
         """Charge a release of the selection's own before it is made, and commit it afterwards.
 
+        Without a ledger nothing is charged.
+
         Args:
-            what: A name for the records.
-            event: What it is charged as; nothing without privacy.
+            name: A name for the ledger's entry.
+            event: The event to charge.
 
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing may be released.
         """
-        reservation = None if self.ledger is None else self.ledger.reserve_release(what, event)
+        if self.ledger is None:
+            yield
+            return
+        reservation = self.ledger.reserve_release(name, event)
         yield
-        if self.ledger is not None and reservation is not None:
-            self.ledger.commit(reservation)
+        self.ledger.commit(reservation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,11 +93,11 @@ class Observation:
     """Facts that the server learnt of one unit that took part; as private as its update.
 
     Attributes:
-        unit: Who.
-        server_round: When.
+        unit: The unit.
+        server_round: The round in which it took part.
         update_norm: L2 norm before clipping; infinite if the update was not finite, NaN if a node
             summed several units.
-        utility: What the unit reported, as asked by `Selection.utility`; None if it did not.
+        utility: The unit's report, as asked by `Selection.utility`; None if there was none.
     """
 
     unit: Unit
@@ -107,12 +110,12 @@ class Selection(ABC):
     """A rule that draws cohorts.
 
     Attributes:
-        sampling: What its cohorts may be charged as; the plan must say the same.
-        utility: What participants report with their updates (`loss`, `records` or a metric of
-            their own); None: nothing.
+        sampling: Law that its cohorts are charged by; the plan must have the same.
+        utility: Name of the number that participants report with their updates (`loss`, `records`
+            or a metric of their own); None for none.
         looks_at_norms: Whether it needs each unit's own update norm, which a node that sums its
             units does not tell.
-        unit: Whose utilities it is charged for: `client`, or `record` (one record).
+        unit: Unit of the charge for utilities: `client`, or `record` (one record).
     """
 
     sampling: Sampling
@@ -123,7 +126,7 @@ class Selection(ABC):
     def releases(self, rounds: int) -> History:
         """Return the events of the selection's own releases, for the plan's other_releases.
 
-        Nothing by default.
+        None by default.
         """
         return {}
 
@@ -133,11 +136,11 @@ class Selection(ABC):
 
     @property
     def needs(self) -> frozenset[Ability]:
-        """What every client's app has to be able to do for it."""
+        """Abilities that every client's app needs for it."""
         return frozenset() if self.utility is None else frozenset({Ability.UTILITY})
 
     def observe(self, observation: Observation) -> None:
-        """Take in what came of a unit that took part; nothing by default."""
+        """Take note of an observation; nothing by default."""
         return
 
 
@@ -145,43 +148,39 @@ class LawSelection(Selection):
     """Cohorts that their law draws alone: by secret coins, or as a draw of one size.
 
     Privacy: as the law is charged. A cohort must stay secret from the adversary; its size is never
-    made constant, topped up or reported. Where a cohort's size is counted, declared units that are
-    not there take their place in the draw, so that nobody's chance rises when others leave. Where
-    groups take turns, the ledger gives each unit a group, once and in the open, and each index is
-    one group's turn, over restarts.
+    made constant, topped up or reported. Where a cohort has a fixed size, declared units that are
+    absent take part in the draw, so that no unit's chance rises when others leave. Where groups
+    take turns, the ledger gives each unit a public group, once, and each index is one group's turn,
+    over restarts.
     """
 
     def __init__(self, sampling: Sampling) -> None:
-        """Draw by a law.
-
-        Args:
-            sampling: How each cohort is drawn.
-        """
+        """Draw each cohort by this law."""
         self.sampling: Sampling = sampling
-        # A counted cohort is drawn from lasting places, and each group has its own.
-        self._places: defaultdict[int | None, _DeclaredPlaces] = defaultdict(_DeclaredPlaces)
+        # A counted cohort is drawn from lasting slots, and each group has its own.
+        self._slots: defaultdict[int | None, _DeclaredSlots] = defaultdict(_DeclaredSlots)
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Return the cohort; possibly nobody.
+        """Return the cohort, possibly empty.
 
         Raises:
-            ValueError: If nobody has said the units' groups, or whose turn it is.
+            ValueError: If the units' groups, or whose turn it is, are unknown.
         """
         law, group = self.sampling, None
         if law.takes_turns:
             group = law.group_at(_require_turns(draw))
         units: Sequence[Unit | None] = draw.roster
         if law.of_declared:
-            units = self._places[group].of(draw, law.largest_group(draw.num_units))
-        chosen = [units[place] for place in law.draw(draw.rng, len(units), draw.groups)]
+            units = self._slots[group].of(draw, law.largest_group(draw.num_units))
+        chosen = [units[index] for index in law.draw(draw.rng, len(units), draw.groups)]
         return [unit for unit in chosen if unit is not None]
 
 
-class _DeclaredPlaces:
-    """One lasting place for each declared unit.
+class _DeclaredSlots:
+    """One lasting slot for each declared unit.
 
-    A unit keeps its place for the whole training. One that arrives when no place is left takes no
-    part, and an absent unit's place stays empty: neither changes another unit's chance.
+    A unit keeps its slot for the whole training. One that arrives when no slot is left takes no
+    part, and an absent unit's slot stays empty: neither changes another unit's chance.
     """
 
     def __init__(self) -> None:
@@ -189,28 +188,29 @@ class _DeclaredPlaces:
         self._crowded = False
 
     def of(self, draw: Draw, declared: int) -> list[Unit | None]:
-        """Return every one of the declared places with its unit, or None if that is not there."""
-        there = set(draw.roster)
+        """Return the unit of each declared slot, None where it is absent."""
+        connected = set(draw.roster)
         for unit in draw.roster:
             if unit not in self._taken and len(self._taken) < declared:
                 self._taken[unit] = None
-        if not self._crowded and not there <= self._taken.keys():
+        if not self._crowded and not connected <= self._taken.keys():
             self._crowded = True
             logger.warning(
                 "More clients are there than the plan declares (num_clients): those who came last "
                 "take no part"
             )
         empty = declared - len(self._taken)
-        return [*(unit if unit in there else None for unit in self._taken), *[None] * empty]
+        slots = [unit if unit in connected else None for unit in self._taken]
+        return slots + [None] * empty
 
 
 class PublicSelection(Selection):
     """The units with the highest public score, among those who have rested long enough.
 
-    Privacy: choosing costs nothing, as no client's data enters. Who takes part is seen, so nothing
-    is amplified; the law's cap bounds what one unit is charged for. Under a separation a unit takes
-    part at indices of the ledger that are at least so far apart, over restarts, whether it answered
-    or not. Without a score units take turns. Equal scores are told apart at random.
+    Privacy: choosing costs nothing, as no client's data enters. Participants are visible, so
+    nothing is amplified; the law's cap bounds the charge of one unit. Under a separation a unit
+    takes part at indices of the ledger that are at least so far apart, over restarts, whether it
+    answered or not. Without a score units take turns. Ties are broken at random.
     """
 
     def __init__(
@@ -220,25 +220,25 @@ class PublicSelection(Selection):
 
         Args:
             sampling: Size of a cohort, and how often one unit may take part.
-            score: Made from public metadata alone: device class, region, bandwidth. None: who has
-                waited longest comes first.
+            score: Function of public metadata alone: device class, region, bandwidth. None prefers
+                the unit that has waited longest.
         """
         self.sampling: SeenSampling = sampling
         self._score = score
         self._last_round: dict[Unit, int] = {}
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Return the cohort, best first; all of them if they are fewer."""
-        if self.sampling.least_separation > 1:  # the draw shows those who have rested
+        """Return the cohort, best first; the whole roster if it is smaller."""
+        if self.sampling.least_separation > 1:  # the roster holds the units that have rested
             _require_turns(draw)
         return self.first(draw, self.sampling.cohort)
 
     def first(self, draw: Draw, count: int) -> list[Unit]:
-        """Return at most `count` units, best first, which then have waited since this round."""
+        """Return at most `count` units, best first, and count their waiting from this round."""
         score = self._score if self._score is not None else self._waited
         scores = np.array([score(unit, draw.server_round) for unit in draw.roster], dtype=float)
         order = np.lexsort((draw.rng.uniforms(len(draw.roster)), -scores))
-        chosen = [draw.roster[place] for place in order[:count]]
+        chosen = [draw.roster[index] for index in order[:count]]
         self._last_round.update(dict.fromkeys(chosen, draw.server_round))
         return chosen
 
@@ -247,17 +247,17 @@ class PublicSelection(Selection):
 
 
 class BufferedSelection(PublicSelection):
-    """Units that are asked one by one, and a release of those that answer next.
+    """Units that are asked one by one, for releases of the next answers.
 
-    Privacy: as `PublicSelection`, for the releases that answers are in. The order of answers must
-    not depend on data. Without a score who has waited longest is asked first.
+    Privacy: as `PublicSelection`, for the releases that contain a unit's answers. The order of
+    answers must not depend on data.
 
     Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation".
 
     Attributes:
-        concurrency: Units that are asked at any time.
-        max_staleness: Most releases between the model that a unit was sent and the release that its
-            answer enters; an older answer counts as zero.
+        concurrency: Units that work at any time.
+        max_staleness: Most releases between a unit's model and the release of its answer; an older
+            answer counts as zero.
     """
 
     @with_read_arguments()
@@ -273,9 +273,9 @@ class BufferedSelection(PublicSelection):
         """Fill buffers of the law's size.
 
         Args:
-            sampling: Answers of a release, malformed ones included, and how often a unit is asked.
-            concurrency: Units that are asked at any time; None: twice the size of a buffer.
-            max_staleness: As the attribute; 0 takes answers of the newest model alone.
+            sampling: Answers per release, malformed ones included, and how often a unit is asked.
+            concurrency: Units that work at any time; by default twice the size of a buffer.
+            max_staleness: As the attribute; 0 takes answers to the newest model alone.
             staleness_power: An answer `s` releases old weighs `(1 + s) ** -staleness_power`.
             score: As for `PublicSelection`.
 
@@ -302,7 +302,7 @@ class BufferedSelection(PublicSelection):
         self._power = staleness_power
 
     def weight(self, staleness: int) -> float:
-        """Return the public factor in [0, 1] on an answer, by the age of its model in releases."""
+        """Return an answer's public factor in [0, 1], given the age of its model in releases."""
         if staleness > self.max_staleness:
             return 0.0
         # At most 1: a weight never lengthens a clipped update, so the sensitivity stays the norm.
@@ -313,7 +313,7 @@ def selection_of(sampling: Sampling) -> Selection:
     """Return the plain selection that follows a sampling law.
 
     Raises:
-        ValueError: If the law leaves open who is chosen by what.
+        ValueError: If the law does not determine the selection.
     """
     match sampling:
         case BufferedSampling():
@@ -327,10 +327,10 @@ def selection_of(sampling: Sampling) -> Selection:
 
 
 def _require_turns(draw: Draw) -> int:
-    """Return the index of a draw whose roster was chosen by it.
+    """Return the index that a draw's roster was chosen by.
 
     Raises:
-        ValueError: If nothing says whose turn it is.
+        ValueError: If there is none.
     """
     if draw.index is None:
         raise ValueError("units take turns by a ledger's index: this selection needs a plan")

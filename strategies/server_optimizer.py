@@ -1,9 +1,9 @@
 """Using any Flower strategy as the server optimizer of private rounds.
 
-The inner strategy never meets a client. It is asked for the message of a round on a stand-in grid,
-and given one synthetic reply whose arrays are already private, so that whatever it does with them
-is post-processing. Its state (momentum, second moments) is made of released models alone, so that
-a saved state leaks nothing beyond them.
+The inner strategy never meets a client. It writes the message of a round on a stand-in grid, and
+gets one synthetic reply whose arrays are already private: whatever it does with them is
+post-processing. Its state (momentum, second moments) is made of released models alone, so a saved
+state leaks nothing beyond them.
 
     >>> optimizer = ServerOptimizer(FedAdam(eta=0.03))
     >>> instruction = optimizer.instruct(1, model, ConfigRecord(), roster)
@@ -78,7 +78,7 @@ class ServerOptimizer:
     """A Flower strategy that turns a private mean update into the next model.
 
     Attributes:
-        strategy: The Flower strategy that does it.
+        strategy: The Flower strategy.
         last_round: The last round that was stepped, here or before `restore`; None before any.
     """
 
@@ -87,8 +87,8 @@ class ServerOptimizer:
 
         Args:
             strategy: Makes the next model.
-            front: Is asked in its place, and hands on to `configure_train` and `aggregate_train`;
-                None: nobody.
+            front: A strategy that is asked in its place, and hands on to `configure_train` and
+                `aggregate_train`; None for none.
 
         Raises:
             TypeError: If this is no strategy of Flower's Message API, or one that can't work on a
@@ -110,13 +110,9 @@ class ServerOptimizer:
     ) -> RecordDict:
         """Return what the inner strategy would send to a client in this round.
 
-        Args:
-            server_round: The round's number, from 1; a resumed training goes on counting.
-            arrays: The released model, floating-point. The strategy gets half precision as
-                float32.
-            config: The train config; what the strategy writes into it stands there again in the
-                next round, as in Flower, even if that round begins with a fresh one.
-            roster: The nodes that the strategy is shown.
+        The strategy gets half precision as float32. What it writes into the config is there again
+        in the next round, as in Flower, even if that round begins with a fresh config. A resumed
+        training goes on counting rounds.
 
         Raises:
             ValueError: If it would send nothing, no message of training, another model, or
@@ -139,7 +135,8 @@ class ServerOptimizer:
                 "decided by the sampling rate of the plan"
             )
         content = messages[0].content
-        if any(m.content is not content and m.content != content for m in messages):
+        contents = [message.content for message in messages]
+        if any(other is not content and other != content for other in contents):
             raise ValueError(
                 f"{self._name} sends different things to different nodes; in a private round all "
                 "get the same"
@@ -155,9 +152,9 @@ class ServerOptimizer:
                 f"{self._name} sends another model than the last released one, which clients get: "
                 "change the model in aggregate_train"
             )
-        self._config |= {
-            key: value for key, value in config.items() if key not in before or before[key] != value
-        }
+        for key, value in config.items():
+            if key not in before or before[key] != value:
+                self._config[key] = value
         if isinstance(self.strategy, FedAvgM):
             # It keeps its first model and then its own unrounded results, so a second training or
             # a model in half precision would be stepped from where no client was.
@@ -175,15 +172,14 @@ class ServerOptimizer:
 
         Args:
             server_round: The round's number.
-            arrays: The model with the private mean update applied; half precision is computed
-                with as float32, and is better handed over as float32, unrounded.
+            arrays: The model plus the private mean update, best in float32 and unrounded.
             instruction: What `instruct` returned for this round.
-            metrics: What the round released of the clients' metrics, by name.
+            metrics: The round's released metrics, by name.
 
         Returns:
-            Arrays of the same names and shapes, or None where the strategy returned none: the
-            model stays as it is. Their dtypes are the strategy's: FedAdam, for one, turns float32
-            into float64. And the released metrics with those that the strategy returned, if any.
+            Arrays of the same names and shapes in the strategy's dtypes (FedAdam, for one, turns
+            float32 into float64), or None to keep the model; and the released metrics with the
+            strategy's, if any.
 
         Raises:
             ValueError: If the inner strategy returns arrays of another form.
@@ -226,7 +222,8 @@ class ServerOptimizer:
             RuntimeError: If these are other replies: they may be raw.
         """
         released = list(replies)
-        if [each.metadata.reply_to_message_id for each in released] != [_id_of(server_round)]:
+        answered_ids = [reply.metadata.reply_to_message_id for reply in released]
+        if answered_ids != [_id_of(server_round)]:
             raise RuntimeError(
                 f"round {server_round} was not reserved: aggregate_train takes the one reply that "
                 "a round released, and start() runs the rounds"
@@ -247,15 +244,7 @@ class ServerOptimizer:
         metrics: Sequence[str],
         saved: bool,
     ) -> None:
-        """Go through a round on a copy, of which nothing is kept, before anything is charged.
-
-        Args:
-            server_round: The first round's number.
-            arrays: The model that it begins with, floating-point.
-            config: The train config.
-            roster: The nodes that are there.
-            metrics: Names of the clients' metrics that the round will release.
-            saved: Whether the state will be saved after each round.
+        """Run a round on a copy that is thrown away, before anything is charged.
 
         Raises:
             RehearsalFailed: If the round would fail.
@@ -287,12 +276,12 @@ class ServerOptimizer:
             ) from failed
 
     def state(self) -> dict[str, NDArray[Any]]:
-        """Return what the rounds so far left in the strategy, to go on in another process.
+        """Return the strategy's state after the rounds so far, to go on in another process.
 
         These are the attributes that changed since construction, or what the strategy's own
         `state_dict()` returns if it has one (and `load_state_dict(state)`). Settings such as a
         learning rate are not saved: they come from the strategy that `restore` meets. A change
-        inside an object that Python can't serialize (a lock, a connection) is not seen.
+        inside an object that Python can't serialize (a lock, a connection) is missed.
 
         Returns:
             Copies, as named contiguous arrays for `safetensors.numpy.save_file` or `np.savez`.
@@ -327,12 +316,9 @@ class ServerOptimizer:
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
         """Go on where `state` was called.
 
-        Args:
-            state: What `state` returned, in another process or before.
-
         Raises:
-            ValueError: If it is the state of another strategy, or is damaged, or this optimizer
-                has stepped before.
+            ValueError: If it is the state of another strategy, or is damaged, or this optimizer has
+                stepped before.
         """
         if self.last_round is not None:
             raise ValueError("this server optimizer was used already: restore into a new one")
@@ -368,8 +354,12 @@ class ServerOptimizer:
 
     def _least_nodes(self) -> int:
         """Return how many nodes Flower's sampling waits for, forever if need be."""
-        wanted = [vars(self.strategy).get(f"min_{kind}_nodes") for kind in ("available", "train")]
-        return max([1, *(number for number in wanted if isinstance(number, int))])
+        least = 1
+        for kind in ("available", "train"):
+            wanted = vars(self.strategy).get(f"min_{kind}_nodes")
+            if isinstance(wanted, int):
+                least = max(least, wanted)
+        return least
 
 
 def _id_of(server_round: int) -> str:
@@ -378,7 +368,7 @@ def _id_of(server_round: int) -> str:
 
 
 def _joined(released: Mapping[str, Any], returned: MetricRecord | None) -> MetricRecord | None:
-    """Return a round's released metrics with those that a strategy returned; None if none are."""
+    """Return released and returned metrics together; None if there are none."""
     metrics = {**released, **(returned or {})}
     return MetricRecord(metrics) if metrics else None
 
@@ -390,15 +380,15 @@ def _shapes(arrays: ArrayRecord) -> dict[str, tuple[int, ...]]:
 def refuse_unfit(strategy: object) -> None:
     """Raise a TypeError for what can't be a server optimizer of private rounds."""
     if not isinstance(strategy, Strategy):
-        given = strategy if isinstance(strategy, type) else type(strategy)
-        if any(base.__module__.startswith("flwr.server.strategy") for base in given.__mro__):
+        kind = strategy if isinstance(strategy, type) else type(strategy)
+        if any(base.__module__.startswith("flwr.server.strategy") for base in kind.__mro__):
             raise TypeError(
-                f"{given.__module__}.{given.__qualname__} is a strategy of Flower's legacy API: "
-                f"import {_successor(given)} from flwr.serverapp.strategy and start it in a "
+                f"{kind.__module__}.{kind.__qualname__} is a strategy of Flower's legacy API: "
+                f"import {_successor(kind)} from flwr.serverapp.strategy and start it in a "
                 "ServerApp's main; docs/migration.md shows every line that changes"
             )
         raise TypeError(
-            f"{given.__module__}.{given.__qualname__} can't be the server optimizer: pass an "
+            f"{kind.__module__}.{kind.__qualname__} can't be the server optimizer: pass an "
             "object of a strategy of flwr.serverapp.strategy, for example FedAvg()"
         )
     ours = __name__.rpartition(".")[0]
@@ -479,7 +469,7 @@ def _quiet_flower() -> Iterator[None]:
 
 @contextmanager
 def _without_metrics(strategy: Strategy) -> Iterator[None]:
-    """Put away the strategy's averaging of metrics, which the synthetic reply does not have."""
+    """Disable the strategy's averaging of metrics, which the synthetic reply does not have."""
     attributes = vars(strategy)
     own = attributes.get("train_metrics_aggr_fn")
     if own is None:

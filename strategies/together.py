@@ -21,14 +21,6 @@ def check_together(
 ) -> None:
     """Refuse options of a round that its plan, or DP-SGD at the clients, does not allow.
 
-    Args:
-        plan: What is promised to clients; None: nothing.
-        selection: Who takes part.
-        weight_cap: Records that earn a client the full weight; None: every client weighs 1.
-        dp_sgd: Whether clients train by DP-SGD.
-        compression: How updates and models travel.
-        roster_may_grow: Whether more clients may take part than are declared.
-
     Raises:
         ValueError: With what to write instead.
     """

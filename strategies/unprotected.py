@@ -2,9 +2,9 @@
 
     >>> strategy = UnprotectedFedAvg(FedAvg(), selection=LawSelection(law))
 
-Rounds run as in `DPFedAvg`, from the same roster, rehearsal and selection, so that what privacy
-costs can be measured. With a `record_plan`, clients protect each of their records themselves
-(`OpacusClient`) and the server adds nothing to that.
+Rounds run as in `DPFedAvg`, from the same roster, rehearsal and selection: the difference is the
+price of privacy. With a `record_plan`, clients protect each of their records themselves
+(`OpacusClient`) and the server adds nothing.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class UnprotectedLoop(RoundLoop):
 class UnprotectedFedAvg(RoundStrategy):
     """A Flower strategy that promises nothing to clients: updates are averaged unclipped.
 
-    Privacy: none for clients. With a `record_plan`, each record has what its own client's DP-SGD
-    gives it, whatever the server does.
+    Privacy: none for clients. With a `record_plan`, each record has the guarantee of its own
+    client's DP-SGD, whatever the server does.
     """
 
     _weights_are_used = True
@@ -84,16 +84,17 @@ class UnprotectedFedAvg(RoundStrategy):
         """Put the rounds in front of `strategy`; arguments as for `DPFedAvg`.
 
         Args:
-            strategy: The server optimizer, `FedAvg()` by default. It sees one mean a round; in it
-                clients are weighted by its `weighted_by_key`.
-            selection: Who takes part; there is no plan to say so.
-            weight_cap: Records that earn a client the full weight, which it applies itself.
-            window: How many nodes are under way at once; chosen by the grid when None.
+            strategy: The server optimizer, `FedAvg()` by default. It sees one mean per round, in
+                which clients are weighted by its `weighted_by_key`.
+            selection: Chooses the participants.
+            weight_cap: Number of records that earn a client the full weight, which it applies
+                itself.
+            window: Number of nodes that work at the same time; None leaves it to the grid.
             roster_timeout: Seconds to wait for the first node, and for a rehearsal's answers.
-            rng: Where coins come from.
-            after_round: Given a checkpoint after the start and after every round, to save it.
+            rng: Source of coins.
+            after_round: Called with a checkpoint after the start and after every round, to save it.
             record_plan: What clients promise to each of their records.
-            compression: How updates and models travel. Clients that encode their updates all weigh
+            compression: Encoding of updates and models. Clients that encode their updates all weigh
                 the same.
 
         Raises:
@@ -125,7 +126,7 @@ class UnprotectedFedAvg(RoundStrategy):
             roster=Roster(timeout=roster_timeout),
             participations=Participations(),
             contribution_check=ContributionCheck(None),
-            cohorts_are_seen=True,
+            cohorts_are_visible=True,
             weight_cap=weight_cap,
             window=window,
             rng=rng if rng is not None else SecureRandom(),

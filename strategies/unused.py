@@ -1,7 +1,7 @@
-"""Settings and hooks of a user's strategy that private training does not use, said by name.
+"""Settings and hooks of a user's strategy that private training does not use, listed by name.
 
-A Flower project brings fractions, averages of metrics and hooks of its own. Most have no place in a
-private round; leaving them out in silence would let their author believe that they act.
+A Flower project brings fractions, averages of metrics and hooks of its own. Most have no effect in
+a private round; without a warning their author would believe that they act.
 """
 
 from __future__ import annotations
@@ -43,14 +43,10 @@ _ABSENT = object()
 
 
 def unused_of(strategy: Strategy, *, weights_are_used: bool) -> Iterator[str]:
-    """Yield one line for each hook or setting that will not act, with what to use instead.
+    """Yield one line for each hook or setting that will not act, with a replacement.
 
     A setting counts when it differs from the default of Flower's class, a hook when it is
-    overridden outside Flower.
-
-    Args:
-        strategy: The server optimizer.
-        weights_are_used: Whether replies are weighted by `weighted_by_key`: without a plan.
+    overridden outside Flower. Without a plan, replies are weighted by `weighted_by_key`.
     """
     name = type(strategy).__name__
     for hook, instead in _HOOKS.items():
@@ -71,16 +67,16 @@ def uncalled_of(strategy: Strategy, base: type) -> Iterator[str]:
 
 
 def _overridden(kind: type[Strategy], hook: str) -> bool:
-    return not _of_flower(next(each for each in kind.__mro__ if hook in vars(each)))
+    return not _of_flower(next(base for base in kind.__mro__ if hook in vars(base)))
 
 
-def _of_flower(thing: object) -> bool:
-    return str(getattr(thing, "__module__", "")).partition(".")[0] == "flwr"
+def _of_flower(value: object) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "flwr"
 
 
 def _configured(strategy: Strategy) -> Mapping[str, object]:
-    """Return the settings of `_SETTINGS` whose value is not what Flower's class starts with."""
-    found = {}
+    """Return the settings of `_SETTINGS` that differ from the default of Flower's class."""
+    configured = {}
     for setting in _SETTINGS:
         value = vars(strategy).get(setting, _ABSENT)
         default = _default(type(strategy), setting)
@@ -88,8 +84,8 @@ def _configured(strategy: Strategy) -> Mapping[str, object]:
             continue
         if setting in _NO_EVALUATION and value == _NO_EVALUATION[setting]:
             continue
-        found[setting] = value
-    return found
+        configured[setting] = value
+    return configured
 
 
 def _same(value: object, default: object) -> bool:
@@ -99,9 +95,9 @@ def _same(value: object, default: object) -> bool:
 
 def _default(kind: type[Strategy], setting: str) -> object:
     """Return the default of the nearest constructor of Flower's that takes this argument."""
-    for each in filter(_of_flower, kind.__mro__):
-        if "__init__" in vars(each):
-            parameter = inspect.signature(vars(each)["__init__"]).parameters.get(setting)
+    for base in filter(_of_flower, kind.__mro__):
+        if "__init__" in vars(base):
+            parameter = inspect.signature(vars(base)["__init__"]).parameters.get(setting)
             if parameter is not None:
                 return parameter.default
     return _ABSENT

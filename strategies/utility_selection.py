@@ -1,8 +1,8 @@
 """Choosing clients by what their data says of them, and paying for it.
 
-Utilities are as private as updates. `ExponentialSelection` lets the server look at them and choose
-by the exponential mechanism; `DPUtilitySelection` has clients release noisy ones now and then and
-draws Poisson cohorts from those. docs/selection.md tells when either is worth its price.
+Utilities are as private as updates. With `ExponentialSelection` the server looks at them and
+chooses by the exponential mechanism. With `DPUtilitySelection` clients release noisy ones now and
+then, and Poisson cohorts follow those. docs/selection.md tells when either is worth its price.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from .selection import Draw, Observation, Selection
 logger = logging.getLogger("flwr.fl_dp")
 
 UtilityFn = Callable[[Observation, int], float]
-"""Makes a utility from a unit's last observation and the number of the round that is drawn for."""
+"""Returns a utility, given a unit's last observation and the number of the round to draw."""
 
 _NOBODY = 745.0  # e^-745 is the smallest float64
 
 _BY_SERVER: Mapping[str, UtilityFn] = {
-    "update_norm": lambda seen, _: seen.update_norm,
-    "staleness": lambda seen, now: float(now - seen.server_round),
+    "update_norm": lambda observation, _: observation.update_norm,
+    "staleness": lambda observation, now: float(now - observation.server_round),
 }
 
 
@@ -56,15 +56,15 @@ class ExponentialSelection(Selection):
     Privacy: each round is `cohort` draws of bounded range `epsilon`, for one unit, zero-out
     neighbours on a public roster (a unit that is zeroed out has the null utility throughout), in
     sight of anyone: who was chosen is an output. So nothing is amplified, each unit is charged in
-    full for the rounds that it is in, and the plan needs `VisibleSampling`, best with a
-    participation cap. The server is trusted with the utilities.
+    full for its rounds, and the plan needs `VisibleSampling`, best with a participation cap. The
+    server is trusted with the utilities.
 
     A unit moves its own utility alone, by at most half the range, as the null is its middle: hence
     `exp(epsilon * u / sensitivity)` without the usual factor of one half.
 
-    With records as units (`records_per_client`), one record moves a mean over at least so many
-    records by that much less, and selection is nearly free; the model's own protection then has to
-    be of the same unit (`Plan(unit="record")`).
+    With records as units (`records_per_client`), one record moves a mean over n records by an n-th
+    of that, and selection is nearly free; the model's own protection then needs the same unit
+    (`Plan(unit="record")`).
     """
 
     @with_read_arguments()
@@ -81,11 +81,11 @@ class ExponentialSelection(Selection):
 
         Args:
             sampling: Size of a cohort, and how often one unit may take part.
-            epsilon: Bounded range of one draw, of which there are `cohort` a round.
+            epsilon: Bounded range of one draw; each round makes `cohort` draws.
             utility: `loss`, `records` or another name that clients report; `update_norm` or
                 `staleness`, which the server knows (staleness is public: `PublicSelection` has it
-                for free); or a function of a unit's own last observation. What was not seen yet
-                counts as the null.
+                for free); or a function of a unit's own last observation. A unit without one has
+                the null utility.
             utility_high: Public bound: utilities are clipped to [0, utility_high].
             records_per_client: Public lower bound on a client's records, for records as units:
                 utilities must then be means over a client's records within the range.
@@ -125,14 +125,14 @@ class ExponentialSelection(Selection):
         else:
             self.utility = utility
             self._utility = _reported
-        self._seen: dict[Unit, Observation] = {}
+        self._observations: dict[Unit, Observation] = {}
 
     def releases(self, rounds: int) -> History:
         """Return the draws of a number of rounds."""
         return {self.mechanism.event(draws=self.sampling.cohort): rounds}
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Charge the draws, then return the cohort; everybody if they are no more than that."""
+        """Charge the draws, then return the cohort: the whole roster if it is no larger."""
         if not draw.roster:
             return []
         utilities = np.array([self._utility_of(unit, draw.server_round) for unit in draw.roster])
@@ -140,15 +140,17 @@ class ExponentialSelection(Selection):
         draws = self.mechanism.event(draws=self.sampling.cohort)
         with draw.charged(f"selection {draw.server_round}", draws):
             chosen = self.mechanism.select_top(utilities, count, draw.rng)
-        return [draw.roster[place] for place in chosen]
+        return [draw.roster[index] for index in chosen]
 
     def observe(self, observation: Observation) -> None:
         """Remember a unit's last observation."""
-        self._seen[observation.unit] = observation
+        self._observations[observation.unit] = observation
 
     def _utility_of(self, unit: Unit, server_round: int) -> float:
-        seen = self._seen.get(unit)
-        utility = math.nan if seen is None else float(self._utility(seen, server_round))
+        observation = self._observations.get(unit)
+        utility = math.nan
+        if observation is not None:
+            utility = float(self._utility(observation, server_round))
         if math.isnan(utility):
             return self.mechanism.null_utility
         return min(max(utility, 0.0), self._high)
@@ -157,17 +159,15 @@ class ExponentialSelection(Selection):
 class DPUtilitySelection(Selection):
     """Poisson cohorts whose rates follow noisy utilities that clients release now and then.
 
-    In refresh rounds *every* unit of the roster is asked for its utility and adds Gaussian noise
-    to it itself; the server draws the null with the same noise for a unit that does not answer. In
-    between, each unit's secret coin has a rate that follows its noisy utility, up to
-    `largest_rate`.
+    In refresh rounds *every* unit of the roster is asked for its utility and adds Gaussian noise to
+    it itself; the server draws the null with the same noise for a unit that does not answer. In
+    between, the rate of each unit's secret coin follows its noisy utility, up to `largest_rate`.
 
-    Privacy: the noisy utilities are charged as one Gaussian of `utility_noise` a refresh, for
-    one unit, zero-out neighbours on a public roster, even against the server; each round as
-    a Poisson sample at `largest_rate`, against an adversary who sees all noisy utilities and models
-    but not who took part. A coin depends on a unit's own noisy utility and nothing else that is
-    not public by then. Asking participants only would reveal who they are and void the
-    amplification.
+    Privacy: the noisy utilities are charged as one Gaussian of `utility_noise` per refresh, for one
+    unit, zero-out neighbours on a public roster, even against the server; each round as a Poisson
+    sample at `largest_rate`, against an adversary who sees all noisy utilities and models but not
+    who took part. A coin depends on a unit's own noisy utility and nothing else that is not public
+    by then. Asking participants only would reveal who they are and void the amplification.
     """
 
     @with_read_arguments()
@@ -187,14 +187,14 @@ class DPUtilitySelection(Selection):
 
         Args:
             cohort: Expected size; reached exactly unless every rate is at a bound.
-            largest_rate: Upper bound on every rate, in (0, 1]: what each round is charged at.
-            utility_noise: Noise on each utility, over half of the utilities' range.
+            largest_rate: Upper bound on every rate, in (0, 1]; each round is charged at it.
+            utility_noise: Standard deviation of the noise on each utility, divided by half of the
+                utilities' range.
             refresh_every: Rounds from one refresh to the next; the first is in round 1.
-            smallest_rate: Lower bound on every rate, so that nobody is left out for good.
+            smallest_rate: Lower bound on every rate, so that no unit is excluded for good.
             utility: `loss`, `records`, or a metric that clients' `evaluate` returns.
             utility_high: Public bound: utilities are clipped to [0, utility_high].
-            sharpness: How much likelier a unit becomes with its utility: rates follow
-                `exp(sharpness * utility)`. 0 is uniform.
+            sharpness: Rates follow `exp(sharpness * utility)`; 0 is uniform.
 
         Raises:
             ValueError: If a number is out of range.
@@ -221,12 +221,12 @@ class DPUtilitySelection(Selection):
 
     @property
     def needs(self) -> frozenset[Ability]:
-        """Answers to its questions. See `Selection.needs`."""
+        """Apps that answer questions for utilities. See `Selection.needs`."""
         return frozenset({Ability.UTILITY})
 
     @property
     def noisy_utilities(self) -> dict[Unit, float]:
-        """The last released utilities; private already."""
+        """The last released utilities; already private."""
         return dict(self._noisy)
 
     def releases(self, rounds: int) -> History:
@@ -234,7 +234,7 @@ class DPUtilitySelection(Selection):
         return {self._event: len(range(1, rounds + 1, self._refresh_every))}
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Refresh the utilities if it is time, then flip one coin a unit at its own rate."""
+        """Refresh the utilities if it is time, then flip one coin per unit at its own rate."""
         if (draw.server_round - 1) % self._refresh_every == 0:
             try:
                 with draw.charged(f"utilities {draw.server_round}", self._event):
@@ -250,7 +250,7 @@ class DPUtilitySelection(Selection):
         return [unit for unit, heads in zip(draw.roster, coins, strict=True) if heads]
 
     def rates(self, roster: Sequence[Unit], rng: SecureRandom) -> NDArray[np.float64]:
-        """Return each unit's rate, shape `(len(roster),)`: what the noisy utilities make of it.
+        """Return each unit's rate by its noisy utility, shape `(len(roster),)`.
 
         Args:
             roster: The units.
@@ -288,18 +288,14 @@ class DPUtilitySelection(Selection):
             numbers = tuple(unit.number for unit in units)
             query = replace(self._query, units=None if numbers == (0,) else numbers)
             config = ConfigRecord(dict(draw.config) | {UTILITY_METRIC: encode_text(query)})
-            messages.append(
-                Message(
-                    RecordDict({"arrays": draw.model, "config": config}),
-                    dst_node_id=node,
-                    message_type=f"query.{UTILITY_ACTION}",
-                )
-            )
+            content = RecordDict({"arrays": draw.model, "config": config})
+            kind = f"query.{UTILITY_ACTION}"
+            messages.append(Message(content, dst_node_id=node, message_type=kind))
         return messages
 
 
-def _reported(seen: Observation, _: int) -> float:
-    return math.nan if seen.utility is None else seen.utility
+def _reported(observation: Observation, _: int) -> float:
+    return math.nan if observation.utility is None else observation.utility
 
 
 def _scaled_between(

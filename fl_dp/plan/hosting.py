@@ -58,7 +58,7 @@ class Hosting:
         return "record" if self.of_records else "client"
 
     @property
-    def told_apart(self) -> int:
+    def distinct_units_per_node(self) -> int:
         """Units of one node that the server tells apart at most: of records it knows none."""
         return 1 if self.of_records else self.units_per_node
 

@@ -1,4 +1,4 @@
-"""Modes: what becomes of a round's replies, one class for each place where noise can be added."""
+"""Modes: one class for each place where noise can be added to a round."""
 
 from ..exchange import Ask
 from .base import Cohort, Mode, Released, RoundFailed

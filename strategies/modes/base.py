@@ -1,10 +1,10 @@
 """The contract of a mode: who clips, who adds the noise, and what a round asks of each node.
 
-    mode = loop.make_mode(...)                one object a round
+    mode = loop.make_mode(...)                one object per round
     mode.open(cohort, ask)                    may exchange messages with the cohort first
-    mode.content_for(node, content)           what this node is sent
+    mode.content_for(node, content)           the message of this node
     mode.fold(content, units, ...)            each reply, as it comes
-    mode.release(rng, ask)                    may exchange messages again, then lets the mean out
+    mode.release(rng, ask)                    may exchange messages again, then releases the mean
 
 `PrivateLoop` reserves the round before `open` and commits it after `release`; a mode never meets
 the ledger, and a new one needs no line in the loop.
@@ -35,36 +35,36 @@ from ..roster import Unit
 from ..selection import Observation
 
 Cohort: TypeAlias = Mapping[int, tuple[Unit, ...]]
-"""The units that take part in a round, by the id of the node that hosts them."""
+"""The units that take part in a round, by the id of their node."""
 
 
 class RoundFailed(RuntimeError):
     """A round that can't release anything.
 
-    The model stays as it is and the training continues with the next round. What was charged stays
-    spent: somebody may have seen a part of it. The text says why, without anything of the updates.
+    The model stays as it is and the training continues with the next round. The charge stays spent:
+    somebody may have seen a part of the round. The text says why, without anything of the updates.
 
     Attributes:
-        excused: Rounds in a row, this one included, that don't count as failures: each has excluded
-            a node that spoilt it. 0: this one counts.
+        excused: Rounds in a row, this one included, that don't count as failures, because each
+            excluded a node that spoilt it; 0 if this one counts.
     """
 
-    def __init__(self, why: str, *, excused: int = 0) -> None:
-        """Say why."""
-        super().__init__(why)
+    def __init__(self, reason: str, *, excused: int = 0) -> None:
+        """State the reason."""
+        super().__init__(reason)
         self.excused = excused
 
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """Everything that a round lets out, all of it private.
+    """Everything that a round releases, all of it private.
 
     Attributes:
         mean: The mean update, float64, shape `(d,)`.
         metrics: Means of the clients' metrics by name.
-        clipping_norms: Those of the next round, where they change.
-        contributions: How many units contributed, as far as that may be known: noisy where the
-            bundle counts them, exact where every reply is seen anyway; None: not counted.
+        clipping_norms: Clipping norms of the next round, where they change.
+        contributions: Number of units that contributed: noisy where the bundle counts them, exact
+            where every reply is visible anyway, None where it is not counted.
         contributions_std: Standard deviation of the noise on that number; 0 where it is exact.
     """
 
@@ -79,24 +79,24 @@ class Mode(ABC):
     """One round, from its cohort to its release; each round has an object of its own.
 
     Attributes:
-        layout: Where each array of the model lies in a flat vector.
-        instruction: What every node is told besides the train config.
+        layout: Position of each array of the model in a flat vector.
+        instruction: What every node is asked besides the train config.
     """
 
     def __init__(self, layout: VectorLayout, instruction: RoundInstruction) -> None:
         """Prepare a round.
 
         Args:
-            layout: Of the model that is sent.
+            layout: Layout of the model that is sent.
             instruction: What the strategy asks of every client, whatever the mode: its weight, its
-                utility, its compression. A mode adds what it needs itself.
+                utility, its compression. A mode adds its own needs.
         """
         self.layout = layout
         self.instruction = instruction
-        self._told: dict[tuple[int, RoundInstruction], tuple[RecordDict, RecordDict]] = {}
+        self._instructed: dict[tuple[int, RoundInstruction], tuple[RecordDict, RecordDict]] = {}
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
-        """Take note of who takes part; the round is charged and nobody was sent anything yet.
+        """Take note of the cohort; the round is charged and nothing was sent yet.
 
         Nothing by default.
 
@@ -106,38 +106,37 @@ class Mode(ABC):
         return
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
-        """Return what one node of the cohort is sent; `instruction` in its config by default.
+        """Return the message of one node of the cohort; by default it contains `instruction`.
 
         Args:
             node: Flower's id.
-            content: Model and train config, shared by all nodes: return another object instead of
-                changing it.
+            content: Model and train config, shared by all nodes: return a copy instead of a change.
         """
-        return self.told(content, self.instruction)
+        return self.with_instruction(content, self.instruction)
 
-    def told(self, content: RecordDict, instruction: RoundInstruction) -> RecordDict:
-        """Return the content with an instruction in its config; nodes told the same share it."""
+    def with_instruction(self, content: RecordDict, instruction: RoundInstruction) -> RecordDict:
+        """Return the content with an instruction in its config; equal results are shared."""
         if instruction == RoundInstruction(server_round=instruction.server_round):
             return content  # it says nothing: any Flower client will do
-        known = id(content), instruction
-        if known not in self._told:
+        cache_key = id(content), instruction
+        if cache_key not in self._instructed:
             configs = content.config_records
-            key = next(iter(configs), "config")
-            before = dict(configs.get(key, {}))
+            name = next(iter(configs), "config")
+            before = dict(configs.get(name, {}))
             config = ConfigRecord(before | {INSTRUCTION_KEY: encode_text(instruction)})
-            # The content is kept with what was made of it: its id must not become another's.
-            self._told[known] = content, RecordDict(dict(content) | {key: config})
-        return self._told[known][1]
+            # The content is kept with its copy: its id must not become another's.
+            self._instructed[cache_key] = content, RecordDict(dict(content) | {name: config})
+        return self._instructed[cache_key][1]
 
     @abstractmethod
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
-        """Add one reply: of a node of the cohort, no error, and at most one of each.
+        """Add one reply of a node of the cohort: no error, and at most one per node.
 
         Args:
-            content: The reply's.
-            units: Those of the node that take part; `units[0].node` says whose reply it is.
+            content: Content of the reply.
+            units: Units of the node that take part; `units[0].node` is the node's id.
             server_round: The round's number.
 
         Returns:
@@ -156,58 +155,55 @@ class Mode(ABC):
         """Make the sum private and divide it, once.
 
         Args:
-            rng: Of the noise.
-            ask: For another exchange first.
+            rng: Source of the noise.
+            ask: Exchanges messages with nodes.
 
         Raises:
-            RoundFailed: If what came back can't be released.
+            RoundFailed: If the replies can't be released.
         """
 
     @property
     def reads_models(self) -> bool:
-        """Tell whether replies are models in the model's own dtypes, neither encoded nor summed."""
+        """Whether replies are models in the model's own dtypes, neither encoded nor summed."""
         return self.instruction.compression is None
 
     def reply_bytes(self, model: ArrayRecord) -> int:
-        """Return how many bytes the arrays of a reply have: public, from shapes and settings."""
+        """Return the bytes of a reply's arrays: public, from shapes and settings."""
         compression = self.instruction.compression or Compression()
         return compression.reply_bytes(model, self.layout)
 
 
 def coin_rate(plan: Plan) -> float | None:
-    """Return the rate at which nodes flip their units' coins themselves; None: they flip none.
+    """Return the rate of the coins that nodes flip for their units; None if they flip none.
 
-    As charged: the expected cohort over the roster can be larger in its last digit.
+    It is the charged rate: the expected cohort over the roster can be larger in its last digit.
     """
     return plan.sampling.coin_rate if plan.hosting.coins_at_nodes else None
 
 
-# Numbers that clients report: nothing a client writes can raise.
+# Numbers that clients report: no content of a reply may raise an exception.
 
 
 def numbers_of(content: RecordDict) -> dict[str, list[float]]:
     """Return every metric of a reply as a list of numbers."""
     records: Sequence[MetricRecord] = list(content.metric_records.values())
-    return {
-        str(name): [real_number(each) for each in (value if isinstance(value, list) else [value])]
-        for record in records
-        for name, value in record.items()
-    }
+    metrics: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record.items():
+            numbers = value if isinstance(value, list) else [value]
+            metrics[str(name)] = [real_number(number) for number in numbers]
+    return metrics
 
 
 def one_of(
     measured: Mapping[str, Sequence[float]], name: str, *, missing: float = math.nan
 ) -> float:
-    """Return the metric of that name if the client reported one number under it."""
+    """Return a client's metric if it reported one number under that name."""
     values = measured.get(name, ())
     return values[0] if len(values) == 1 else missing
 
 
 def observed(unit: Unit, server_round: int, norm: float, report: float) -> Observation:
-    """Return what a reply said of a unit; a utility that is NaN was not reported."""
-    return Observation(
-        unit=unit,
-        server_round=server_round,
-        update_norm=norm,
-        utility=None if math.isnan(report) else report,
-    )
+    """Return the observation of a unit; a report of NaN counts as none."""
+    utility = None if math.isnan(report) else report
+    return Observation(unit=unit, server_round=server_round, update_norm=norm, utility=utility)

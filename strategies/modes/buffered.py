@@ -18,8 +18,8 @@ from .central import CentralMode
 class BufferedMode(CentralMode):
     """The server's sum of a buffer: each update is relative to the model that its unit was sent.
 
-    Privacy: as `CentralMode`. The norms, the noise and the denominator are those of the release
-    that an update enters, whatever model it was made from.
+    Privacy: as `CentralMode`. Norms, noise and denominator are those of the release that an update
+    enters, whatever model it was made from.
     """
 
     def fold_answer(
@@ -31,14 +31,9 @@ class BufferedMode(CentralMode):
         weight: float,
         server_round: int,
     ) -> list[Observation]:
-        """Clip one answer and add it, times a public weight.
+        """Clip one answer and add it, times a public weight in [0, 1].
 
-        Args:
-            content: The reply's.
-            unit: Whose.
-            origin: The model that it was sent, flattened, shape `(layout.size,)`.
-            weight: In [0, 1], by the number of releases since.
-            server_round: Of the release.
+        `origin` is the model that the unit was sent, flattened, shape `(layout.size,)`.
 
         Raises:
             RefusedUpdate: If it is no update of this model; then nothing was added.
@@ -48,7 +43,6 @@ class BufferedMode(CentralMode):
         if not isinstance(sent, np.ndarray):
             with np.errstate(over="ignore", invalid="ignore"):  # what is not finite adds nothing
                 sent = self.layout.flatten(sent) - origin
-        norm = self.sums.add(
-            sent, {name: one_of(measured, name) for name in measured}, weight=weight
-        )
+        reports = {name: one_of(measured, name) for name in measured}
+        norm = self.sums.add(sent, reports, weight=weight)
         return [observed(unit, server_round, norm, one_of(measured, UTILITY_METRIC))]

@@ -1,4 +1,4 @@
-"""Noise at the server, once for the whole sum, of units that it clips or that nodes clip."""
+"""Noise at the server, once for the whole sum; units are clipped by the server or by nodes."""
 
 from __future__ import annotations
 
@@ -53,34 +53,32 @@ class CentralMode(Mode):
         """Prepare a round.
 
         Args:
-            plan: The training's.
-            noise_multiplier: What the round is charged as.
-            layout: Of the model that is sent.
+            plan: The training's plan.
+            noise_multiplier: The charged noise multiplier.
+            layout: Layout of the model that is sent.
             origin: That model, flattened.
-            instruction: What every client is asked. Compressed updates are clipped as they are
-                decoded; where nodes sum their units there is no compression: a sum has to stay
-                exact.
-            clipping_norms: Those of this round.
-            stream: Of the noise on the sum of updates; fresh noise if None.
-            index: Of this round in that stream, from the ledger.
-            rng: Where the noise on the updates is drawn from while replies are awaited; None: it
-                is drawn at the release.
-            untried: Whether the nodes' app could not be rehearsed, and this round shows whether it
-                works: its count is released with less noise, and its updates with more.
+            instruction: What every client is asked. Compressed updates are clipped after decoding.
+                Nodes that sum their units don't compress: a sum has to stay exact.
+            clipping_norms: Clipping norms of this round.
+            stream: Source of the noise on the sum of updates; fresh noise if None.
+            index: The ledger's index of this round, which is its index in the stream.
+            rng: Source of the noise on the updates, drawn while replies are awaited; None: it is
+                drawn at the release.
+            untried: Whether the nodes' app could not be rehearsed, so that this round tests it: its
+                count is released with less noise, and its updates with more.
         """
         bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms, size=layout.size)
-        bundle = bundle.counting_closely() if untried else bundle
+        if untried:
+            bundle = bundle.counting_closely()
         # A node has to know the bundle to sum its units, or to report metrics.
-        told = bundle if plan.hosting.sums_at_nodes or bundle.metrics else None
-        super().__init__(
-            layout,
-            replace(
-                instruction,
-                bundle=told,
-                max_units=plan.hosting.units_per_node,
-                sampling_rate=coin_rate(plan),
-            ),
+        nodes_need_it = plan.hosting.sums_at_nodes or bundle.metrics
+        instruction = replace(
+            instruction,
+            bundle=bundle if nodes_need_it else None,
+            max_units=plan.hosting.units_per_node,
+            sampling_rate=coin_rate(plan),
         )
+        super().__init__(layout, instruction)
         self._plan = plan
         self._sums = BundleSum(bundle, layout, origin)
         self._stream = stream if stream is not None else WhiteStream()
@@ -91,24 +89,22 @@ class CentralMode(Mode):
 
     @property
     def sums(self) -> BundleSum:
-        """The exact sums so far, not private: for audits of a round alone."""
+        """The exact sums so far, which are not private: only for audits of a round."""
         return self._sums
 
     @property
     def reads_models(self) -> bool:
-        """Tell whether replies are models. See `Mode.reads_models`."""
+        """Whether replies are models. See `Mode.reads_models`."""
         return not self._plan.hosting.sums_at_nodes and super().reads_models
 
     def reply_bytes(self, model: ArrayRecord) -> int:
         """Return the bytes of a reply's arrays. See `Mode.reply_bytes`."""
-        return (
-            sum_bytes(self.layout)
-            if self._plan.hosting.sums_at_nodes
-            else super().reply_bytes(model)
-        )
+        if self._plan.hosting.sums_at_nodes:
+            return sum_bytes(self.layout)
+        return super().reply_bytes(model)
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
-        """Take note of who takes part, and begin to draw the noise. See `Mode.open`."""
+        """Take note of the cohort, and begin to draw the noise. See `Mode.open`."""
         self._cohort = cohort
         if self._rng is not None:  # its law is known, and the round is charged
             self._stream.draw_ahead(
@@ -120,7 +116,7 @@ class CentralMode(Mode):
         if not self._plan.hosting.sums_at_nodes or self._plan.hosting.coins_at_nodes:
             return super().content_for(node, content)
         numbers = tuple(unit.number for unit in self._cohort[node])
-        return self.told(content, replace(self.instruction, units=numbers))
+        return self.with_instruction(content, replace(self.instruction, units=numbers))
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
@@ -132,16 +128,14 @@ class CentralMode(Mode):
             self._sums.add_node(
                 only_array_record(content), measured.get(SCALARS_METRIC, []), max_units=most
             )
-            reports = [*measured.get(UTILITY_METRIC, []), *[math.nan] * len(units)]  # NaN: not told
+            # NaN: no report.
+            reports = [*measured.get(UTILITY_METRIC, []), *[math.nan] * len(units)]
             return [
                 observed(unit, server_round, math.nan, report)
                 for unit, report in zip(units, reports, strict=False)
             ]
         unit = update_in(content, self.instruction.compression, self.layout.size)
-        norm = self._sums.add(
-            unit,
-            {name: one_of(measured, name) for name in measured},
-        )
+        norm = self._sums.add(unit, {name: one_of(measured, name) for name in measured})
         return [observed(units[0], server_round, norm, one_of(measured, UTILITY_METRIC))]
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
@@ -155,8 +149,8 @@ class CentralMode(Mode):
         noise = self._stream.next(mechanism.law, self.layout.size, rng, index=self._index)
         mean = noise.view(np.float64)  # in its place: no noise is left behind
         sums.each_block(
-            lambda total, place: mechanism.release(
-                total, noise[place], divided_by=plan.denominator, out=mean[place]
+            lambda total, block: mechanism.release(
+                total, noise[block], divided_by=plan.denominator, out=mean[block]
             )
         )
         return mean

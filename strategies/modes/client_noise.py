@@ -29,10 +29,10 @@ from .node_budget import budget_for_nodes
 class ClientNoiseMode(Mode):
     """The sum of what clients have clipped and noised themselves, over a public constant.
 
-    Where groups of clients have noise of their own, each message weighs the inverse of its noise's
-    variance: groups are public, and so are these weights.
+    Where groups of clients have noise of their own, each message is weighted by the inverse of its
+    noise's variance: groups are public, and so are these weights.
 
-    Privacy: none of its own; each message is private before it gets here, even against the server.
+    Privacy: none of its own; each message is private before it arrives, even against the server.
     """
 
     def __init__(
@@ -45,16 +45,7 @@ class ClientNoiseMode(Mode):
         *,
         group_of: Callable[[Unit], int | None],
     ) -> None:
-        """Prepare a round.
-
-        Args:
-            plan: The training's.
-            noise_multiplier: What the round is charged as.
-            layout: Of the model that is sent.
-            origin: That model, flattened.
-            instruction: What every client is asked; it encodes its update once the noise is in it.
-            group_of: Returns the group of a unit, where groups have noise of their own.
-        """
+        """Prepare a round; groups may have noise of their own, and `group_of` returns a unit's."""
 
         def of_group(group: int) -> RoundInstruction:
             noise = client_noise_of(plan, noise_multiplier, instruction.compression, group=group)
@@ -70,20 +61,21 @@ class ClientNoiseMode(Mode):
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
         """Return what one client is sent, with its group's noise. See `Mode.content_for`."""
-        return self.told(content, self._instructions[self._group(Unit(node))])
+        return self.with_instruction(content, self._instructions[self._group(Unit(node))])
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
         """Add one reply, if it says that this round's noise is in it. See `Mode.fold`."""
-        asked = applied_noise(self._instructions[self._group(units[0])])
+        group = self._group(units[0])
+        asked = applied_noise(self._instructions[group])
         if content.config_records.get(NOISED_KEY) != asked:
             raise RefusedUpdate(
                 "it does not say that it has the noise of this round: a client app is "
                 "numpy_client_app(...) or noised_client_app()"
             )
         update = update_in(content, self.instruction.compression, self.layout.size)
-        weight = self._groups[self._group(units[0])].weight if self._groups else 1.0
+        weight = self._groups[group].weight if self._groups else 1.0
         norm = self._total.add(update, weight=weight)
         self._contributions += 0.0 < norm < math.inf
         return [observed(units[0], server_round, norm, math.nan)]
@@ -91,7 +83,7 @@ class ClientNoiseMode(Mode):
     def _group(self, unit: Unit) -> int:
         if not self._groups:
             return 0
-        # Who has no group takes no part: the first has the most noise, for a mistake of ours.
+        # A unit without a group is never asked; if it were, the first group has the most noise.
         return self._group_of(unit) or 0
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
@@ -104,13 +96,9 @@ class ClientNoiseMode(Mode):
 def client_noise_of(
     plan: LocalPlan, noise_multiplier: float, compression: Compression | None, *, group: int
 ) -> NoiseInstruction:
-    """Return the noise that clients have to add in a round of that noise multiplier.
+    """Return the noise that clients add in a round, before they encode their updates.
 
-    Args:
-        plan: The training's.
-        noise_multiplier: What the round is charged as.
-        compression: Of the noised update.
-        group: Of the clients; looked at only where groups have budgets of their own.
+    `group` is used only where groups have budgets of their own.
     """
     budget = budget_for_nodes(plan)
     if groups := plan.sampling.own_groups:

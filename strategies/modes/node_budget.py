@@ -1,4 +1,4 @@
-"""Budget that a training asks of nodes that keep ledgers of their own."""
+"""Budget that a training requests of nodes that keep ledgers of their own."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ _MOST_TRIES = 100
 
 
 def budget_for_nodes(plan: Plan) -> PrivacyBudget | None:
-    """Return what the plan may spend at a node's ledger; None: the owner has to say.
+    """Return the budget that the plan needs at a node's ledger; None: the owner has to choose it.
 
-    A node's ledger keeps a share of delta for noise that changes, so it is asked for more of it. If
-    it would have to admit rounds of several kinds of noise, it needs more room than the plan has.
-    Statistics by secure sums are charged to it, too: room is asked for them, as much as the
-    ledger's rule for noise that changes needs. What is spent is the plan's all the same.
+    A node's ledger keeps a share of delta for noise that changes, so the request has a larger
+    delta. Statistics by secure sums are charged to it, too: epsilon is raised to what the ledger's
+    rule for several kinds of noise needs. The plan spends no more for that.
     """
     if len(set(plan.noise_multipliers)) > 1:
         return None
@@ -34,7 +33,7 @@ def budget_for_nodes(plan: Plan) -> PrivacyBudget | None:
 def _room_for_several(plan: Plan, budget: PrivacyBudget) -> PrivacyBudget | None:
     """Return a budget within which a node's ledger admits the whole plan, in any order.
 
-    The room that is needed depends on the room that is asked for, from which orders follow.
+    The orders that the ledger uses, and so the budget that it needs, depend on the request.
     """
     share, room = (1.0 - DECLARED_SHARE) * budget.delta, budget
     for _ in range(_MOST_TRIES):
@@ -51,7 +50,7 @@ def _room_for_several(plan: Plan, budget: PrivacyBudget) -> PrivacyBudget | None
 
 
 def price_of_a_sum(plan: Plan) -> SumInstruction:
-    """Return what nodes are told of the price of a secure sum, besides its terms."""
+    """Return the price of a secure sum for its nodes, besides its terms."""
     budget = budget_for_nodes(plan)
     return SumInstruction(
         rounds=plan.rounds + sum(count for _, count in plan.other_releases),

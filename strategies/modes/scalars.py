@@ -19,13 +19,9 @@ def released_by(
     mean: NDArray[np.float64],
     scalars: Sequence[float],
 ) -> Released:
-    """Return what a round lets out, from numbers that are private already.
+    """Return a round's release, made of numbers that are already private.
 
-    Args:
-        plan: The training's.
-        bundle: What was summed in the round.
-        mean: The private mean update.
-        scalars: The private sums of scalars, in the order of `GaussianBundle.scalar_values`.
+    `scalars` are the sums of scalars, in the order of `GaussianBundle.scalar_values`.
     """
     sums = list(scalars)
     # Popped in the order in which the bundle has its scalars: the count, the bit, the metrics.

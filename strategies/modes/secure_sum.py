@@ -1,4 +1,4 @@
-"""Sums whose parts nobody sees: each node masks what it sends, with a share of noise in it."""
+"""Sums whose parts nobody sees: each node masks its message, with a share of the noise in it."""
 
 from __future__ import annotations
 
@@ -48,35 +48,23 @@ class SecureSumMode(Mode):
         sums: SecureSums,
         reservation: Reservation,
     ) -> None:
-        """Prepare a round.
-
-        Args:
-            plan: The training's.
-            noise_multiplier: What the round is charged as.
-            layout: Of the model that is sent.
-            instruction: What every client is asked.
-            clipping_norms: Those of this round.
-            sums: Who has which keys.
-            reservation: What the ledger has on disk for the round.
-        """
+        """Prepare a round."""
         noise = plan.noise
         self._plan = plan
         self._shared = plan.shared_bundle(
             noise_multiplier, size=layout.size, clipping_norms=clipping_norms
         )
         rate = coin_rate(plan)
-        super().__init__(
-            layout,
-            # All are told the same: a list of units would tell one node's message from another's.
-            replace(
-                instruction,
-                bundle=self._shared.bundle,
-                max_units=plan.hosting.units_per_node,
-                of_records=plan.hosting.of_records,
-                sampling_rate=1.0 if rate is None else rate,
-                secure_sum=price_of_a_sum(plan),
-            ),
+        # Equal for all nodes: a list of units would distinguish their messages.
+        instruction = replace(
+            instruction,
+            bundle=self._shared.bundle,
+            max_units=plan.hosting.units_per_node,
+            of_records=plan.hosting.of_records,
+            sampling_rate=1.0 if rate is None else rate,
+            secure_sum=price_of_a_sum(plan),
         )
+        super().__init__(layout, instruction)
         summed = Summed(
             purpose=MessageType.TRAIN,
             share=self._shared.share,
@@ -86,12 +74,12 @@ class SecureSumMode(Mode):
         )
         self._sums, self._asked = sums, list[int]()
         self._least, self._colluding = noise.shares.least, noise.shares.colluding_members
-        # Larger than that of any sum before it in this training.
+        # The number is larger than that of any earlier sum of this training.
         self._sum = OneSum(sums, noise, summed, number=reservation.sequence)
 
     @property
     def reads_models(self) -> bool:
-        """Tell that replies are masked. See `Mode.reads_models`."""
+        """False: replies are masked. See `Mode.reads_models`."""
         return False
 
     def reply_bytes(self, model: ArrayRecord) -> int:
@@ -99,7 +87,7 @@ class SecureSumMode(Mode):
         return packed_bytes(self._shared.bits, self._shared.share.size)
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
-        """Make sure that everybody knows everybody's keys. See `Mode.open`."""
+        """Let all nodes know each other's keys. See `Mode.open`."""
         self._asked = list(cohort)
         try:
             self._sum.open(cohort, ask)
@@ -108,17 +96,17 @@ class SecureSumMode(Mode):
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
         """Bind everything that clients are sent into the sum's terms. See `Mode.content_for`."""
-        return self._sum.content_for(self.told(content, self.instruction))
+        return self._sum.content_for(self.with_instruction(content, self.instruction))
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
-        """Add one masked message, which tells nothing of its units. See `Mode.fold`."""
+        """Add one masked message, which reveals nothing of its units. See `Mode.fold`."""
         self._sum.fold(units[0].node, content)
         return []
 
     def failed(self, node: int, error: Error) -> None:
-        """Let a node come back that lost its keys, and no late one. See `Mode.failed`."""
+        """Re-admit a node that lost its keys, and exclude a late one. See `Mode.failed`."""
         kind = kind_in(error.reason)
         if kind == _UNKNOWN_KEYS:
             self._sums.let_back(node)
@@ -134,8 +122,9 @@ class SecureSumMode(Mode):
             excused = self._colluding if progress else 0
             raise RoundFailed(str(failed), excused=excused) from failed
         mean: NDArray[np.float64] = updates / self._plan.denominator
-        released = released_by(
-            self._plan, self._shared.bundle, mean, [float(each[0]) for each in scalars]
-        )
-        # What is cut off a rotated sum moves the count by more than its noise: it proves nothing.
-        return replace(released, contributions=None) if self._shared.share.rotated else released
+        sums = [float(segment[0]) for segment in scalars]
+        released = released_by(self._plan, self._shared.bundle, mean, sums)
+        if self._shared.share.rotated:
+            # The cut of a rotated sum moves the count by more than its noise: it proves nothing.
+            return replace(released, contributions=None)
+        return released

@@ -23,7 +23,7 @@ from .base import Mode, Released, numbers_of, observed, one_of
 
 
 class UnprotectedMode(Mode):
-    """Flower's own mean, weighted by what clients say of themselves. Nothing is private here."""
+    """Flower's own mean, weighted by the clients' own reports. Nothing is private here."""
 
     def __init__(
         self,
@@ -33,14 +33,7 @@ class UnprotectedMode(Mode):
         *,
         weighted_by: str,
     ) -> None:
-        """Prepare a round.
-
-        Args:
-            layout: Of the model that is sent.
-            origin: That model, flattened.
-            instruction: What every client is asked.
-            weighted_by: Name of the metric that replies are weighted by; 1 where it is missing.
-        """
+        """Prepare a round; the metric `weighted_by` is a reply's weight, 1 where it is missing."""
         super().__init__(layout, instruction)
         self._total = PlainSum(layout, origin)
         self._weighted_by = weighted_by

@@ -1,7 +1,7 @@
-"""How rounds of each kind of plan are made: the one table from a kind to its mode.
+"""The table from each kind of plan to the way in which its rounds are made.
 
-A way lasts for a training, and makes a mode for each of its rounds. To add a kind of plan, add a
-way, unless one of these does, and a line of the table.
+A way lasts for a training, and makes a mode for each of its rounds. A new kind of plan needs a line
+of the table, and a way unless an existing one fits.
 """
 
 from __future__ import annotations
@@ -46,19 +46,7 @@ from .secure_sum import SecureSumMode
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A round that is charged, before anybody is asked.
-
-    Attributes:
-        reservation: What the ledger has on disk for it.
-        layout: Of the model that is sent.
-        origin: That model, flattened.
-        instruction: What every client is asked besides training, whatever the mode.
-        clipping_norms: Of this round.
-        stream: Of the noise on sums of updates.
-        rng: Of the noise that is drawn while replies are awaited.
-        untried: Whether the nodes' app could not be rehearsed; see `CentralMode`.
-        group_of: Returns the group of a unit, where there are groups.
-    """
+    """A round that is charged, before anybody is asked; see `CentralMode` for its fields."""
 
     reservation: Reservation
     layout: VectorLayout
@@ -72,16 +60,16 @@ class Opened:
 
     @property
     def multiplier(self) -> float:
-        """The noise multiplier: what the ledger has on disk, not what was planned."""
+        """The noise multiplier that the ledger has on disk, which the plan's may differ from."""
         multiplier = self.reservation.noise_multiplier
-        assert multiplier is not None  # of every round
+        assert multiplier is not None  # every round has one
         return multiplier
 
     @property
     def index(self) -> int:
         """Number of the round in its noise stream."""
         index = self.reservation.index
-        assert index is not None  # of every round
+        assert index is not None  # every round has one
         return index
 
 
@@ -91,10 +79,6 @@ class Way(ABC):
     def __init__(self, plan: Plan, roster: SecureRoster | None) -> None:
         """Prepare a training.
 
-        Args:
-            plan: Of the training.
-            roster: The nodes of secure sums and their identities.
-
         Raises:
             ValueError: If a roster is given and the plan supposes none, or the other way round.
         """
@@ -103,27 +87,26 @@ class Way(ABC):
 
     @abstractmethod
     def mode(self, opened: Opened) -> Mode:
-        """Return what becomes of a round."""
+        """Return the mode of a round."""
 
     def needs(self) -> set[Ability]:
-        """Return what every client's app has to be able to do."""
+        """Return the abilities that every client's app needs."""
         hosting = self._hosting
         if hosting.of_records:
             return {Ability.RECORDS}
-        units = {Ability.UNITS} if hosting.units_per_node > 1 else set()
-        return units | ({Ability.SUMS} if hosting.sums_at_nodes else set())
+        needs: set[Ability] = set()
+        if hosting.units_per_node > 1:
+            needs.add(Ability.UNITS)
+        if hosting.sums_at_nodes:
+            needs.add(Ability.SUMS)
+        return needs
 
-    def told(self, compression: Compression | None) -> RoundInstruction | None:
-        """Return what nodes are to do, told at the rehearsal: an owner may not allow it."""
+    def rehearsal_instruction(self, compression: Compression | None) -> RoundInstruction | None:
+        """Return the instruction that owners may refuse at the rehearsal, if any."""
         return None
 
     def rehearse(self, nodes: Sequence[int], ask: Ask, *, timeout: float) -> None:
-        """Prepare the nodes, once they have said who they are.
-
-        Args:
-            nodes: Those that are connected.
-            ask: Exchanges messages with them.
-            timeout: In seconds.
+        """Prepare the nodes, after they have introduced themselves.
 
         Raises:
             SecureSumFailed: If they can't work together; nothing was charged.
@@ -176,7 +159,7 @@ class BufferedWay(ServerWay):
 
     def mode(self, opened: Opened) -> CentralMode:
         """Return the sum of a buffer. See `Way.mode`."""
-        return super().mode(replace(opened, untried=False))  # nobody waits for a first round
+        return super().mode(replace(opened, untried=False))  # a buffer does not wait for an app
 
 
 class LocalWay(Way):
@@ -188,7 +171,7 @@ class LocalWay(Way):
         self._plan = plan
 
     def mode(self, opened: Opened) -> Mode:
-        """Return the sum of what is private already. See `Way.mode`."""
+        """Return the sum of updates that are already private. See `Way.mode`."""
         return ClientNoiseMode(
             self._plan,
             opened.multiplier,
@@ -199,13 +182,13 @@ class LocalWay(Way):
         )
 
     def needs(self) -> set[Ability]:
-        """Return that apps add noise. See `Way.needs`."""
+        """Return the ability to add noise. See `Way.needs`."""
         return super().needs() | {Ability.NOISE}
 
-    def told(self, compression: Compression | None) -> RoundInstruction:
-        """Return the noise that clients are to add. See `Way.told`."""
+    def rehearsal_instruction(self, compression: Compression | None) -> RoundInstruction:
+        """Return the noise that clients are to add. See `Way.rehearsal_instruction`."""
         plan = self._plan
-        # Where groups have their own, the least that any is asked for: nobody knows its group yet.
+        # Where groups have their own noise, the least of any group: no node knows its group yet.
         noise = client_noise_of(plan, plan.noise_multipliers[0], compression, group=0)
         if noise.epsilon is not None:
             noise = replace(noise, epsilon=plan.budget.epsilon)
@@ -233,8 +216,8 @@ class SecureWay(Way):
             reservation=opened.reservation,
         )
 
-    def told(self, compression: Compression | None) -> RoundInstruction:
-        """Return what is summed, and what it costs. See `Way.told`."""
+    def rehearsal_instruction(self, compression: Compression | None) -> RoundInstruction:
+        """Return the content of sums and their price. See `Way.rehearsal_instruction`."""
         return RoundInstruction(
             server_round=1,
             of_records=self._plan.hosting.of_records,
@@ -250,7 +233,7 @@ class SecureWay(Way):
         self._sums.require_committee(shares)
 
     def eligible(self, roster: Sequence[Unit]) -> Sequence[Unit]:
-        """Return the units but for those whose nodes lied. See `Way.eligible`."""
+        """Return the units without those of nodes that lied or were late. See `Way.eligible`."""
         nodes, least = nodes_of(roster), self._plan.noise.shares.least
         try:
             self._sums.require_left(nodes, least)
@@ -276,11 +259,7 @@ _WAYS: dict[type[Plan], Callable[[Any, SecureRoster | None], Way]] = {
 
 
 def way_of(plan: Plan, roster: SecureRoster | None) -> Way:
-    """Return how rounds of a plan are made.
-
-    Args:
-        plan: Of the training.
-        roster: The nodes of secure sums and their identities.
+    """Return the way in which rounds of a plan are made.
 
     Raises:
         ValueError: If a roster is given and the plan supposes none, or the other way round.

@@ -1,8 +1,8 @@
-"""One secure sum over some nodes, whatever it is about.
+"""One secure sum over some nodes, whatever its content.
 
-phase 1   a message a client: terms, then its masked, noised sum and shares of its seeds
-phase 1b  with a cross-check only: members sign who replied
-phase 2   a message a member: the shares that take the masks of the sum away, and no others
+phase 1   a message a client: terms, then its masked, noised sum and shares of its seeds phase 1b
+with a cross-check only: members sign who replied phase 2   a message a member: the shares that
+remove the masks of the sum, and no others
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Summed:
 
     Attributes:
         purpose: Type of the messages that ask for it.
-        share: What each node adds to its values.
+        share: Share of the noise that each node adds, and the encoding of its values.
         bits: Each coordinate is summed modulo 2^bits.
-        sampling_rate: With which each unit flips a coin at its node; None: all take part.
-        units_in_sum: Of one node, at most.
+        sampling_rate: Rate of each unit's coin at its node; None if all units take part.
+        units_in_sum: Most units of one node.
     """
 
     purpose: str
@@ -70,50 +70,43 @@ class OneSum:
     def __init__(
         self, sums: SecureSums, noise: DistributedNoise, summed: Summed, *, number: int
     ) -> None:
-        """Prepare.
-
-        Args:
-            sums: Who has which keys.
-            noise: Who takes part, and how many may be lost or collude.
-            summed: What is summed.
-            number: Larger than that of any sum before it in this training.
-        """
+        """Prepare; `number` is larger than that of any sum before it in this training."""
         self._sums, self._noise, self._summed, self._number = sums, noise, summed, number
-        self._places: dict[int, int] = {}
+        self._positions: dict[int, int] = {}
         self._sum: OpenSum | None = None
-        self._told: tuple[RecordDict, RecordDict] | None = None
+        self._bound: tuple[RecordDict, RecordDict] | None = None
 
     def open(self, nodes: Iterable[int], ask: Ask) -> None:
-        """Take note of who takes part, and let everybody know everybody's keys.
+        """Take note of the nodes, and let all know each other's keys.
 
         Raises:
             SecureSumFailed: If too few have keys.
         """
         asked, planned = list(nodes), self._noise.shares
         self._sums.set_up(self._sums.allowed(asked, planned.least), ask)
-        # Only now is it known who a node is that came back under another id.
+        # Only now is the identity known of a node that came back under another id.
         self._sums.require_left(asked, planned.least)
-        self._places = self._sums.places(self._sums.allowed(asked, planned.least))
-        if len(self._places) < planned.least:
+        self._positions = self._sums.positions(self._sums.allowed(asked, planned.least))
+        if len(self._positions) < planned.least:
             raise SecureSumFailed(
-                f"{len(self._places)} of {len(asked)} nodes have keys, and a sum needs "
+                f"{len(self._positions)} of {len(asked)} nodes have keys, and a sum needs "
                 f"{planned.least}"
             )
         # Fewer nodes than planned leave less room for lies; more would leave more of it.
-        if len(self._places) > planned.cohort:
+        if len(self._positions) > planned.cohort:
             raise SecureSumFailed(
-                f"{len(self._places)} nodes can't be kept from opening a smaller sum than was "
+                f"{len(self._positions)} nodes can't be kept from opening a smaller sum than was "
                 f"charged, which is for {planned.cohort} nodes"
             )
         self._sums.require_committee(planned)
 
     def content_for(self, content: RecordDict) -> RecordDict:
-        """Return what every node is sent: terms that bind everything else in it, which is given."""
-        if self._told is None or self._told[0] is not content:
+        """Return the message of every node: the given content, and terms that bind it."""
+        if self._bound is None or self._bound[0] is not content:
             terms = self._terms(content_digest(content))
-            self._sum = OpenSum(terms, self._sums.known)
-            self._told = content, with_terms(content, terms.to_json())
-        return self._told[1]
+            self._sum = OpenSum(terms, self._sums.known_directory)
+            self._bound = content, with_terms(content, terms.to_json())
+        return self._bound[1]
 
     def fold(self, node: int, content: RecordDict) -> None:
         """Add one node's masked message.
@@ -121,20 +114,17 @@ class OneSum:
         Raises:
             RefusedUpdate: If it is none; then nothing was added.
         """
-        place = self._places.get(node)
-        if place is None or self._sum is None:
+        position = self._positions.get(node)
+        if position is None or self._sum is None:
             raise RefusedUpdate("its node has no keys")
         try:
             longest = packed_bytes(self._sum.terms.bits, self._sum.terms.size)
-            self._sum.fold(place, masked_of(content, longest=longest))
+            self._sum.fold(position, masked_of(content, longest=longest))
         except Refused as refused:
             raise RefusedUpdate(str(refused)) from None
 
     def total(self, ask: Ask) -> list[NDArray[np.float64]]:
-        """Let the committee open the sum, once, and return one array a segment.
-
-        Args:
-            ask: For the exchanges with the committee.
+        """Let the committee open the sum, once, and return one array per segment.
 
         Raises:
             SecureSumFailed: If it can't be opened, or is longer than clipped values and noise can
@@ -161,9 +151,9 @@ class OneSum:
             run=self._sums.run,
             number=self._number,
             purpose=summed.purpose,
-            directory=self._sums.known.hash.hex(),
+            directory=self._sums.known_directory.hash.hex(),
             content=content,
-            cohort=tuple(sorted(self._places.values())),
+            cohort=tuple(sorted(self._positions.values())),
             committee=self._sums.committee(shares.committee),
             threshold=shares.threshold,
             least=shares.least,
@@ -181,9 +171,9 @@ class OneSum:
 
     def _agree(self, opened: OpenSum, ask: Ask) -> None:
         """Let members sign who replied, until enough of them have."""
-        for place, content in self._ask_members(VIEW_ACTION, opened, ask):
+        for position, content in self._ask_members(VIEW_ACTION, opened, ask):
             try:
-                opened.sign(place, signature_of(content))
+                opened.sign(position, signature_of(content))
             except ValueError:
                 continue
             if opened.has_quorum:
@@ -191,9 +181,9 @@ class OneSum:
 
     def _ask_to_open(self, opened: OpenSum, ask: Ask) -> None:
         """Ask members until enough of them have opened the sum."""
-        for place, content in self._ask_members(OPEN_ACTION, opened, ask):
+        for position, content in self._ask_members(OPEN_ACTION, opened, ask):
             try:
-                opened.answer(place, opened_of(content))
+                opened.answer(position, opened_of(content))
             except ValueError:
                 logger.warning("A committee member's answer can't be read: the others have to do")
             if opened.enough:
@@ -203,40 +193,45 @@ class OneSum:
         self, action: str, opened: OpenSum, ask: Ask
     ) -> Iterator[tuple[int, RecordDict]]:
         """Put a question to every member, and yield each first answer that is no error."""
-        place_of: dict[int, int] = {}
+        position_of: dict[int, int] = {}
         messages: list[Message] = []
         text, opens = opened.terms.to_json(), action == OPEN_ACTION
-        for place in opened.terms.committee:
-            node = self._sums.node_at(place)
+        quorum = opened.view_signatures if opens and opened.terms.cross_check else {}
+        for position in opened.terms.committee:
+            node = self._sums.node_at(position)
             if node is None:
                 continue
-            place_of[node] = place
-            question = opened.question(place)
+            position_of[node] = position
+            question = opened.question(position)
             sent = MemberQuestion(
                 terms=text,
                 online=question.online,
                 labels=question.labels,
                 bundles=question.bundles if opens else {},
-                quorum=opened.view_signatures if opens and opened.terms.cross_check else {},
+                quorum=quorum,
             )
             kind = f"{MessageType.QUERY}.{action}"
             messages.append(Message(sent.to_content(), dst_node_id=node, message_type=kind))
         for reply in ask(messages, _SECONDS):
-            answered = place_of.pop(reply.metadata.src_node_id, None)
-            if answered is not None and not reply.has_error():
-                yield answered, reply.content
+            member = position_of.pop(reply.metadata.src_node_id, None)
+            if member is not None and not reply.has_error():
+                yield member, reply.content
 
     def _require_plausible(self, values: list[NDArray[np.float64]], *, repliers: int) -> None:
         """Refuse a sum longer than clipped values and their noise can be: some message is wrong.
 
         Raises:
-            SecureSumFailed: If it is one.
+            SecureSumFailed: If it is longer.
         """
         share, units = self._summed.share, repliers * self._summed.units_in_sum
-        # In steps: coordinates, length, and by how much a unit lengthens it.
+        # In steps of the grid: coordinates, length, and the most that a unit lengthens it by.
         sums = [
-            (one.size, float(np.linalg.norm(total)) * one.scale, one.scale * one.clipping_norm)
-            for one, total in zip(share.segments, values, strict=True)
+            (
+                segment.size,
+                float(np.linalg.norm(total)) * segment.scale,
+                segment.scale * segment.clipping_norm,
+            )
+            for segment, total in zip(share.segments, values, strict=True)
         ]
         if share.rotated:  # cutting shortens what was one vector
             sizes, lengths, norms = zip(*sums, strict=True)

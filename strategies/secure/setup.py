@@ -1,4 +1,4 @@
-"""Keys of a training whose sums are secure: who may take part, and how nodes get to know it."""
+"""Keys of a training whose sums are secure: which nodes may take part, and their directory."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _APART = "give each node a dp-unit-name, and a ledger in a folder, of its own"
 
 
 class SecureSums:
-    """The directory of one training: which node has which keys, and stands at which place.
+    """The directory of one training: each node's keys, and its position among the entries.
 
-    Privacy: nodes check the directory themselves; this end only collects and hands it out.
+    Privacy: nodes check the directory themselves; the server only collects and distributes it.
 
     Attributes:
         run: A random number that names the training to its nodes; keys are made for it.
-        directory: Everybody's entries; None before the first set-up.
+        directory: The entries of all nodes; None before the first set-up.
     """
 
     def __init__(self, roster: Roster | None = None) -> None:
         """Start a training.
 
         Args:
-            roster: The nodes that their owners know of; None: any node.
+            roster: The nodes that owners know; None admits any node.
         """
         self._roster = roster
         self._begin()
@@ -59,79 +59,71 @@ class SecureSums:
         self._waited = 0.0
 
     def _begin(self) -> None:
-        """Begin a run: to nodes, one that has ended does not go on."""
+        """Begin a run: to nodes, a run that has ended does not go on."""
         self.run = secrets.randbits(_RUN_BITS)
         self.directory: Directory | None = None
-        self._place_of: dict[int, int] = {}
+        self._position_of: dict[int, int] = {}
         self._confirmed: set[int] = set()
         self._let_back: set[int] = set()
         self._late: dict[bytes, str] = {}
 
     def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
-        """Let nodes that are not known yet make their keys, and everybody know them.
+        """Let new nodes make their keys, and distribute the directory.
 
-        Two short messages a node, and none where everybody is known and has confirmed the keys.
-
-        Args:
-            nodes: Flower's ids.
-            ask: For the exchange.
-            timeout: Seconds to wait for each of the two answers.
+        Two short messages per new node; none where every node has confirmed the directory.
         """
         asked_for = set(nodes)
-        if new := sorted(asked_for - set(self._place_of)):
+        if new := sorted(asked_for - set(self._position_of)):
             epoch = 0 if self.directory is None else self.directory.epoch + 1
-            asked = json.dumps({"run": self.run, "epoch": epoch})
+            text = json.dumps({"run": self.run, "epoch": epoch})
             entries: dict[int, Entry] = {}
-            for node, content in self._ask(KEY_ACTION, new, asked, ask, timeout):
+            for node, content in self._ask(KEY_ACTION, new, text, ask, timeout):
                 try:
                     entries[node] = Entry.from_json(text_of(content))
                 except ValueError:
                     logger.warning("A node's answer with its key can't be read: it takes no part")
             self._take_in(entries, epoch)
-            self._hand_out(self._place_of, ask, timeout)
+            self._hand_out(self._position_of, ask, timeout)
         elif asked_for - self._confirmed:  # busy or away when it was handed out
             self._hand_out(asked_for, ask, timeout)
 
     def let_back(self, node: int) -> None:
         """Ask a node for its key again before the next sum, once: it may have lost its own."""
-        if node not in self._let_back and self._place_of.pop(node, None) is not None:
+        if node not in self._let_back and self._position_of.pop(node, None) is not None:
             self._let_back.add(node)
             self._confirmed.discard(node)
 
     def note_late(self, node: int) -> None:
-        """Ask a node nothing more: its work was not done in time, and it refuses the whole run."""
-        if (place := self._place_of.get(node)) is not None:
-            entry = self.known.entries[place]
+        """Exclude a node from the run: it did not work in time, and refuses the rest of the run."""
+        if (position := self._position_of.get(node)) is not None:
+            entry = self.known_directory.entries[position]
             self._late[entry.identity] = entry.name
 
     def forget(self, ask: Ask) -> None:
         """Let nodes delete the keys of the training; a node that misses this deletes them later.
 
-        What comes next is another run to them, with other keys.
-
-        Args:
-            ask: For the exchange.
+        A later sum belongs to another run, with other keys.
         """
-        nodes = sorted(self._place_of)
-        told = {
-            "run": self.run,
-            "left_out": [each.hex() for each in {*self._left_out, *self._doubts}],
-        }
-        for _ in self._ask(DONE_ACTION, nodes, json.dumps(told), ask, _SECONDS):
+        nodes = sorted(self._position_of)
+        identities = {*self._left_out, *self._doubts}
+        text = json.dumps(
+            {"run": self.run, "left_out": [identity.hex() for identity in identities]}
+        )
+        for _ in self._ask(DONE_ACTION, nodes, text, ask, _SECONDS):
             pass
         self._begin()
 
-    def places(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Return the place of each node that has confirmed the directory."""
-        return {node: self._place_of[node] for node in nodes if node in self._confirmed}
+    def positions(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Return the directory position of each node that has confirmed it."""
+        return {node: self._position_of[node] for node in nodes if node in self._confirmed}
 
     def allowed(self, nodes: Iterable[int], least: int) -> list[int]:
         """Return the nodes that may be asked for the next sum.
 
-        Those that lied, or were late, are left out of all sums of the training. Those that may have
-        lied, or about whom members may have, sit out the next ones, the most doubtful first, as far
-        as `least` are left without them. What decides are messages of the protocol alone, and
-        everybody may see it; but whether a node is late can depend on its data.
+        Nodes that lied, or were late, are excluded from all sums of the training. Nodes that may
+        have lied, or about whom members may have, sit out the next sums, the most doubtful first,
+        as long as `least` nodes are left. Only public messages of the protocol decide; but whether
+        a node is late can depend on its data.
         """
         out = {*self._left_out, *self._late}
         allowed = [node for node in nodes if self._identity_of(node) not in out]
@@ -141,35 +133,34 @@ class SecureSums:
         return [node for node in allowed if node not in resting]
 
     def excludes_liars(self, nodes: Iterable[int], least: int) -> bool:
-        """Tell whether some of the nodes of a sum that failed will sit out the next one for it."""
+        """Return whether some nodes of a failed sum will sit out the next one."""
         punctual = [node for node in nodes if self._identity_of(node) not in self._late]
         return len(self.allowed(punctual, least)) < len(punctual)
 
     def require_left(self, nodes: Iterable[int], least: int) -> None:
-        """Check, before a sum is charged, that those left out don't keep it from opening.
+        """Check, before a sum is charged, that it can open without the excluded nodes.
 
         Raises:
-            SecureSumFailed: If fewer than `least` nodes are left without them.
+            SecureSumFailed: If fewer than `least` nodes are left.
         """
-        there = list(nodes)
-        left = len(self.allowed(there, least))
-        if left < len(there) and left < least:
-            lied, late = (
-                ", ".join(f"'{name}'" for name in sorted(out.values()))
-                for out in (self._left_out, self._late)
-            )
-            why = f"sent what can't be opened ({lied})" if lied else ""
-            if late:
-                why += f"{' or ' if why else ''}were not done in time ({late}; raise reply_after)"
-            raise SecureSumFailed(
-                f"{len(there) - left} of {len(there)} nodes {why}, and a sum needs {least}: train "
-                "without them, or lower `least` of the secure sum"
-            )
+        asked = list(nodes)
+        remaining = len(self.allowed(asked, least))
+        if remaining >= min(least, len(asked)):
+            return
+        reasons: list[str] = []
+        if lied := _quoted(self._left_out.values()):
+            reasons.append(f"sent what can't be opened ({lied})")
+        if late := _quoted(self._late.values()):
+            reasons.append(f"were not done in time ({late}; raise reply_after)")
+        raise SecureSumFailed(
+            f"{len(asked) - remaining} of {len(asked)} nodes {' or '.join(reasons)}, and a sum "
+            f"needs {least}: train without them, or lower `least` of the secure sum"
+        )
 
     def _identity_of(self, node: int) -> bytes:
         """Return a node's identity; empty while it has no keys."""
-        place = self._place_of.get(node)
-        return b"" if place is None else self.known.entries[place].identity
+        position = self._position_of.get(node)
+        return b"" if position is None else self.known_directory.entries[position].identity
 
     def require_enough(self, nodes: Sequence[int], least: int) -> None:
         """Check, before anything is charged, that a sum over some nodes could be opened.
@@ -177,33 +168,34 @@ class SecureSums:
         Raises:
             RehearsalFailed: If fewer than `least` of them have keys.
         """
-        known = len(self.places(self.allowed(nodes, least)))
-        if known < least:
-            why = "their logs say why"
+        able = len(self.positions(self.allowed(nodes, least)))
+        if able < least:
+            reason = "their logs say why"
             if silent := len(self._silent.intersection(nodes)):
-                why = (
+                reason = (
                     f"{silent} did not answer within {self._waited:.0f} s, for which a busy or "
                     "slow machine needs a longer roster_timeout"
                 )
             raise RehearsalFailed(
-                f"{known} of {len(nodes)} nodes have keys for secure sums, and a sum needs "
-                f"{least}: {why}; nothing was charged"
+                f"{able} of {len(nodes)} nodes have keys for secure sums, and a sum needs "
+                f"{least}: {reason}; nothing was charged"
             )
 
-    def node_at(self, place: int) -> int | None:
-        """Return the node at a place, None if it is gone."""
-        return next((node for node, at in self._place_of.items() if at == place), None)
+    def node_at(self, position: int) -> int | None:
+        """Return the node at a position of the directory, None if it is gone."""
+        nodes = {entry: node for node, entry in self._position_of.items()}
+        return nodes.get(position)
 
     def committee(self, size: int) -> tuple[int, ...]:
-        """Return the places of the committee, which every node finds for itself.
+        """Return the committee's positions, which every node computes for itself.
 
         Raises:
             SecureSumFailed: If nobody was set up.
         """
-        return self.known.committee(size, self._roster)
+        return self.known_directory.committee(size, self._roster)
 
     def require_committee(self, planned: SharedNoise) -> None:
-        """Refuse a committee for which the plan's threshold is too high, or its noise too little.
+        """Refuse a committee whose size does not suit the plan's threshold and noise.
 
         Raises:
             SecureSumFailed: With what to write instead.
@@ -217,25 +209,25 @@ class SecureSums:
             )
 
     def leave_out(self, ended: OpenSum) -> None:
-        """Leave those out of later sums whose messages could not be opened."""
-        entries, blame = self.known.entries, ended.blame()
+        """Exclude nodes from later sums if their messages could not be opened."""
+        entries, blame = self.known_directory.entries, ended.blame()
         self._sits_out -= Counter(set(self._sits_out))  # one sum less for each
-        for place in sorted(blame.members):
+        for position in sorted(blame.members):
             logger.warning(
                 "'%s' answered as a committee member with what is wrong: the others have to do",
-                entries[place].name,
+                entries[position].name,
             )
-        for place in sorted(blame.clients):
-            identity, name = entries[place].identity, entries[place].name
+        for position in sorted(blame.clients):
+            identity, name = entries[position].identity, entries[position].name
             if identity not in self._left_out:
                 self._left_out[identity] = name
                 logger.warning(
                     "'%s' sent what can't be opened: it takes no further part in this training",
                     name,
                 )
-        for place in sorted(blame.undecided):
-            identity, name = entries[place].identity, entries[place].name
-            # Longer each time: who lies again and again costs ever fewer sums.
+        for position in sorted(blame.undecided):
+            identity, name = entries[position].identity, entries[position].name
+            # Twice as long each time: a node that lies again and again costs few sums.
             self._sits_out[identity] = 2 ** self._doubts[identity]
             self._doubts[identity] += 1
             logger.warning(
@@ -246,8 +238,8 @@ class SecureSums:
             )
 
     @property
-    def known(self) -> Directory:
-        """The directory.
+    def known_directory(self) -> Directory:
+        """The directory, once it exists.
 
         Raises:
             SecureSumFailed: If nobody was set up.
@@ -257,20 +249,21 @@ class SecureSums:
         return self.directory
 
     def _take_in(self, entries: Mapping[int, Entry], epoch: int) -> None:
-        """Put new entries into the directory; who comes back with its keys keeps its place.
+        """Add new entries to the directory; a node that returns with its keys keeps its position.
 
-        An entry that nodes would refuse is left out: with it, they would refuse everybody's.
+        Entries that nodes would refuse are excluded: one would make nodes refuse the whole
+        directory.
         """
         held = () if self.directory is None else self.directory.entries
-        places = {_keys_of(each): place for place, each in enumerate(held)}
-        identity_of = {each.name: each.identity for each in held}
-        name_of = {each.identity: each.name for each in held}
+        position_of = {_keys_of(entry): position for position, entry in enumerate(held)}
+        identity_of = {entry.name: entry.identity for entry in held}
+        name_of = {entry.identity: entry.name for entry in held}
         fresh: dict[int, Entry] = {}
         back: dict[int, int] = {}
         for node, entry in sorted(entries.items()):
-            known = places.get(_keys_of(entry))
+            position = position_of.get(_keys_of(entry))
             problem = self._problem(entry, epoch)
-            if known in back.values() or _keys_of(entry) in map(_keys_of, fresh.values()):
+            if position in back.values() or _keys_of(entry) in map(_keys_of, fresh.values()):
                 problem = f"another node answered with the keys of '{entry.name}' too; {_APART}"
             elif (
                 identity_of.get(entry.name, entry.identity) != entry.identity
@@ -279,8 +272,8 @@ class SecureSums:
                 problem = f"'{entry.name}' or its identity is another node's; {_APART}"
             if problem:
                 logger.warning("A node takes no part in secure sums: %s", problem)
-            elif known is not None:
-                back[node] = known
+            elif position is not None:
+                back[node] = position
             else:
                 fresh[node] = entry
                 identity_of[entry.name], name_of[entry.identity] = entry.identity, entry.name
@@ -293,15 +286,19 @@ class SecureSums:
             return
         if fresh:
             self._confirmed = set()
-        at = {_keys_of(each): place for place, each in enumerate(self.directory.entries)}
-        for node, place in (back | {node: at[_keys_of(e)] for node, e in fresh.items()}).items():
+        entries_now = enumerate(self.directory.entries)
+        position_of = {_keys_of(entry): position for position, entry in entries_now}
+        back |= {node: position_of[_keys_of(entry)] for node, entry in fresh.items()}
+        for node, position in back.items():
             # A node that came back has another id at Flower.
-            self._place_of = {n: p for n, p in self._place_of.items() if p != place}
-            self._place_of[node] = place
-        self._confirmed &= set(self._place_of)
+            former = self.node_at(position)
+            if former is not None:
+                del self._position_of[former]
+            self._position_of[node] = position
+        self._confirmed &= set(self._position_of)
 
     def _problem(self, entry: Entry, epoch: int) -> str | None:
-        """Return why every node would refuse a directory with this entry; None: none would."""
+        """Return why every node would refuse a directory with this entry; None if none would."""
         if entry.epoch != epoch:
             return f"the entry of '{entry.name}' is not of epoch {epoch}"
         if self._roster is not None and not self._roster.allows(entry.name, entry.identity):
@@ -315,16 +312,16 @@ class SecureSums:
     def _hand_out(self, nodes: Iterable[int], ask: Ask, timeout: float) -> None:
         if self.directory is None:
             return
-        told, unserved = self.directory.to_json(), sorted(set(nodes) - self._confirmed)
-        for node, content in self._ask(DIRECTORY_ACTION, unserved, told, ask, timeout):
+        text, unserved = self.directory.to_json(), sorted(set(nodes) - self._confirmed)
+        for node, content in self._ask(DIRECTORY_ACTION, unserved, text, ask, timeout):
             try:
                 accepted = text_of(content)
             except ValueError:
                 continue
             if accepted == self.directory.hash.hex():
                 self._confirmed.add(node)
-        if left := len(self._place_of) - len(self._confirmed):
-            logger.warning("%d nodes did not accept the directory of keys: see their logs", left)
+        if rest := len(self._position_of) - len(self._confirmed):
+            logger.warning("%d nodes did not accept the directory of keys: see their logs", rest)
 
     def _ask(
         self, action: str, nodes: Sequence[int], text: str, ask: Ask, timeout: float
@@ -332,7 +329,7 @@ class SecureSums:
         """Send one text to nodes and yield each first answer that is no error."""
         content, kind = text_to_content(text), f"{MessageType.QUERY}.{action}"
         messages = [Message(content, dst_node_id=node, message_type=kind) for node in nodes]
-        left = set(nodes)
+        waiting = set(nodes)
         self._silent.update(nodes)
         self._waited = timeout
         for reply in ask(messages, timeout):
@@ -340,17 +337,17 @@ class SecureSums:
             self._silent.discard(node)
             if reply.has_error():
                 meaning = meaning_of(reply.error)
-                known = "see its log" if meaning is None else meaning.text
-                logger.warning("A node did not answer '%s': %s", action, known)
-            elif node in left:
-                left.discard(node)
+                cause = "see its log" if meaning is None else meaning.text
+                logger.warning("A node did not answer '%s': %s", action, cause)
+            elif node in waiting:
+                waiting.discard(node)
                 yield node, reply.content
-            if not left:
+            if not waiting:
                 return
 
 
 def secure_sums_of(plan: Plan, roster: Roster | None) -> SecureSums | None:
-    """Return who keeps the keys of secure sums, None where the plan has none.
+    """Return the keeper of a training's keys for secure sums; None where the plan has none.
 
     Raises:
         ValueError: If a roster is given and the plan supposes none, or the other way round.
@@ -359,10 +356,10 @@ def secure_sums_of(plan: Plan, roster: Roster | None) -> SecureSums | None:
     supposed = noise is not None and noise.secure_sum.roster
     if supposed != (roster is not None):
         has = "supposes" if supposed else "does not suppose"
+        state = "left out" if roster is None else "given"
         raise ValueError(
             f"the plan {has} that nodes know each other's keys from a roster "
-            f"(SecureSum(roster=...)), and secure_roster is "
-            f"{'left out' if roster is None else 'given'}: change one of them"
+            f"(SecureSum(roster=...)), and secure_roster is {state}: change one of them"
         )
     if noise is None:
         return None
@@ -371,21 +368,25 @@ def secure_sums_of(plan: Plan, roster: Roster | None) -> SecureSums | None:
     return SecureSums(roster)
 
 
-def _warn_of_more_colluding(planned: SharedNoise, known: int) -> None:
-    """Say where nodes will charge themselves for more noise than the plan, and so stop sooner."""
-    usual = usual_colluding(known)
+def _warn_of_more_colluding(planned: SharedNoise, members: int) -> None:
+    """Warn where nodes will charge themselves for more noise than the plan, and so stop sooner."""
+    usual = usual_colluding(members)
     if 0 < planned.colluding < usual:  # nobody colludes: then owners had to write it, too
         logger.warning(
             "The roster names %d nodes, of whom nodes suppose that %d collude, and the plan %d: "
             "they charge themselves more, and send noise alone when their budget ends. Write "
             "SecureSum(colluding=%d), which is privacy.secure_sum.colluding of fl-dp run, or let "
             "owners write dp-secagg-colluding=%d",
-            known,
+            members,
             usual,
             planned.colluding,
             usual,
             planned.colluding,
         )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(names))
 
 
 def _keys_of(entry: Entry) -> tuple[str, bytes, bytes]:

@@ -357,7 +357,7 @@ def check(name: str, ran: Ran, ledger: PrivacyLedger) -> None:
     assert spent <= plan.budget.epsilon, name
     charged = Counter(dict(ledger.history)) - Counter(dict(plan.other_releases))
     assert charged.total() == min(participations(plan), rounds), name
-    if plan.hosting.told_apart == 1:
+    if plan.hosting.distinct_units_per_node == 1:
         assert max(ran.asked.values(), default=0) <= charged.total(), name
     if isinstance(ran.modes[0], ClientNoiseMode | CentralMode) and plan.schedule.name == "constant":
         assert all(getattr(each, "noise_multiplier", MULTIPLIER) == MULTIPLIER for each in charged)

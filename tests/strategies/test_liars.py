@@ -174,7 +174,7 @@ def test_liars_that_come_one_by_one_end_no_training(tmp_path: Path) -> None:
 def test_only_as_many_rounds_are_excused_as_members_may_collude(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    progress = Progress(cohorts_are_seen=False, log=RunLog(lambda: ""))
+    progress = Progress(cohorts_are_visible=False, log=RunLog(lambda: ""))
     model = ArrayRecord({})
     progress.released(1, model)
     excused = RoundFailed("a liar was excluded", excused=2)

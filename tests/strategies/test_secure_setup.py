@@ -83,7 +83,7 @@ def known(count: int) -> tuple[Nodes, SecureSums]:
 
 def blame(sums: SecureSums, node: int, *, certain: bool = True) -> None:
     """Let a sum have shown that a node lied, or that it may have."""
-    liar, nobody = frozenset([sums.places([node])[node]]), frozenset[int]()
+    liar, nobody = frozenset([sums.positions([node])[node]]), frozenset[int]()
     shown = Blame(liar, nobody, nobody) if certain else Blame(nobody, nobody, liar)
     sums.leave_out(cast(OpenSum, Ended(shown)))
 
@@ -101,7 +101,7 @@ def test_an_entry_that_nobody_would_accept_is_left_out(spoil: Spoil) -> None:
     nodes, sums = Nodes(4), SecureSums()
     nodes.spoils[2] = spoil
     sums.set_up(range(4), nodes.ask)
-    assert set(sums.places(range(4))) == {0, 1, 3}
+    assert set(sums.positions(range(4))) == {0, 1, 3}
 
 
 def test_a_node_that_missed_the_directory_is_told_again() -> None:
@@ -116,11 +116,11 @@ def test_a_node_that_missed_the_directory_is_told_again() -> None:
                 yield from nodes.ask([message], timeout)
 
     sums.set_up(range(4), ask)
-    assert set(sums.places(range(4))) == {0, 1, 2}
+    assert set(sums.positions(range(4))) == {0, 1, 2}
     sums.set_up(range(3), ask)  # it is not asked for a sum without it
     assert len(kinds) == 8
     sums.set_up(range(4), ask)
-    assert set(sums.places(range(4))) == {0, 1, 2, 3}
+    assert set(sums.positions(range(4))) == {0, 1, 2, 3}
     assert kinds[8:] == ["query.fl_dp_secagg_directory"]
     sums.set_up(range(4), ask)
     assert len(kinds) == 9
@@ -144,7 +144,7 @@ def test_a_stranger_to_the_roster_is_left_out() -> None:
     nodes = Nodes(5, pinned=4)
     sums = SecureSums(nodes.roster)
     sums.set_up(range(5), nodes.ask)
-    assert set(sums.places(range(5))) == {0, 1, 2, 3}
+    assert set(sums.positions(range(5))) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("name", ["node-0", "another name"])
@@ -156,7 +156,7 @@ def test_two_nodes_with_one_folder_of_keys_are_one_and_it_is_said(
     nodes.of[3] = SecureNode(first.identity, first.store, name=name)
     with caplog.at_level(logging.WARNING, logger="flwr.fl_dp"):
         sums.set_up(range(4), nodes.ask)
-    assert set(sums.places(range(4))) == {0, 1, 2}
+    assert set(sums.positions(range(4))) == {0, 1, 2}
     assert "a ledger in a folder, of its own" in caplog.text
 
 
@@ -164,18 +164,18 @@ def test_a_name_that_two_nodes_give_themselves_is_the_first_one_s() -> None:
     nodes, sums = Nodes(4), SecureSums()
     nodes.of[3] = SecureNode(Identity.generate(), SQLiteStore(None), name="node-0")
     sums.set_up(range(4), nodes.ask)
-    assert set(sums.places(range(4))) == {0, 1, 2}
+    assert set(sums.positions(range(4))) == {0, 1, 2}
 
 
 def test_a_node_that_comes_back_under_another_id_keeps_its_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     nodes, sums = known(4)
-    before = sums.places(range(4))
+    before = sums.positions(range(4))
     nodes.of[9] = nodes.of.pop(3)
     sums.set_up([0, 1, 2, 9], nodes.ask)
-    assert sums.places([0, 1, 2, 9]) == {0: before[0], 1: before[1], 2: before[2], 9: before[3]}
-    assert sums.places([3]) == {}  # what it was
+    assert sums.positions([0, 1, 2, 9]) == {0: before[0], 1: before[1], 2: before[2], 9: before[3]}
+    assert sums.positions([3]) == {}  # what it was
     assert "did not accept the directory" not in caplog.text
 
 
@@ -183,7 +183,7 @@ def test_a_node_that_lost_its_keys_is_appended() -> None:
     nodes, sums = known(4)
     nodes.of[9] = SecureNode(nodes.of.pop(3).identity, SQLiteStore(None), name="node-3")
     sums.set_up([0, 1, 2, 9], nodes.ask)
-    assert sums.places([0, 1, 2, 9])[9] == 4
+    assert sums.positions([0, 1, 2, 9])[9] == 4
 
 
 def test_new_keys_bring_no_liar_back() -> None:
@@ -204,7 +204,7 @@ def test_a_liar_under_another_id_is_not_in_the_next_sum(certain: bool) -> None:
     one = sum_over(6, sums, least=5)
     one.open([0, 1, 2, 3, 4, 9], nodes.ask)
     asked = SumTerms.from_json(terms_in(one.content_for(RecordDict())) or "")
-    assert {sums.known.entries[place].name for place in asked.cohort} == {
+    assert {sums.known_directory.entries[place].name for place in asked.cohort} == {
         f"node-{at}" for at in range(5)
     }
 
@@ -235,7 +235,7 @@ def sum_over(nodes: int, sums: SecureSums, **options: Any) -> OneSum:
 
 def test_who_may_have_lied_sits_out_ever_more_sums_unless_it_is_needed() -> None:
     _, sums = known(4)
-    places = sums.places(range(4))
+    places = sums.positions(range(4))
     doubted = Blame(frozenset(), frozenset(), frozenset([places[2]]))
     nobody = Blame(frozenset(), frozenset(), frozenset())
     there = []

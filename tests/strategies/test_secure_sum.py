@@ -469,5 +469,5 @@ def test_who_is_away_at_the_set_up_gets_it_later(tmp_path: Path) -> None:
     found = []
     for _ in range(2):
         sums.set_up(grid.get_node_ids(), ask)
-        found.append(len(sums.places(grid.get_node_ids())))
+        found.append(len(sums.positions(grid.get_node_ids())))
     assert found == [0, 10]

@@ -174,7 +174,7 @@ def test_whatever_a_unit_says_instead_of_nothing_the_log_ratios_keep_within_epsi
     both = []
     for _ in range(2):
         both.append([selection._utility_of(Unit(node), 2) for node in range(len(reports))])
-        selection._seen.pop(Unit(place), None)  # zeroed out: it was never seen
+        selection._observations.pop(Unit(place), None)  # zeroed out: it was never seen
     ratios = ratios_of(selection, *both)
     assert np.ptp(ratios) <= epsilon * (1 + 1e-6) + 1e-9
     assert np.abs(ratios).max() <= epsilon * (1 + 1e-6) + 1e-9

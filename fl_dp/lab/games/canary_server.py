@@ -136,7 +136,7 @@ class WatchedLoop(PrivateLoop):
         # A node that was never drawn has not reported its canaries: they have no group.
         groups = np.full(self.canary_run.count, -1, dtype=np.int64)
         for node, first in self._first_of.items():
-            for number in range(self.plan.hosting.told_apart):
+            for number in range(self.plan.hosting.distinct_units_per_node):
                 group = self._participations.group_of(Unit(node, number))
                 if group is not None and first + number < self.canary_run.count:
                     groups[first + number] = group
