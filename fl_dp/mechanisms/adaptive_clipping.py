@@ -1,9 +1,9 @@
 """A clipping norm that follows a quantile of the update norms, privately.
 
-Each client sends, with its clipped update, whether it stayed *un*clipped. The share that did is
-released with noise and moves the norm geometrically towards the one that leaves `target_quantile`
-of the updates alone. Reference: Andrew et al. 2021, "Differentially Private Learning with Adaptive
-Clipping", algorithm 1.
+Each client sends, with its clipped update, whether it stayed *un*clipped. The noisy share of those
+moves the norm geometrically towards the one that leaves `target_quantile` of the updates unclipped.
+Reference: Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", algorithm
+1.
 
     >>> rule = AdaptiveClipping(target_quantile=0.5)
     >>> rule.next_norm(1.0, noisy_bit_sum=-20.0, denominator=100.0)  # most were clipped: grow
@@ -29,11 +29,11 @@ class AdaptiveClipping(Arguments):
     Privacy: the pair of a round's clipped sum and its sum of bits is *one* Gaussian release of the
     round's noise multiplier, for one unit, add/remove or zero-out neighbours, against anyone who
     sees both, when the updates get the noise of `update_noise_multiplier` **and the norm that the
-    clients clipped with**: the next round's norm is not theirs.
+    clients clipped with**, not the next round's.
 
     Attributes:
         norm: Clipping norm of the first round.
-        target_quantile: Share of the updates that shall stay unclipped, in (0, 1).
+        target_quantile: Share of the updates that stays unclipped, in (0, 1).
         learning_rate: Largest change of the norm's logarithm in one round.
     """
 
@@ -84,11 +84,11 @@ def default_bit_noise_std(denominator: float) -> float:
 def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> float:
     """Return the updates' noise multiplier with which they and the bits cost `noise_multiplier`.
 
-    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: the bits have sensitivity 1/2, so their own multiplier is
-    `2 sigma_b`.
+    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: the bits have sensitivity 1/2, so their own multiplier is `2
+    sigma_b`.
 
     Args:
-        noise_multiplier: The multiplier that the pair is charged as.
+        noise_multiplier: The charged multiplier of the pair.
         bit_noise_std: Standard deviation of the noise on the sum of bits.
 
     Raises:

@@ -1,21 +1,21 @@
-"""Gaussian noise of which a part is taken away again in later releases.
+"""Gaussian noise that later releases partly subtract again.
 
 Every release gets fresh noise minus a weighted sum of the last releases' noise, in integers:
 
     carried_t = floor(sum_j c_j zeta_(t-j) + 1/2), j from 1 to bands - 1
     zeta_t = z_t - carried_t
 
-So the noise of all releases is C^-1 z, rounded, C being lower triangular with c_0 = 1, c_1, ...
-below its diagonal. Noise of neighbouring releases has opposite signs more often than not, and a
-model that adds them up keeps less of it than of independent noise.
+So the noise of all releases is C^-1 z, rounded, where C is lower triangular with c_0 = 1, c_1, ...
+below its diagonal. The noise of neighbouring releases mostly has opposite signs, and a model that
+adds them up keeps less of it than of independent noise.
 
     >>> stream = BandedStream((4096, 2895, 2486, 2151))
     >>> noise = stream.next(mechanism.law, total.size, rng, index=reservation.index)
 
 Coefficients are integers, in units of 2^-12, so that float64 holds the weighted sum exactly: its
-order does not matter, and one product of a BLAS computes it. Nothing is a fraction at any time.
-Each release is therefore an integer Gaussian around an integer, given all releases before it, and
-no floating-point trace can tell what it hides.
+order does not matter, and one product of a BLAS computes it. Given all earlier releases, each
+release is therefore an integer Gaussian around an integer, and no floating-point trace reveals what
+it hides.
 
 References: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization"; Kalinin and
 Lampert 2024, "Banded Square Root Matrix Factorization for Differentially Private Model Training".
@@ -41,7 +41,7 @@ from .noise_stream import NoiseStream
 from .randomness import SecureRandom
 
 COEFFICIENT_ONE = 1 << 12
-"""The coefficient that means 1: they are multiples of 2^-12."""
+"""Value of the coefficient 1: coefficients are multiples of 2^-12."""
 
 _EXACT_INTEGERS = 2.0**53
 _LEAST_BITS = 20  # below it rounding would cost more than a hair
@@ -54,12 +54,12 @@ _MOST_STEPS = 20_000  # of the inverse: the best coefficients are done after som
 
 
 def require_coefficients(coefficients: Sequence[int]) -> None:
-    """Refuse what can't be the first column of a correlation.
+    """Refuse integers that can't be the first column of a correlation.
 
     Raises:
         ValueError: If they are no integers, the first is not 4096 (that is 1), or the last is 0.
     """
-    if not coefficients or any(type(each) is not int for each in coefficients):
+    if not coefficients or any(type(coefficient) is not int for coefficient in coefficients):
         raise ValueError(
             f"coefficients must be integers in units of 1/{COEFFICIENT_ONE}, got {coefficients}"
         )
@@ -76,25 +76,26 @@ def require_coefficients(coefficients: Sequence[int]) -> None:
 def column_norm(coefficients: Sequence[int]) -> float:
     """Return the L2 norm of a column of C: the noise's standard deviation per unit of privacy."""
     # Python's integers: exact before the root.
-    return math.sqrt(sum(each * each for each in coefficients)) / COEFFICIENT_ONE
+    squares = sum(coefficient * coefficient for coefficient in coefficients)
+    return math.sqrt(squares) / COEFFICIENT_ONE
 
 
 class BandedStream(NoiseStream):
-    """Noise that later releases partly take away: zeta_t = z_t - floor(sum_j c_j zeta_(t-j) + 1/2).
+    """Noise that later releases partly subtract: zeta_t = z_t - floor(sum_j c_j zeta_(t-j) + 1/2).
 
     Privacy: releases whose units take part at least `bands` indices apart are as private as if each
     participation were one Gaussian release of multiplier z, with fresh noise of the scale of
     `BandedGaussianMechanism`, for one unit, zero-out neighbours, against anyone who sees all
-    releases. A cut keeps that. In memory it holds the noise of the last `bands - 1` releases: an
-    intruder there can open as many sums.
+    releases. A cut keeps that. Memory holds the noise of the last `bands - 1` releases: an intruder
+    there can open as many sums.
 
     Attributes:
         coefficients: c_0, c_1, ... in units of 2^-12; c_0 = 4096.
-        cuts: How often memory was forgotten.
+        cuts: Number of times that memory was cleared.
     """
 
     def __init__(self, coefficients: Sequence[int]) -> None:
-        """Begin with nothing remembered.
+        """Begin without memory.
 
         Args:
             coefficients: The first column of C, integers in units of 2^-12, as from
@@ -116,16 +117,16 @@ class BandedStream(NoiseStream):
 
     @property
     def bands(self) -> int:
-        """How many releases one draw reaches, its own included; 1 is independent noise."""
+        """Number of releases that one draw affects, its own included; 1 is independent noise."""
         return len(self.coefficients)
 
     @property
     def remembered(self) -> int:
-        """How many releases' noise is in memory now: each is as secret as the sum that it hides."""
+        """Number of releases whose noise is in memory; it is as secret as the sums it hides."""
         return min(self._since_cut, self.bands - 1)
 
     def _forget(self) -> None:
-        """Overwrite and forget all earlier noise, and count that. See `NoiseStream.cut`."""
+        """Overwrite all earlier noise, and count the cut. See `NoiseStream.cut`."""
         if self._memory is not None:
             self._memory.fill(0.0)
         self._memory, self._law, self._since_cut = None, None, 0
@@ -163,7 +164,7 @@ class BandedStream(NoiseStream):
 
 
 def _carried(weights: NDArray[np.float64], memory: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return what the next release's noise takes away; known before anybody is asked."""
+    """Return what the next release's noise subtracts; known before anybody is asked."""
     carried: NDArray[np.float64] = weights @ memory
     carried += 0.5
     return np.floor(carried, out=carried).astype(np.int64)
@@ -192,14 +193,14 @@ def noise_bits(coefficients: tuple[int, ...]) -> int:
 
 
 def _spread(coefficients: tuple[int, ...]) -> float:
-    """Return how many times the largest draw a weighted sum can be."""
+    """Return the largest weighted sum, divided by the largest draw."""
     # A release's noise is at most |1, r_1, r_2, ..|_1 times one draw; C^-1 has the r_i in a column.
     return (total_weight(coefficients) - 1.0) * inverse_norms(coefficients)[0]
 
 
 def total_weight(coefficients: Sequence[int]) -> float:
     """Return the L1 norm of a column of C, which bounds the norm of C."""
-    return sum(abs(each) for each in coefficients) / COEFFICIENT_ONE
+    return sum(abs(coefficient) for coefficient in coefficients) / COEFFICIENT_ONE
 
 
 @lru_cache(maxsize=64)
@@ -218,7 +219,7 @@ def inverse_norms(coefficients: tuple[int, ...]) -> tuple[float, float]:
         newest_first[0] = entry
         total += abs(entry)
         squares += entry * entry
-        # All that follows these entries is at most their size, times the weights', of the total.
+        # The rest of the column is at most this product, relative to the total.
         if float(np.abs(newest_first).sum()) * sums < _NEGLIGIBLE:
             return total / (1.0 - _NEGLIGIBLE), math.sqrt(squares) / (1.0 - _NEGLIGIBLE)
         if not total < _EXACT_INTEGERS:
@@ -233,13 +234,13 @@ class BandedGaussianMechanism(GaussianMechanism):
     `law` is that of the fresh noise, and wider than a lone release's: a participation moves as many
     releases as there are bands, by the norm of a column of C, and rounding by a hair more.
 
-    Privacy: as `BandedStream` says; no release is private with noise that is not from one.
+    Privacy: as `BandedStream` says; a release with other noise is not private.
 
     Attributes:
-        noise_multiplier: Of one participation: z. The noise on the sum is larger by the column's
-            norm.
-        coefficients: As of the stream.
-        size: Coordinates of the sum.
+        noise_multiplier: Noise multiplier z of one participation. The noise on the sum is larger by
+            the column's norm.
+        coefficients: Coefficients of the stream.
+        size: Number of coordinates of the sum.
     """
 
     coefficients: tuple[int, ...]
@@ -258,7 +259,7 @@ class BandedGaussianMechanism(GaussianMechanism):
 
     @property
     def noise_scale(self) -> float:
-        """Standard deviation of the fresh noise, before what rounding adds: it sets the grid."""
+        """Standard deviation of the fresh noise without the part for rounding; it sets the grid."""
         return self.noise_multiplier * column_norm(self.coefficients) * self.clipping_norm
 
     @property
@@ -266,7 +267,7 @@ class BandedGaussianMechanism(GaussianMechanism):
         """The grid step: a power of two of the clipping norm.
 
         A stream has one law in grid steps. Where the norm follows a quantile, the step follows the
-        norm, and what is carried over is in units of it.
+        norm, and carried noise is in units of it.
         """
         per_norm = self.noise_multiplier * column_norm(self.coefficients)
         bits = noise_bits(self.coefficients)
@@ -297,17 +298,18 @@ def banded_noise_scale(
     """Return the scale of the fresh noise at which a participation costs one Gaussian event.
 
     Given the releases so far, two data sets that differ in one participation have centres that
-    differ by its column of C times the update, and by less than one step a coordinate for rounding,
-    in each of the releases that follow within the bands: together `|c| K + sqrt((bands - 1) size)`.
+    differ by its column of C times the update, and by less than one step per coordinate for
+    rounding, in each of the next releases within the bands: together `|c| K + sqrt((bands - 1)
+    size)`.
 
     Args:
-        noise_multiplier: z of the event.
+        noise_multiplier: Noise multiplier z of the event.
         clipping_steps: K, the bound on one unit's vector in grid steps.
-        coefficients: As of the stream.
-        size: Coordinates of the sum.
+        coefficients: Coefficients of the stream.
+        size: Number of coordinates of the sum.
 
     Returns:
-        In grid steps.
+        The scale in grid steps.
     """
     moved = column_norm(coefficients) * clipping_steps
     return noise_multiplier * (moved + math.sqrt((len(coefficients) - 1) * size))

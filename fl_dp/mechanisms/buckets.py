@@ -1,12 +1,12 @@
 """Integers drawn by buckets of equal width: exact proposals, of which some are accepted.
 
-The integers are cut into buckets of one power-of-two width. A bucket is drawn by exact 64-bit
-integer weights, the place inside it uniformly, and the pair is accepted with the ratio of the
-target to what was proposed. The weights' rounding is thus undone by the acceptance, and all that is
-left is the float64 error of the target's density.
+The integers are cut into buckets of one power-of-two width. Exact 64-bit integer weights draw a
+bucket, the offset inside it is uniform, and the pair is accepted with the ratio of the target to
+the proposal. The acceptance thus undoes the weights' rounding, and only the float64 error of the
+target's density remains.
 
-Nearly every draw takes one word and two looks at a table: its upper bits say the bucket, its lower
-ones the place, those in between toss the coin. What they can't decide, more bits do.
+Nearly every draw takes one word and two table look-ups: its upper bits give the bucket, its lower
+ones the offset, those in between toss the coin. More bits decide the few open cases.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BUCKETS_A_SCALE = 5
 Odds: TypeAlias = Callable[
     [NDArray[np.int64], NDArray[np.intp], NDArray[np.intp]], NDArray[np.float64]
 ]
-"""The density over the envelope, at most 1: given values, their buckets and the draws' numbers."""
+"""Returns density over envelope, at most 1, given values, their buckets and the draws' indices."""
 
 _SLOT_BITS = 14  # the two tables stay in the cache
 _REST_BITS = np.uint64(64 - _SLOT_BITS)
@@ -39,7 +39,7 @@ class _Work(threading.local):
     def __init__(self) -> None:
         self.words = np.empty(CHUNK + 2, dtype=np.uint64)
         self.slot = np.empty(CHUNK, dtype=np.int64)
-        self.surely = np.empty(CHUNK, dtype=np.uint64)
+        self.sure_below = np.empty(CHUNK, dtype=np.uint64)
         self.unsure = np.empty(CHUNK, dtype=np.bool_)
 
 
@@ -64,9 +64,11 @@ class Buckets:
         """Build the table.
 
         Args:
-            mass: Of the envelope in each bucket, up to a common factor; the middle one is large.
-            least: A lower bound on the density over the envelope in each bucket, 0 to ask always.
-            first: Number of the first bucket: it begins at `first << width_bits`.
+            mass: Mass of the envelope in each bucket, up to a common factor; the middle one is
+                large.
+            least: A lower bound on the density over the envelope in each bucket; 0 always computes
+                it.
+            first: Number of the first bucket, which begins at `first << width_bits`.
             width_bits: The buckets' width as a power of two, at most 30.
         """
         self.low = (np.arange(mass.size, dtype=np.int64) + first) << width_bits
@@ -75,34 +77,34 @@ class Buckets:
         self._cap = ideal / np.array(weights, dtype=np.float64)
         # Where each bucket but the last ends, of 2^64.
         self._ends = np.array(list(itertools.accumulate(weights))[:-1], dtype=np.uint64)
-        place, slots = np.uint64(width_bits), np.arange(1 << _SLOT_BITS, dtype=np.uint64)
+        shift, slots = np.uint64(width_bits), np.arange(1 << _SLOT_BITS, dtype=np.uint64)
         begin = slots << _REST_BITS
         bucket = self._bucket_at(begin)
         self._torn = bucket != self._bucket_at(begin | np.uint64((1 << int(_REST_BITS)) - 1))
         self._bucket, self._slot_low = bucket, self.low[bucket]
-        self._place = np.uint64((1 << width_bits) - 1)
-        # The bits between the slot's and the place's; at least 20.
+        self._offset = np.uint64((1 << width_bits) - 1)
+        # The bits between the slot's and the offset's; at least 20.
         self._coin_bits = int(_REST_BITS) - width_bits
-        self._coin_shift = place
+        self._coin_shift = shift
         self._coin = np.uint64(((1 << self._coin_bits) - 1) << width_bits)
         # A coin below the least ratio in its bucket is accepted without computing its own; the
         # margin covers the rounding of that least ratio. Where the bucket is open, none is.
-        surely = (self._cap * least * (1 - 1e-9) * 2.0**self._coin_bits).astype(np.uint64)
-        self._surely = np.where(self._torn, np.uint64(0), surely[bucket] << place)
+        sure_below = (self._cap * least * (1 - 1e-9) * 2.0**self._coin_bits).astype(np.uint64)
+        self._sure_below = np.where(self._torn, np.uint64(0), sure_below[bucket] << shift)
 
     def propose(
         self, count: int, rng: SecureRandom, odds: Odds
     ) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-        """Return proposals, at most `CHUNK`, and the numbers of those not accepted, ascending."""
+        """Return proposals, at most `CHUNK`, and the indices of the rejected ones, ascending."""
         words = rng.words(count, room=_work.words)
-        slot, surely = _work.slot[:count], _work.surely[:count]
+        slot, sure_below = _work.slot[:count], _work.sure_below[:count]
         bits = slot.view(np.uint64)
         np.right_shift(words, _REST_BITS, out=bits)
         value = self._slot_low.take(slot, mode="clip")
-        self._surely.take(slot, mode="clip", out=surely)
+        self._sure_below.take(slot, mode="clip", out=sure_below)
         np.bitwise_and(words, self._coin, out=bits)
-        unsure = np.flatnonzero(np.greater_equal(bits, surely, out=_work.unsure[:count]))
-        np.bitwise_and(words, self._place, out=bits)
+        unsure = np.flatnonzero(np.greater_equal(bits, sure_below, out=_work.unsure[:count]))
+        np.bitwise_and(words, self._offset, out=bits)
         value += slot
         words = words[unsure]
         slot = (words >> _REST_BITS).view(np.int64)
@@ -111,23 +113,23 @@ class Buckets:
         if torn.size:
             upper = words[torn] >> _REST_BITS << _REST_BITS
             bucket[torn] = self._bucket_at(upper | rng.words(torn.size) >> np.uint64(_SLOT_BITS))
-        found = self.low[bucket] + (words & self._place).view(np.int64)
-        value[unsure] = found
-        # The same coin with 53 more bits: it was at least `surely`, and that has to count.
+        candidates = self.low[bucket] + (words & self._offset).view(np.int64)
+        value[unsure] = candidates
+        # The same coin with 53 more bits: it was at least `sure_below`, and that has to count.
         coin = ((words & self._coin) >> self._coin_shift).astype(np.float64)
         fine = (coin + rng.uniforms(unsure.size)) * 2.0**-self._coin_bits
-        accepted = fine < self._cap[bucket] * odds(found, bucket, unsure)
+        accepted = fine < self._cap[bucket] * odds(candidates, bucket, unsure)
         return value, unsure[~accepted]
 
     def draw(self, count: int, rng: SecureRandom, odds: Odds) -> NDArray[np.int64]:
-        """Return those of `count` proposals that are accepted, in no order that tells anything."""
+        """Return the accepted ones of `count` proposals, in an order without information."""
         value, rejected = self.propose(count, rng, odds)
-        kept = count - rejected.size
-        # Gaps are filled from the end: where they are says nothing of the values that are left.
-        value[rejected[rejected < kept]] = np.delete(
-            value[kept:], rejected[rejected >= kept] - kept
+        accepted = count - rejected.size
+        # Gaps are filled from the end: their positions say nothing of the accepted values.
+        value[rejected[rejected < accepted]] = np.delete(
+            value[accepted:], rejected[rejected >= accepted] - accepted
         )
-        return value[:kept]
+        return value[:accepted]
 
     def _bucket_at(self, position: NDArray[np.uint64]) -> NDArray[np.intp]:
         """Return the bucket that holds a position of 2^64."""

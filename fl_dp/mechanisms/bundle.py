@@ -1,9 +1,8 @@
 """Several sums over one cohort, released together as *one* Gaussian.
 
-A round releases more than the sum of updates: how many contributed, whether updates stayed below
-the clipping norm (for adaptive clipping), or a metric that clients measured. Each sum gets noise of
-its own, and the whole costs what one Gaussian of multiplier `z` costs, as long as `z^-2` is the sum
-of the parts'.
+A round releases more than the sum of updates: the number of contributions, the number of unclipped
+updates (for adaptive clipping), or a metric that clients measured. Each sum gets noise of its own,
+and together they cost one Gaussian of multiplier `z`, if `z^-2` is the sum of the parts'.
 
     >>> bundle = GaussianBundle(
     ...     noise_multiplier=1.0, clipping_norms=(0.5,), scalar_noise_std=5.0, unclipped_bit=True
@@ -42,9 +41,9 @@ class ScalarMetric(Arguments):
     """A number that each unit measures, clipped to a public range.
 
     Attributes:
-        name: As the client reports it.
-        low: Smallest value that counts.
-        high: Largest value that counts.
+        name: Name under which the client reports it.
+        low: Lower end of the range.
+        high: Upper end of the range.
     """
 
     name: str
@@ -67,10 +66,9 @@ class ScalarMetric(Arguments):
             )
 
     def centred(self, value: float) -> float:
-        """Return the value in [-1/2, 1/2], 0 being the middle of the range.
+        """Return the value in [-1/2, 1/2], 0 for the middle of the range.
 
-        A missing unit, a NaN and the middle of the range are the same: that halves the
-        sensitivity.
+        A missing unit and a NaN count as the middle: that halves the sensitivity.
         """
         if math.isnan(value):
             return 0.0
@@ -97,17 +95,18 @@ class GaussianBundle:
     who sees them all.
 
     Attributes:
-        noise_multiplier: The multiplier that the whole is charged as.
-        clipping_norms: L2 bound on one unit's whole update, or one bound an array (per-layer).
+        noise_multiplier: The charged multiplier of the whole.
+        clipping_norms: L2 bound on one unit's whole update, or one bound per array (per-layer).
         unclipped_bit: Whether a bit about the update's norm is summed, too.
         metrics: Metrics of the clients that are summed, too.
         scalar_noise_std: Standard deviation of the noise on the sum of bits and on each sum of
             centred metrics; needed only with either.
         count_noise_std: Standard deviation of the noise on the number of units that contribute
             (whose update is finite and not zero); None: they are not counted.
-        coefficients: Of the stream that the updates' noise comes from; None: it is independent of
-            that of other rounds. Scalars always have independent noise.
-        size: Coordinates of the sum of updates, which `coefficients` need for the noise's scale.
+        coefficients: Coefficients of the stream of the updates' noise; None: the noise of rounds is
+            independent. Scalars always have independent noise.
+        size: Number of coordinates of the sum of updates; `coefficients` need it for the noise's
+            scale.
     """
 
     noise_multiplier: float
@@ -133,15 +132,15 @@ class GaussianBundle:
         _ = self.updates, self.scalar_mechanisms  # both check themselves
 
     def counting_closely(self) -> Self:
-        """Return a bundle, charged the same, with half of what the scalars leave in the count.
+        """Return a bundle of the same price whose count gets half of what the scalars leave.
 
-        The updates get up to 1.42 times their noise. For a round that is to tell whether anybody
-        contributes. Without a count, or with noise that is correlated over rounds: itself.
+        The updates get up to 1.42 times their noise. For a round that has to show whether anybody
+        contributes. Returns itself without a count, or with noise that is correlated over rounds.
         """
         if self.count_noise_std is None or self.coefficients is not None:
             return self
-        left = replace(self, count_noise_std=None).updates.noise_multiplier
-        std = min(self.count_noise_std, math.sqrt(2.0) * left)
+        uncounted = replace(self, count_noise_std=None).updates.noise_multiplier
+        std = min(self.count_noise_std, math.sqrt(2.0) * uncounted)
         return replace(self, count_noise_std=std)
 
     @property
@@ -193,16 +192,18 @@ class GaussianBundle:
     @cached_property
     def scalar_mechanisms(self) -> tuple[GaussianMechanism, ...]:
         """The mechanism of each sum of scalars, in the order of `scalar_values`."""
-        made = []
+        mechanisms = []
         if self.count_noise_std is not None:
-            made.append(GaussianMechanism(noise_multiplier=self.count_noise_std, clipping_norm=1.0))
+            mechanisms.append(
+                GaussianMechanism(noise_multiplier=self.count_noise_std, clipping_norm=1.0)
+            )
         if self._centred:
             assert self.scalar_noise_std is not None  # checked at construction
             centred = GaussianMechanism(
                 noise_multiplier=2.0 * self.scalar_noise_std, clipping_norm=_HALF
             )
-            made += [centred] * self._centred
-        return tuple(made)
+            mechanisms += [centred] * self._centred
+        return tuple(mechanisms)
 
     @property
     def scalar_names(self) -> tuple[str, ...]:
@@ -216,7 +217,8 @@ class GaussianBundle:
     @property
     def max_units(self) -> int:
         """Most units that can be summed exactly."""
-        return min(each.max_units for each in (self.updates, *self.scalar_mechanisms))
+        mechanisms = (self.updates, *self.scalar_mechanisms)
+        return min(mechanism.max_units for mechanism in mechanisms)
 
     def scalar_values(
         self,
@@ -227,38 +229,40 @@ class GaussianBundle:
     ) -> list[float]:
         """Return one unit's scalars: whether it contributes (1 or 0), the bit, then the metrics.
 
-        The bit and the metrics, in order, lie in [-1/2, 1/2]; what the bundle has not is left out.
+        The bit and the metrics, in order, lie in [-1/2, 1/2]; scalars without a sum in the bundle
+        are left out.
 
         Args:
             update_norm: L2 norm of its update before clipping; not finite counts as clipped.
-            measured: Its metrics by name; one that is missing counts as the middle of its range.
-            weight: What its clipped update is multiplied by; with 0 it does not contribute.
+            measured: Its metrics by name; a missing one counts as the middle of its range.
+            weight: Factor on its clipped update; with 0 it does not contribute.
         """
-        contributes = weight > 0.0 and 0.0 < update_norm < math.inf
-        bit = [_HALF if update_norm <= self.updates.clipping_norm else -_HALF]
-        centred = (bit if self.unclipped_bit else []) + [
-            metric.centred(measured.get(metric.name, math.nan)) for metric in self.metrics
-        ]
-        counted = [float(contributes)] if self.count_noise_std is not None else []
-        return counted + centred
+        values: list[float] = []
+        if self.count_noise_std is not None:
+            values.append(float(weight > 0.0 and 0.0 < update_norm < math.inf))
+        if self.unclipped_bit:
+            values.append(_HALF if update_norm <= self.updates.clipping_norm else -_HALF)
+        for metric in self.metrics:
+            values.append(metric.centred(measured.get(metric.name, math.nan)))
+        return values
 
     def scalar_steps(self, values: Sequence[float]) -> NDArray[np.float64]:
         """Return one unit's scalars on their grids, each clipped on its own.
 
         Args:
-            values: As from `scalar_values`.
+            values: Scalars from `scalar_values`.
 
         Returns:
             Integer-valued float64 in grid steps, shape `(scalars,)`.
         """
-        each = zip(self.scalar_mechanisms, values, strict=True)
-        return np.array([float(mechanism.encode(value)) for mechanism, value in each])
+        pairs = zip(self.scalar_mechanisms, values, strict=True)
+        return np.array([float(mechanism.encode(value)) for mechanism, value in pairs])
 
     def scalar_noise(self, rng: SecureRandom) -> NDArray[np.int64]:
         """Draw fresh noise for one release of the scalars.
 
         It never comes from the stream of the updates' noise: each scalar has a law and a grid of
-        its own, and what a stream with memory carries over is in steps of one grid.
+        its own, and a stream with memory carries noise in steps of one grid.
 
         Returns:
             Integers in each scalar's grid steps, shape `(scalars,)`.
@@ -271,10 +275,10 @@ class GaussianBundle:
 
         Args:
             steps: The sum of the units' `scalar_steps`, shape `(scalars,)`.
-            noise: From `scalar_noise`, for this release alone.
+            noise: Noise from `scalar_noise`, for this release alone.
 
         Raises:
-            ValueError: If there is not one integer of noise a scalar.
+            ValueError: If there is not one integer of noise per scalar.
         """
-        each = zip(self.scalar_mechanisms, steps.reshape(-1, 1), noise.reshape(-1, 1), strict=True)
-        return [float(mechanism.release(step, drawn)[0]) for mechanism, step, drawn in each]
+        rows = zip(self.scalar_mechanisms, steps.reshape(-1, 1), noise.reshape(-1, 1), strict=True)
+        return [float(mechanism.release(step, drawn)[0]) for mechanism, step, drawn in rows]

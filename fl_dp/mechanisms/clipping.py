@@ -50,15 +50,15 @@ def clip_by_norm(
 ) -> NDArray[np.float64]:
     """Scale `vector` down so that its norm is at most `clipping_norm` (flat clipping).
 
-    Privacy: whatever one unit sends, its contribution to a sum moves it by at most
-    `clipping_norm` in that norm (add/remove and zero-out neighbours; twice that if a unit's data
-    is replaced by another's). A vector with a NaN, an infinity or a norm beyond float64
-    contributes zero: dropping the unit instead would make the cohort's size depend on its data.
+    Privacy: whatever one unit sends, its contribution to a sum moves it by at most `clipping_norm`
+    in that norm (add/remove and zero-out neighbours; twice that if a unit's data is replaced by
+    another's). A vector with a NaN, an infinity or a norm beyond float64 contributes zero: dropping
+    the unit instead would make the cohort's size depend on its data.
 
     Args:
         vector: Real numbers of any shape and dtype, 0-d and integers included.
         clipping_norm: Bound on the norm, positive and finite, in the units of the vector.
-        norm: Over all entries jointly, L2 unless said otherwise.
+        norm: Norm over all entries jointly, L2 by default.
 
     Returns:
         A new float64 array of the same shape. A zero vector stays zero.

@@ -1,4 +1,4 @@
-"""Rules for the norm that bounds an update: fixed, one a layer, or following a quantile."""
+"""Rules for the norm that bounds an update: fixed, one per layer, or following a quantile."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class FixedClipping(Arguments):
 
 @dataclass(frozen=True, kw_only=True)
 class PerLayerClipping(Arguments):
-    """One L2 bound a floating-point array, the same in every round (McMahan et al. 2018, 3).
+    """One L2 bound per floating-point array, equal in all rounds (McMahan et al. 2018, 3).
 
     The sensitivity of the whole is the root of the sum of their squares.
 
     Attributes:
-        norms: One bound a floating-point array of the model, in the model's order.
+        norms: One bound per floating-point array of the model, in the model's order.
     """
 
     kind: ClassVar[str] = "per-layer"
@@ -81,18 +81,17 @@ Clipping: TypeAlias = FixedClipping | PerLayerClipping | AdaptiveClipping
 DEFAULT_CLIPPING = AdaptiveClipping(norm=0.1, target_quantile=0.5, learning_rate=1.0)
 """The default bound on an update: the updates' median norm, found during training.
 
-It starts where Andrew et al. 2021 do, below most norms: a bound that is too small slows training
-down, one that is too large drowns the model in noise at once. It moves five times as fast as theirs
-(by a factor of up to 1.65 a round), so that ten rounds are enough for norms from 0.01 to 5, and
-thirty for norms up to 100.
+It starts as in Andrew et al. 2021, below most norms: a bound that is too small only slows training
+down, one that is too large drowns the model in noise. It moves five times as fast as theirs (by a
+factor of up to 1.65 per round): ten rounds reach norms from 0.01 to 5, thirty norms up to 100.
 """
 
 
 def require_clipping(clipping: object) -> None:
-    """Refuse what is not one of the three rules.
+    """Refuse everything but the three rules.
 
-    A user's own rule can't be charged: the plan can't check that it bounds what it claims to, and a
-    ledger could not tell it from another one of the same name.
+    A user's own rule can't be charged: no check shows that it bounds what it claims to, and a
+    ledger could not distinguish it from another one of the same name.
 
     Raises:
         TypeError: With what to write instead.

@@ -1,13 +1,13 @@
 """Integers with the discrete Gaussian law, vectorised and accurate in every tail.
 
 `P[X = x]` is proportional to `exp(-x^2 / (2 s^2))` on the integers (Canonne, Kamath and Steinke
-2020, "The Discrete Gaussian for Differential Privacy"). They are drawn by `buckets`: every
-integer's probability is right to a relative 2^-49, so the log-likelihood ratio of any d coordinates
-is off by at most d * 2^-48. A sampler that inverts a 53-bit uniform can't say this: at s = 2^30 it
-misses some integers and hits others twice.
+2020, "The Discrete Gaussian for Differential Privacy"). Drawn by `buckets`, every integer's
+probability is right to a relative 2^-49, so the log-likelihood ratio of any d coordinates is off by
+at most d * 2^-48. A sampler that inverts a 53-bit uniform can't reach that: at s = 2^30 it misses
+some integers and hits others twice.
 
-Around a real centre (`sample_around`) the same proposals do, a little wider: the acceptance, which
-is computed anyway, has the centre in it.
+For a real centre (`sample_around`) the proposals are a little wider, and the acceptance contains
+the centre.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from .grid import IntegerLaw
 from .randomness import CHUNK, SecureRandom
 
 TAIL = 12.5
-"""Standard deviations that a draw reaches at most: the rest has mass below 2^-116."""
+"""Largest draw in standard deviations: the rest has mass below 2^-116."""
 
 _LEAST_AROUND = 0.5
 NO_FRACTIONS = 2.0**52
-"""Where float64 has no fractions any more: no centre of a draw may reach it."""
+"""From here on float64 has no fractions: every centre of a draw must be smaller."""
 
 
 class DiscreteGaussian(IntegerLaw):
@@ -56,12 +56,12 @@ class DiscreteGaussian(IntegerLaw):
         """Return a draw of N_Z(centre, scale^2) for each centre.
 
         `P[X = x]` is proportional to `exp(-(x - centre)^2 / (2 s^2))` on the integers. The mean is
-        the centre to 1e-16 for `s >= 1.5`, so real values are put on the grid without a rounding
+        the centre to 1e-16 for `s >= 1.5`, so real values get onto the grid without a rounding
         error of their own. Every integer's probability is right to a relative 2^-49.
 
         Args:
             centres: Real numbers in units of the grid, float64 of shape `(d,)`.
-            rng: Where the draws come from.
+            rng: Source of the draws.
 
         Returns:
             Integers, shape `(d,)`.
@@ -100,11 +100,11 @@ class DiscreteGaussian(IntegerLaw):
             value, missing = table.buckets.propose(part.size, rng, odds)
             np.add(nearest, value, out=out[start : start + CHUNK], casting="unsafe")
             rejected.append(start + missing)
-        again = np.concatenate(rejected)
-        if again.size:  # each for its own centre: a few per cent, then a few per cent of those
-            drawn = np.empty(again.size, dtype=np.int64)
-            self._around(centres[again], drawn, rng)
-            out[again] = drawn
+        remaining = np.concatenate(rejected)
+        if remaining.size:  # each for its own centre: a few per cent, then a few per cent of those
+            drawn = np.empty(remaining.size, dtype=np.int64)
+            self._around(centres[remaining], drawn, rng)
+            out[remaining] = drawn
 
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Propose `count` values and return those that are accepted."""
@@ -113,11 +113,7 @@ class DiscreteGaussian(IntegerLaw):
 
 @lru_cache(maxsize=16)
 def discrete_gaussian(scale: float) -> DiscreteGaussian:
-    """Return the law of a scale, whose tables take milliseconds: the last ones are kept.
-
-    Args:
-        scale: As for `DiscreteGaussian`. A law has no state: the caller passes the randomness.
-    """
+    """Return the law of a scale; the last ones are cached, as a table takes milliseconds."""
     return DiscreteGaussian(scale)
 
 
@@ -173,16 +169,16 @@ class _Proposals:
         return odds
 
 
-def _densities(places: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+def _densities(points: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
     """Return `exp(-p^2 / (2 scale^2))` for multiples of 1/2, to a relative 2^-51 in every tail.
 
     In float64 an exponent of 40 alone would be wrong by 2^-48. In integers it is not.
     """
     above, below = float(scale).as_integer_ratio()
-    found = []
-    for twice in (2.0 * places).tolist():
-        exponent = (int(twice) ** 2 * below**2 << 64) // (8 * above**2)  # in steps of 2^-64
+    densities = []
+    for doubled in (2.0 * points).tolist():
+        exponent = (int(doubled) ** 2 * below**2 << 64) // (8 * above**2)  # in steps of 2^-64
         rounded = exponent / 2**64
-        left = (exponent - int(rounded * 2.0**64)) / 2**64
-        found.append(math.exp(-rounded) * (1.0 - left))
-    return np.array(found)
+        remainder = (exponent - int(rounded * 2.0**64)) / 2**64
+        densities.append(math.exp(-rounded) * (1.0 - remainder))
+    return np.array(densities)

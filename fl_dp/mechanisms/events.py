@@ -1,11 +1,11 @@
-"""Events of mechanisms: one release of each as plain data, which interprets nothing.
+"""Events of mechanisms: one release of each as plain data, without any interpretation.
 
-A mechanism hands out its event (`GaussianMechanism.event`), so that what is charged can't differ
-from what runs. Events of sampled cohorts stand in `fl_dp/accounting/events.py`.
+A mechanism returns its own event (`GaussianMechanism.event`), so that the charge can't differ from
+what runs. Events of sampled cohorts are in `fl_dp/accounting/events.py`.
 
-Multipliers are relative to what one unit moves when its contribution is replaced by nothing: the
-clipping norm, under zero-out and add-or-remove neighbours. The accountants know what that means
-under the other relations; no event is ever rescaled by hand.
+Multipliers are relative to the most that one unit moves when its contribution is replaced by
+nothing: the clipping norm, under zero-out and add-or-remove neighbours. The accountants convert
+them for the other relations; no event is ever rescaled by hand.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fl_dp.option_errors import require_count, require_positive, require_rate
 
 @dataclass(frozen=True, kw_only=True)
 class Checked(Arguments):
-    """Checks each field by its name, as it means the same in every event and every sampling.
+    """Checks each field by its name, which means the same in every event and every sampling.
 
     A field whose name is not listed is a count; one that is None by default may be left out.
     """
@@ -61,7 +61,7 @@ class LaplaceEvent(Checked):
 
     Attributes:
         noise_multiplier: Noise scale `b` (not its standard deviation, `b * sqrt(2)`) on the sum
-            over the sum's L1 sensitivity. Pure epsilon is one over it.
+            over the sum's L1 sensitivity. Pure epsilon is its inverse.
     """
 
     kind: ClassVar[str] = "laplace"
@@ -70,12 +70,12 @@ class LaplaceEvent(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class ExponentialEvent(Checked):
-    """Draws of the exponential mechanism, or anything else of that bounded range.
+    """Draws of the exponential mechanism, or of any other of that bounded range.
 
     Attributes:
-        epsilon: Range of the log-likelihood ratio of one draw: one draw is epsilon-DP and
-            `epsilon ** 2 / 8`-zCDP (Dong, Durfee and Rogers 2020).
-        draws: How many were drawn without replacement (the top of one set of Gumbel scores).
+        epsilon: Range of the log-likelihood ratio of one draw: one draw is epsilon-DP and `epsilon
+            ** 2 / 8`-zCDP (Dong, Durfee and Rogers 2020).
+        draws: Number of draws without replacement (the top of one set of Gumbel scores).
         one_coordinate: Whether a unit moves one score alone; then the release of all noisy scores
             bounds that of the top ones.
     """

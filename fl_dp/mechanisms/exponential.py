@@ -33,19 +33,19 @@ class ExponentialMechanism(Arguments):
     by at most `sensitivity` (zero-out neighbours over a public list of candidates), against anyone
     who sees the choice. `select_top` with `k` is `k` such draws, one after the other.
 
-    Where a unit moves its own utility alone, by `d`, the log-ratio of two neighbours' laws is
-    `rate * d - log(Z'/Z)` for its own candidate and `-log(Z'/Z)` for all the others: its range is
-    `rate * |d|`, half of what it is when utilities move both ways.
+    Where a unit moves its own utility alone, by `d`, the log-ratio of two neighbours' laws is `rate
+    * d - log(Z'/Z)` for its own candidate and `-log(Z'/Z)` for all the others: its range is `rate *
+    |d|`, half of what it is when utilities move both ways.
 
     Attributes:
-        epsilon: Bounded range of one draw: the most by which the log-ratios of two neighbours'
-            laws differ between any two candidates.
+        epsilon: Bounded range of one draw: the most by which the log-ratios of two neighbours' laws
+            differ between any two candidates.
         sensitivity: The most by which one unit moves any utility, in the utilities' units.
         one_coordinate: Whether one unit moves its own utility alone. If not, the rate is half as
             high.
         null_utility: The utility of a unit whose data is left out; also stands in for NaN.
-        utility_range: Public bounds that utilities are clipped to. Without them it is up to the
-            caller that no unit moves a utility by more than `sensitivity`.
+        utility_range: Public bounds that utilities are clipped to. Without them the caller has to
+            ensure that no unit moves a utility by more than `sensitivity`.
     """
 
     epsilon: float
@@ -89,7 +89,8 @@ class ExponentialMechanism(Arguments):
     @property
     def rate(self) -> float:
         """The factor on utilities: log-odds per unit of utility."""
-        return self.epsilon / (self.sensitivity * (1.0 if self.one_coordinate else 2.0))
+        directions = 1.0 if self.one_coordinate else 2.0
+        return self.epsilon / (self.sensitivity * directions)
 
     @property
     def zcdp_rho(self) -> float:
@@ -97,10 +98,10 @@ class ExponentialMechanism(Arguments):
         return self.epsilon**2 / 8.0
 
     def event(self, *, draws: int = 1) -> ExponentialEvent:
-        """Return what one selection is charged as.
+        """Return the event that one selection is charged as.
 
         Args:
-            draws: How many candidates are selected at once.
+            draws: Number of candidates that are selected at once.
         """
         alone = self.one_coordinate
         return ExponentialEvent(epsilon=self.epsilon, draws=draws, one_coordinate=alone)
@@ -111,7 +112,8 @@ class ExponentialMechanism(Arguments):
         These are not private: they are for tests and for explaining the mechanism.
 
         Args:
-            utilities: One a candidate, shape `(N,)`, any real dtype; NaN and infinities included.
+            utilities: One utility per candidate, shape `(N,)`, any real dtype; NaN and infinities
+                included.
 
         Returns:
             Float64, shape `(N,)`.
@@ -129,7 +131,7 @@ class ExponentialMechanism(Arguments):
 
         Args:
             utilities: As in `log_probabilities`.
-            rng: Where the draw comes from.
+            rng: Source of the draw.
 
         Returns:
             The candidate's index.
@@ -140,15 +142,15 @@ class ExponentialMechanism(Arguments):
         return int(self.select_top(utilities, 1, rng)[0])
 
     def select_top(self, utilities: ArrayLike, k: int, rng: SecureRandom) -> NDArray[np.intp]:
-        """Draw `k` different candidates, each among those that are left.
+        """Draw `k` different candidates, one after the other.
 
         The `k` largest of the logits plus Gumbel noise, in that order, are exactly `k` draws
         without replacement (Plackett-Luce; Yellott 1977; Durfee and Rogers 2019).
 
         Args:
             utilities: As in `log_probabilities`.
-            k: How many, from 1 to N.
-            rng: Where the draws come from.
+            k: Number of candidates, from 1 to N.
+            rng: Source of the draws.
 
         Returns:
             The candidates' indices in the order of the draws, shape `(k,)`.
@@ -166,7 +168,8 @@ class ExponentialMechanism(Arguments):
     def _logits(self, utilities: ArrayLike) -> NDArray[np.float64]:
         """Return the rate times each utility above the null one.
 
-        Not above the largest: then what one unit says would round the others' logits.
+        Not relative to the largest: then one unit's utility would change the rounding of the
+        others'.
         """
         with np.errstate(over="ignore"):
             values = np.array(utilities, dtype=np.float64)

@@ -1,9 +1,9 @@
 """Sums on a fixed integer grid, the common part of the Gaussian and the Laplace mechanism.
 
-Noise that is added to floating-point numbers shows through their spacing: a single coordinate can
-give away which of two values it hides (Mironov 2012; Haney et al. 2022, "Precision-based attacks
-and interval refining"). So everything that is summed is an integer multiple of one grid step,
-chosen from the configuration and never from data, and the noise is an integer too.
+Noise on floating-point numbers shows through their spacing: a single coordinate can give away which
+of two values it hides (Mironov 2012; Haney et al. 2022, "Precision-based attacks and interval
+refining"). So every summand is an integer multiple of one grid step, chosen from the configuration
+and never from data, and the noise is an integer too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .randomness import CHUNK, SecureRandom
 from .threads import in_blocks
 
 NOISE_BITS = 30
-"""The noise spans 2^30 to 2^31 grid steps: the grid is far below the noise."""
+"""The noise spans 2^30 to 2^31 grid steps."""
 
 _EXACT_INTEGERS = 2.0**53
 _MIN_SCALE, _MAX_SCALE = 0.05, 2.0**34  # of a law, in grid steps
@@ -105,7 +105,7 @@ class GridMechanism(Arguments, ABC):
 
     @abstractmethod
     def event(self) -> MechanismEvent:
-        """Return what one release over all units is charged as; `law` must keep that promise."""
+        """Return the event that one release over all units is charged as; `law` must match it."""
 
     @property
     @abstractmethod
@@ -134,7 +134,7 @@ class GridMechanism(Arguments, ABC):
         return int(_EXACT_INTEGERS * self.grid / self.clipping_norm)
 
     def encode(self, update: ArrayLike) -> NDArray[np.float64]:
-        """Clip one unit's vector and put it on the grid.
+        """Clip one unit's vector and round it to the grid.
 
         Args:
             update: Any real array; see `clip_by_norm` for zero, NaN, infinity, 0-d and integers.
@@ -151,8 +151,8 @@ class GridMechanism(Arguments, ABC):
         """Draw fresh noise for one release of a sum of `size` coordinates.
 
         Args:
-            size: How many coordinates the sum has.
-            rng: Where the noise comes from.
+            size: Number of coordinates of the sum.
+            rng: Source of the noise.
 
         Returns:
             Independent draws of `law`, in grid steps, shape `(size,)`. They are secret, also after
@@ -176,8 +176,8 @@ class GridMechanism(Arguments, ABC):
 
         Args:
             total: Sum of `encode`d vectors, in grid steps.
-            noise: Integers in grid steps, one a coordinate, shape `(total.size,)`.
-            divided_by: Divides the private sum.
+            noise: Integers in grid steps, one per coordinate, shape `(total.size,)`.
+            divided_by: Divisor of the private sum.
             out: Memory for it, of the sum's shape: `noise.view(np.float64)` leaves no noise behind.
 
         Returns:
@@ -210,7 +210,7 @@ class GridMechanism(Arguments, ABC):
 
         Args:
             update: Any real array, as in `encode`.
-            rng: Where the noise comes from.
+            rng: Source of the noise.
 
         Returns:
             The private vector in the units of the update, float64 of the same shape.

@@ -1,9 +1,8 @@
 """The exponential mechanism over a public grid, coordinate by coordinate: a local noise scheme.
 
-A client's vector is clipped, and each coordinate is replaced by one of a few public points, the
-nearer the likelier. What is sent can't be told apart from what another vector would have sent by
-anything but its probability: there are no low-order bits to look at, and a coordinate fits into
-`log2(levels)` bits.
+A client's vector is clipped, and each coordinate is replaced by one of a few public points, nearer
+ones being likelier. Only its probability distinguishes a message from that of another vector: it
+has no low-order bits to look at, and a coordinate fits into `log2(levels)` bits.
 
     >>> mechanism = GridExponentialMechanism(noise_multiplier=1.0, clipping_norm=1.0)
     >>> sent = mechanism.privatize(update, SecureRandom())
@@ -35,26 +34,26 @@ _LARGEST_STEP = 0.5  # above it, a coordinate is lost between two points: the ga
 class GridExponentialMechanism(Arguments):
     """Replace each coordinate `x` by a grid point `g`, `P[g]` proportional to `exp(-rate |x - g|)`.
 
-    Privacy: one vector's release is `1 / (2 noise_multiplier^2)`-zCDP, what a Gaussian mechanism of
-    this noise multiplier has, for the unit that sends it, zero-out neighbours (its vector becomes
-    zero), against anyone who sees what is sent, the server included.
+    Privacy: one vector's release is `1 / (2 noise_multiplier^2)`-zCDP, as that of a Gaussian
+    mechanism of this noise multiplier, for the unit that sends it, zero-out neighbours (its vector
+    becomes zero), against anyone who sees the message, the server included.
 
     Proof: replacing a coordinate `x` by 0 moves the utility `-|x - g|` of each `g` by at most `|x|`
     either way, so the log-ratio of the two laws has a range of at most `2 rate |x|`. A draw of that
-    bounded range is `(2 rate |x|)^2 / 8 = rate^2 x^2 / 2`-zCDP (Dong, Durfee and Rogers
-    2020). Coordinates are drawn independently, so these add up to `rate^2 ||x||_2^2 / 2`, whatever
-    the dimension; `||x||_2 <= clipping_norm` and `rate = 1 / (noise_multiplier clipping_norm)`.
+    bounded range is `(2 rate |x|)^2 / 8 = rate^2 x^2 / 2`-zCDP (Dong, Durfee and Rogers 2020).
+    Coordinates are drawn independently, so these add up to `rate^2 ||x||_2^2 / 2`, whatever the
+    dimension; `||x||_2 <= clipping_norm` and `rate = 1 / (noise_multiplier clipping_norm)`.
     Clamping a coordinate into the grid's range only shortens the vector.
 
     Drawn points are divided by the public `gain`, so that small coordinates are right on average;
     large ones are pulled towards zero, as the grid ends.
 
     Attributes:
-        noise_multiplier: `1 / (rate * clipping_norm)`; plays the part of the Gaussian's.
+        noise_multiplier: `1 / (rate * clipping_norm)`; corresponds to the Gaussian's.
         clipping_norm: L2 bound on the vector, over all coordinates jointly.
-        levels: How many equally spaced grid points, at least 2.
-        half_width: The grid spans `[-half_width, half_width]`, in the units of the vector;
-            `clipping_norm` unless given.
+        levels: Number of equally spaced grid points, at least 2.
+        half_width: The grid spans `[-half_width, half_width]`, in the units of the vector; by
+            default `clipping_norm`.
     """
 
     noise_multiplier: float
@@ -66,9 +65,9 @@ class GridExponentialMechanism(Arguments):
         """Validate.
 
         Raises:
-            ValueError: If a number is not positive and finite, there are fewer than 2 levels, or so
-                much noise that float64 can't tell neighbouring points' probabilities apart, or so
-                little that it disappears between them.
+            ValueError: If a number is not positive and finite, there are fewer than 2 levels, the
+                noise is so large that float64 can't distinguish neighbouring points' probabilities,
+                or so small that it disappears between them.
         """
         super().__post_init__()
         require_positive(
@@ -111,7 +110,7 @@ class GridExponentialMechanism(Arguments):
         return 0.5 / self.noise_multiplier**2
 
     def event(self) -> ZcdpEvent:
-        """Return what one vector's release is charged as."""
+        """Return the event that one vector's release is charged as."""
         return ZcdpEvent(rho=self.zcdp_rho)
 
     @property
@@ -121,7 +120,7 @@ class GridExponentialMechanism(Arguments):
 
     @cached_property
     def gain(self) -> float:
-        """By how much the mean drawn point moves per unit that a small coordinate does.
+        """Slope of the mean drawn point as a function of the coordinate, at zero.
 
         `dE[g|x]/dx = -rate Cov(g, sign(x - g))`, which at 0 is `rate E|g|`: for an even number of
         levels 0 lies between two points and nothing has a kink there; for an odd number it is a
@@ -131,7 +130,7 @@ class GridExponentialMechanism(Arguments):
 
     @cached_property
     def noise_std(self) -> float:
-        """Standard deviation of what is sent for a coordinate that is zero."""
+        """Standard deviation of the message for a coordinate that is zero."""
         return math.sqrt(float(self._law_at_zero @ self.points**2)) / self.gain
 
     def log_probabilities(self, coordinate: float) -> NDArray[np.float64]:
@@ -150,10 +149,10 @@ class GridExponentialMechanism(Arguments):
 
         Args:
             update: Any real array; see `clip_by_norm` for zero, NaN, infinity, 0-d and integers.
-            rng: Where the draws come from.
+            rng: Source of the draws.
 
         Returns:
-            `points / gain`, one a coordinate, in the units of the update, float64 of its shape.
+            `points / gain`, one per coordinate, in the units of the update, float64 of its shape.
         """
         clipped = clip_by_norm(update, self.clipping_norm)
         flat = clipped.reshape(-1)
@@ -162,11 +161,11 @@ class GridExponentialMechanism(Arguments):
         sent = self.points / self.gain
 
         def draw(part: slice, stream: SecureRandom) -> None:
-            of_part, into = flat[part], drawn[part]
-            for start in range(0, into.size, CHUNK):
+            coordinates, out = flat[part], drawn[part]
+            for start in range(0, out.size, CHUNK):
                 chunk = slice(start, start + CHUNK)
-                places = self._draw(of_part[chunk], stream).astype(np.intp)
-                sent.take(places, out=into[chunk], mode="clip")
+                indices = self._draw(coordinates[chunk], stream).astype(np.intp)
+                sent.take(indices, out=out[chunk], mode="clip")
 
         rng.in_parts(flat.size, draw)
         return drawn.reshape(clipped.shape)
@@ -174,8 +173,8 @@ class GridExponentialMechanism(Arguments):
     def _draw(self, coordinates: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.float64]:
         """Return the index of a grid point for each coordinate.
 
-        The grid point just left of a coordinate begins a geometric series towards the left end,
-        the one just right of it another. A coin weighted by their masses picks the side. Place `k`
+        The grid point just left of a coordinate begins a geometric series towards the left end, the
+        one just right of it another. A coin weighted by their masses picks the side. Position `k`
         of a series of `n` has probability proportional to `exp(-step k)`: it is `k modulo n` of an
         endless geometric.
         """
@@ -197,8 +196,8 @@ class GridExponentialMechanism(Arguments):
         # 0, 1, 2, ... of the symmetric law and -1, -2, -3, ... fall alike: both are the geometric.
         away = _geometric(self._step).sample(left.size, rng)
         away ^= away >> 63
-        # Whole numbers below 2^53: the remainder is exact, and so is what it is made of. A product
-        # with 0 or 1 in place of `np.where` takes a third of the time.
+        # Whole numbers below 2^53: every step of the remainder is exact. A product with 0 or 1 in
+        # place of `np.where` takes a third of the time.
         steps = away.astype(np.float64)
         right = goes_right.astype(np.float64)
         series = left + 1.0
@@ -234,7 +233,7 @@ class GridExponentialMechanism(Arguments):
 
     @cached_property
     def _right_log_odds(self) -> NDArray[np.float64]:
-        """Log of the right series' mass over the left one's, by the cell, both from their heads."""
+        """Log of the right series' mass over the left one's, for each cell, from their heads on."""
         # The mass of k terms is (1 - e^(-step k)) / (1 - e^-step); expm1 keeps small steps precise.
         log_mass = np.log(-np.expm1(-self._step * np.arange(1.0, self.levels)))
         log_odds: NDArray[np.float64] = log_mass[::-1] - log_mass
@@ -243,5 +242,5 @@ class GridExponentialMechanism(Arguments):
 
 @lru_cache(maxsize=8)  # a table costs more than a short vector's draws
 def _geometric(step: float) -> DiscreteLaplace:
-    """Return the law that falls by `exp(-step)`; of two levels no series has a second place."""
+    """Return the law that falls by `exp(-step)`; with two levels no series has a second point."""
     return DiscreteLaplace(1.0 / min(step, _LARGEST_STEP))

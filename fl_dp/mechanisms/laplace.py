@@ -2,7 +2,7 @@
 
 At the same epsilon, and delta = 1e-5 for the Gaussian, a dense vector of d coordinates gets less
 Laplace than Gaussian noise only up to d = 6 (epsilon 1) or d = 11 (epsilon 8): an L1 bound has to
-cover the whole vector. Its use is a pure guarantee (delta = 0), and numbers that come alone.
+cover the whole vector. Its uses are a pure guarantee (delta = 0), and single numbers.
 
     >>> mechanism = LaplaceMechanism(noise_multiplier=2.0, clipping_norm=1.0)
     >>> mechanism.epsilon
@@ -30,14 +30,12 @@ _REACH = 12.0  # scales that the table covers: one draw in 160,000 is beyond
 
 
 class DiscreteLaplace(IntegerLaw):
-    """The law on the integers that falls by `exp(-1 / scale)` a step; `scale` in grid units.
+    """The law on the integers that falls by `exp(-1 / scale)` per step; `scale` in grid units.
 
     `P[X = x]` is proportional to `exp(-|x| / s)` (Ghosh, Roughgarden and Sundararajan 2009; a
-    sampler in exact arithmetic: Canonne, Kamath and Steinke 2020, algorithm 2). It is drawn by
-    `buckets`, vectorised and accurate in every tail: the probability of `x` is right to a relative
-    `(8 + 2 |x| / s) * 2^-52`. Inverting a 53-bit uniform can't say this: at s = 2^30 it misses some
-    integers and hits others twice. The first bucket and the last have no end: beyond the table the
-    law goes on as it began.
+    sampler in exact arithmetic: Canonne, Kamath and Steinke 2020, algorithm 2). Drawn by `buckets`,
+    it is accurate in every tail: the probability of `x` is right to a relative `(8 + 2 |x| / s) *
+    2^-52`. The first bucket and the last have no end: beyond the table the law has no memory.
     """
 
     def __init__(self, scale: float) -> None:
@@ -73,7 +71,7 @@ class DiscreteLaplace(IntegerLaw):
                 (np.flatnonzero(value >= self._end), self._end),
                 (np.flatnonzero(value < -self._end), -self._end - 1),
             ):
-                # Without memory: what is beyond an end lies there as all lies beyond 0.
+                # Without memory: beyond an end the law is as beyond 0.
                 value[far] = inner + np.sign(inner) * self._magnitudes(far.size, rng)
         return value
 
@@ -87,11 +85,11 @@ class DiscreteLaplace(IntegerLaw):
 
     def _magnitudes(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Return `count` draws of the law on 0, 1, 2, ... that falls by the same factor."""
-        found = np.empty(0, dtype=np.int64)
-        while found.size < count:
+        magnitudes = np.empty(0, dtype=np.int64)
+        while magnitudes.size < count:
             draws = self.sample(4 * count, rng)
-            found = np.concatenate([found, draws[draws >= 0]])
-        return found[:count]
+            magnitudes = np.concatenate([magnitudes, draws[draws >= 0]])
+        return magnitudes[:count]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,7 @@ class LaplaceMechanism(GridMechanism):
     Attributes:
         noise_multiplier: Laplace scale of the noise on the *sum*, divided by `clipping_norm`.
         clipping_norm: L1 bound on each vector, the sensitivity of the sum.
-        clipping: Has to be L1.
+        clipping: Norm of the clipping, which has to be L1.
     """
 
     clipping: Norm = Norm.L1
@@ -132,7 +130,7 @@ class LaplaceMechanism(GridMechanism):
         return 1.0 / self.noise_multiplier
 
     def event(self) -> LaplaceEvent:
-        """Return what one release over all units is charged as."""
+        """Return the event that one release over all units is charged as."""
         return LaplaceEvent(noise_multiplier=self.noise_multiplier)
 
     @property

@@ -5,9 +5,9 @@
     >>> steps = share.encode([sum_of_clipped_updates], rng)  # int64: mask and send them
     >>> share.decode(total_of_all_nodes)  # [float64 array of shape (10,)]
 
-Values are put on the integers by drawing the discrete Gaussian *around* them: there is no rounding
-whose error would add up, and no norm that rounding would lengthen. That several shares amount to
-one Gaussian, and what that is charged as, is `fl_dp.accounting.shared_noise`.
+The discrete Gaussian is drawn *around* the values, which puts them on the integers: no rounding
+error adds up, and no rounding lengthens a norm. `fl_dp.accounting.shared_noise` shows that several
+shares amount to one Gaussian, and charges it.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .randomness import SecureRandom
 from .rotation import ROTATED, rotated, rotated_back
 
 LEAST_NOISE_SCALE = 2.0
-"""In grid steps: below it, sums of discrete Gaussians are no longer one to 1e-16."""
+"""Smallest scale, in grid steps, at which a sum of discrete Gaussians is one to 1e-16."""
 
 MOST_UNITS = 1 << 22
-"""Units of one node whose rounded sum is charged in full; plans and nodes refuse more."""
+"""Most units of one node whose rounded sum is charged in full; plans and nodes refuse more."""
 
 # Each product of a value and the scale is rounded once: in an exact sum of u units, that moves two
 # neighbours apart by u 2^-52 of the clipping norm at most.
@@ -38,7 +38,7 @@ ROUNDED = 1.0 + MOST_UNITS * 2.0**-52
 # Both neighbours' sums of so many units are rounded when they are rotated.
 _ROUNDED_TURNING = ROUNDED + 2.0 * MOST_UNITS * ROTATED
 WRAPS = 8.0
-"""Standard deviations of the whole noise that words hold: 1e-15 a coordinate."""
+"""Standard deviations of the whole noise that words hold; failure has 1e-15 per coordinate."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Segment:
     """A stretch of a secure sum's coordinates.
 
     Attributes:
-        name: What it holds, for instance `updates`.
-        size: Coordinates.
-        scale: Grid steps a unit of value.
-        cap: Largest entry of one node, in steps, below 2^52; what is beyond is cut.
+        name: Its content, for instance `updates`.
+        size: Number of coordinates.
+        scale: Grid steps per unit of value.
+        cap: Bound on an entry of one node, in steps, below 2^52; larger ones are cut.
         clipping_norm: L2 distance by which one privacy unit moves the segment, in units of value.
     """
 
@@ -68,7 +68,7 @@ class Segment:
         if self.size < 0:
             raise ValueError(f"size must be at least 0, got {self.size}")
         require_positive(scale=self.scale, cap=self.cap, clipping_norm=self.clipping_norm)
-        # Beyond it no noise can be drawn around an entry, and a sum that is left out for that is
+        # Beyond it no noise can be drawn around an entry, and a sum without that node would be
         # further from its neighbour than any norm says.
         if self.cap >= NO_FRACTIONS:
             raise ValueError(
@@ -79,16 +79,16 @@ class Segment:
 
 @dataclass(frozen=True, kw_only=True)
 class NoiseShare:
-    """What each node does to its values before they are masked, and the server to their sum.
+    """The encoding of each node's values before they are masked, and the decoding of their sum.
 
-    Privacy: none that one share promises alone. A sum that holds `h` shares which an adversary does
-    not know is as private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`,
-    for one privacy unit that moves each segment by its clipping norm at most, zero-out neighbours.
+    Privacy: none of one share alone. A sum that holds `h` shares which an adversary does not know
+    is as private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`, for one
+    privacy unit that moves each segment by its clipping norm at most, zero-out neighbours.
 
     Attributes:
-        segments: Of the coordinates, in order.
-        noise_scale: Of the node's noise, in grid steps of every segment.
-        rotated: Whether all of it is rotated in grid steps before it is cut, as `rotated` does:
+        segments: Stretches of the coordinates, in order.
+        noise_scale: Scale of the node's noise, in grid steps of every segment.
+        rotated: Whether the vector is rotated in grid steps before it is cut, as `rotated` does:
             then few entries are large, and words may be narrow. No privacy depends on it.
     """
 
@@ -118,14 +118,14 @@ class NoiseShare:
 
     @property
     def rounded(self) -> float:
-        """By how much rounding may lengthen what one unit moves."""
+        """Factor by which rounding may lengthen what one unit moves."""
         return _ROUNDED_TURNING if self.rotated else ROUNDED
 
     @property
     def sensitivity(self) -> float:
         """L2 distance, in grid steps, by which one privacy unit moves what a node encodes."""
-        each = (segment.scale * segment.clipping_norm for segment in self.segments)
-        return math.hypot(*each) * self.rounded
+        distances = (segment.scale * segment.clipping_norm for segment in self.segments)
+        return math.hypot(*distances) * self.rounded
 
     @cached_property
     def _law(self) -> DiscreteGaussian:
@@ -135,43 +135,43 @@ class NoiseShare:
         """Return a node's values with its share of the noise.
 
         Args:
-            values: As of `placed`.
-            rng: Where the noise comes from.
+            values: As for `placed`.
+            rng: Source of the noise.
 
         Returns:
             Integers in grid steps, shape `(size,)`; secret until they are masked.
 
         Raises:
-            ValueError: If there is not one array of the right size a segment, or an entry is NaN.
+            ValueError: If there is not one array of the right size per segment, or an entry is NaN.
         """
         return self._law.sample_around(self.placed(values), rng)
 
     def largest_sum(self, nodes: int) -> float:
         """Return the largest entry, in steps, that a sum of `nodes` shares can have.
 
-        Beyond it lies only noise of more than 8 standard deviations.
+        Beyond it is only noise of more than 8 standard deviations.
         """
         values = nodes * max(segment.cap for segment in self.segments)
         return values + WRAPS * math.sqrt(nodes) * self.noise_scale
 
     def fits(self, nodes: int, bits: int) -> bool:
-        """Tell whether sums of `nodes` shares fit words of `bits` bits: no entry wraps around."""
+        """Return whether sums of `nodes` shares fit words of `bits` bits: no entry wraps around."""
         return self.largest_sum(nodes) <= 2.0 ** (bits - 1) - 1.0
 
     def placed(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
         """Return a node's values in grid steps, not yet whole ones.
 
-        An entry beyond the cap is cut to it: a projection, which moves no two values apart. What is
-        rotated is cut afterwards, so nothing lengthens it again.
+        An entry beyond the cap is cut to it: a projection, which moves no two values apart. A
+        rotated vector is cut afterwards, so nothing lengthens it again.
 
         Args:
-            values: One array a segment, its sum over the node's units: `size` real numbers each.
+            values: One array per segment: the sum over the node's units, `size` real numbers.
 
         Returns:
             Float64, shape `(size,)`.
 
         Raises:
-            ValueError: If there is not one array of the right size a segment.
+            ValueError: If there is not one array of the right size per segment.
         """
         centres = self._turned(values)
         for segment, part in zip(self.segments, self._parts(centres), strict=True):
@@ -182,33 +182,33 @@ class NoiseShare:
         """Return the largest entry of a node's values over its cap: above 1, `placed` cuts it.
 
         Args:
-            values: As of `placed`.
+            values: As for `placed`.
 
         Raises:
-            ValueError: As of `placed`.
+            ValueError: As by `placed`.
         """
         parts = zip(self.segments, self._parts(self._turned(values)), strict=True)
         return max(float(np.abs(part).max(initial=0.0)) / segment.cap for segment, part in parts)
 
     def _turned(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
-        """Return a node's values in grid steps, rotated where they are, and not yet cut."""
+        """Return a node's values in grid steps, perhaps rotated, and not yet cut."""
         centres = np.empty(self.size)
-        for segment, part, given in zip(self.segments, self._parts(centres), values, strict=True):
-            found = np.asarray(given, dtype=np.float64).reshape(-1)
-            if found.size != segment.size:  # one entry would be broadcast
+        for segment, part, array in zip(self.segments, self._parts(centres), values, strict=True):
+            flat = np.asarray(array, dtype=np.float64).reshape(-1)
+            if flat.size != segment.size:  # one entry would be broadcast
                 raise ValueError(
-                    f"segment '{segment.name}' has {segment.size} coordinates, got {found.size}"
+                    f"segment '{segment.name}' has {segment.size} coordinates, got {flat.size}"
                 )
-            np.multiply(found, segment.scale, out=part)
+            np.multiply(flat, segment.scale, out=part)
         if self.rotated:
             return rotated(centres)
         return centres
 
     def decode(self, total: NDArray[np.int64]) -> list[NDArray[np.float64]]:
-        """Return the sums that these steps stand for, in units of value, one array per segment.
+        """Return the sums, in units of value, one array per segment.
 
         Args:
-            total: The sum of what nodes encoded, shape `(size,)`.
+            total: The sum of the nodes' encoded vectors, shape `(size,)`.
 
         Raises:
             ValueError: If it has another shape.
@@ -222,6 +222,6 @@ class NoiseShare:
         return [part / segment.scale for segment, part in parts]
 
     def _parts(self, flat: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        """Return views of a flat vector, one a segment."""
+        """Return views of a flat vector, one per segment."""
         ends = np.cumsum([segment.size for segment in self.segments])[:-1]
         return list(np.split(flat, ends))

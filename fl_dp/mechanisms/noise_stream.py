@@ -1,7 +1,7 @@
-"""Noise of one release after another: the place for noise that remembers.
+"""Noise of one release after another: the place for noise with memory.
 
 A training releases a sum every round, and the noise of each sum comes from one stream.
-`WhiteStream` draws all of it afresh. A stream with memory takes part of earlier noise away again,
+`WhiteStream` draws all of it afresh. A stream with memory subtracts a part of earlier noise again,
 so that the errors of many rounds cancel in the model; such noise is charged differently, and the
 plan has to say so.
 
@@ -9,8 +9,8 @@ plan has to say so.
     >>> noise = stream.next(mechanism.law, total.size, rng, index=reservation.index)
     >>> released_sum = mechanism.release(total, noise)
 
-A stream carries the updates' noise alone. Counts, bits and metrics of the same round have laws and
-grids of their own and get fresh noise (`GaussianBundle.scalar_noise`).
+A stream carries the updates' noise alone. Counts, bits and metrics of the same round get fresh
+noise (`GaussianBundle.scalar_noise`).
 
 References: Denisov et al. 2022, "Improved Differential Privacy for SGD via Optimal Private Linear
 Operators on Adaptive Streams"; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
@@ -62,18 +62,18 @@ class _Ahead:
 class NoiseStream(ABC):
     """Noise for releases that are counted by an index, each index at most once.
 
-    Privacy: none of its own; the event that a round is charged as has to cover the stream. What a
-    stream remembers is as secret as the sums that it has hidden: an adversary who knows the
-    noise of a release can take it away. So a stream stays in the memory of one process: it can't be
+    Privacy: none of its own; the event that a round is charged as has to cover the stream. A
+    stream's memory is as secret as the sums that its noise has hidden: an adversary who knows the
+    noise of a release can subtract it. So a stream stays in the memory of one process: it can't be
     pickled or copied, and is saved nowhere. A restart begins a new one.
 
-    The index is the ledger's (`Reservation.index`), so that a round that was reserved by another
-    process, or failed, leaves a gap. Where indices are not consecutive, memory is cut: a stream
-    with memory promises something to units that take part a number of indices apart.
+    The index is the ledger's (`Reservation.index`), so that a round that another process reserved,
+    or that failed, leaves a gap. A gap cuts the memory: a stream with memory makes its promise to
+    units that take part a number of indices apart.
     """
 
     def __init__(self) -> None:
-        """Begin with nothing remembered."""
+        """Begin without memory."""
         self._index = -1
         self._process = os.getpid()
         self._ahead: _Ahead | None = None
@@ -87,17 +87,17 @@ class NoiseStream(ABC):
     def draw_ahead(self, law: IntegerLaw, size: int, rng: SecureRandom, *, index: int) -> None:
         """Begin to draw the noise of one release in a thread, while its replies are awaited.
 
-        `next` with the same arguments hands it out. If it is asked for anything else first, or the
+        `next` with the same arguments returns it. If anything else is asked for first, or the
         stream is cut, the noise is overwritten: the index is spent without a release.
 
         Args:
             law: As in `next`.
-            size: As in `next`; a short vector is drawn by `next` itself.
+            size: As in `next`; `next` itself draws a short vector.
             rng: As in `next`; the thread draws from a branch of it.
             index: As in `next`.
 
         Raises:
-            ValueError: As `next` does. What the draw itself raises, `next` raises.
+            ValueError: As `next` does. `next` raises the errors of the draw itself.
         """
         if size < _WORTH_A_THREAD:
             return
@@ -109,13 +109,13 @@ class NoiseStream(ABC):
     def next(
         self, law: IntegerLaw, size: int, rng: SecureRandom, *, index: int
     ) -> NDArray[np.int64]:
-        """Draw the noise of one release, or hand out what was drawn ahead.
+        """Draw the noise of one release, or return what was drawn ahead.
 
         Args:
-            law: Of the fresh noise, in the steps of the sum's grid (`GridMechanism.law`).
-            size: How many coordinates the sum has.
-            rng: Where fresh noise comes from.
-            index: The release's place among all that were reserved, larger than any before.
+            law: Law of the fresh noise, in the steps of the sum's grid (`GridMechanism.law`).
+            size: Number of coordinates of the sum.
+            rng: Source of fresh noise.
+            index: The release's index among all reservations, larger than any before.
 
         Returns:
             Integers in grid steps, shape `(size,)`, for this release alone.
@@ -139,15 +139,15 @@ class NoiseStream(ABC):
         return noise
 
     def _begin(self, index: int) -> None:
-        """Spend an index; before the draw: one whose draw fails is spent."""
+        """Spend an index before the draw, which may fail."""
         if index <= self._index:
             # Two sums with related noise: their difference would show what neither does.
             raise ValueError(
                 f"noise for release {index} was asked for after release {self._index}: a release "
                 "gets its noise once; reserve a new round in the ledger and release that"
             )
-        # What was drawn ahead and not asked for is a gap, too. A fork is a copy: only one of two
-        # processes may go on with what both remember.
+        # Unused noise that was drawn ahead is a gap, too. A fork is a copy: only one of two
+        # processes may go on with their common memory.
         follows = index == self._index + 1 and self._ahead is None
         if not follows or os.getpid() != self._process:
             self.cut()
@@ -155,9 +155,9 @@ class NoiseStream(ABC):
 
     @final
     def cut(self) -> None:
-        """Overwrite and forget all earlier noise; what comes next does not depend on it.
+        """Overwrite and forget all earlier noise: later noise does not depend on it.
 
-        It costs accuracy and never privacy, unless its moment depends on noise that was seen.
+        It costs accuracy and never privacy, unless its moment depends on visible noise.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and os.getpid() == self._process:  # a fork has no such thread
@@ -170,16 +170,16 @@ class NoiseStream(ABC):
 
     @abstractmethod
     def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Draw the noise that follows what was drawn since the last cut; see `next`.
+        """Draw the noise that follows the draws since the last cut; see `next`.
 
         It may run in another thread, and nothing else touches the memory meanwhile. With memory:
-        refuse a law or a size that differs from the last one's, as what is carried over is in the
-        steps of one grid.
+        refuse a law or a size that differs from the last one's, as carried noise is in the steps of
+        one grid.
         """
 
     @final
     def __reduce_ex__(self, protocol: object) -> Never:
-        """Refuse to be pickled, and so to be copied: `copy` and `deepcopy` come through here."""
+        """Refuse pickling and copying: `copy` and `deepcopy` call this, too."""
         raise TypeError(
             f"a {type(self).__name__} can't be pickled or copied, as it may hold noise that hides "
             "what was released: leave it out and begin a new stream, which costs no privacy"

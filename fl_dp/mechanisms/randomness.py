@@ -7,15 +7,15 @@ output and belong in simulations only, never in a privacy mechanism.
     >>> rng = SecureRandom()
     >>> rng.bernoulli(0.25, 8)  # eight secret coins
 
-A test or a simulation that must come out the same each time gives a seed. An adversary who knows it
-can take the noise away again, so such a stream says what it is:
+A test or a simulation that must be reproducible gives a seed. An adversary who knows the seed can
+subtract the noise, so such a stream says what it is:
 
     >>> SecureRandom(insecure_seed=7).kind
     'insecure: AES-256-CTR keyed by a seed'
 
-The real-valued draws keep their relative precision however small they are. A plain uniform
-can't: its smallest value is 2^-53, and below 2^-30 only 22 bits are left to tell two values apart,
-so that rare outcomes get probabilities that are visibly wrong.
+The real-valued draws keep their relative precision however small they are. A plain uniform can't:
+its smallest value is 2^-53, and below 2^-30 only 22 bits distinguish values, so that rare outcomes
+get visibly wrong probabilities.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from .threads import share
 
 CHUNK = 1 << 15
-"""Draws at a time: the work arrays stay in the cache."""
+"""Number of draws at a time: the work arrays stay in the cache."""
 
 _LN_2 = float(np.log(2.0))
 _PART = 1 << 17  # draws of one thread at a time
@@ -55,8 +55,8 @@ class SecureRandom:
 
         Args:
             insecure_seed: For tests and simulations only: a reader of the seed knows the noise, so
-                nothing drawn with it is private. Equal seeds give equal streams. A fork copies
-                such a stream instead of leaving it.
+                nothing drawn with it is private. Equal seeds give equal streams. A fork copies such
+                a stream.
 
         Raises:
             ValueError: If the seed is not an integer from 0 on.
@@ -89,11 +89,11 @@ class SecureRandom:
         """Return `count` independent uniform 64-bit words, shape `(count,)`.
 
         Args:
-            count: How many.
-            room: Memory for them, at least two words longer: the cipher wants a block more.
+            count: Number of words.
+            room: Memory for them, at least two words longer: the cipher needs another block.
         """
         drawn = np.empty(count + 2, dtype=np.uint64) if room is None else room
-        into = drawn.view(np.uint8).data
+        memory = drawn.view(np.uint8).data
         with self._lock:
             stream = self._stream
             # A forked process would otherwise draw the same words as its parent.
@@ -101,14 +101,14 @@ class SecureRandom:
                 stream = self._stream = _stream(_fresh_key())
                 self._pid = os.getpid()
             for start in range(0, count, CHUNK):
-                stream.update_into(_ZEROS[: 8 * (count - start)], into[8 * start :])
+                stream.update_into(_ZEROS[: 8 * (count - start)], memory[8 * start :])
         return drawn[:count]
 
     def branch(self) -> SecureRandom:
         """Return a stream for another thread, keyed by 256 bits of this one.
 
-        What both give depends on this stream alone, and on no thread. A fork leaves it, as it
-        leaves this one.
+        The words of both depend on this stream alone, and on no thread. A forked process gets a
+        fresh key for it, as for this one.
         """
         stream = SecureRandom()
         stream._insecure, stream._pid = self._insecure, os.getpid()
@@ -119,8 +119,8 @@ class SecureRandom:
         """Let threads draw the parts of a vector, each from a stream of its own.
 
         Args:
-            size: Of the vector.
-            draw: Draws a part: given its place, and its stream. A short vector is one part, drawn
+            size: Length of the vector.
+            draw: Draws a part, given its slice and its stream. A short vector is one part, drawn
                 from this stream.
         """
         if size <= _PART:
@@ -138,7 +138,7 @@ class SecureRandom:
     def coins(self, probabilities: NDArray[np.float64]) -> NDArray[np.bool_]:
         """Return one coin for each probability in [0, 1], true with exactly that probability.
 
-        A uniform is read 53 bits at a time, as far as it takes to tell it from the probability.
+        A uniform is read 53 bits at a time until it differs from the probability.
         """
         scaled = probabilities * 2.0**53
         whole = np.floor(scaled)
@@ -183,8 +183,9 @@ class SecureRandom:
             raise ValueError(f"probability must lie in [0, 1], got {probability}")
         threshold = np.uint64(int(probability * 2.0**53))
         coins = np.empty(count, dtype=np.bool_)
-        for some in (coins[at : at + CHUNK] for at in range(0, count, CHUNK)):
-            some[:] = (self.words(some.size) >> np.uint64(11)) < threshold
+        for start in range(0, count, CHUNK):
+            chunk = coins[start : start + CHUNK]
+            chunk[:] = (self.words(chunk.size) >> np.uint64(11)) < threshold
         return coins
 
     def _runs(self, words: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
@@ -200,7 +201,7 @@ class SecureRandom:
 
 
 def _fresh_key() -> bytes:
-    """Return 256 bits of the operating system's; the suite puts keys of its own in its place."""
+    """Return 256 bits of the operating system's; the tests replace this function."""
     return secrets.token_bytes(32)
 
 

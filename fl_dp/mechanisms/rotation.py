@@ -7,8 +7,8 @@ Signs, then a Walsh-Hadamard transform, as in Suresh et al. 2017, "Distributed M
 Limited Communication"; on the first 2^m coordinates and then on the last 2^m, so that no size is
 padded. An entry is beyond t norms over 2^(m/2) with probability 2 exp(-t^2 / 2) at most.
 
-Privacy: it is linear and keeps L2 norms, whatever the signs. So they may be known, and are: they
-follow from the size alone, and no message names them.
+Privacy: it is linear and keeps L2 norms, whatever the signs. So they are public: they follow from
+the size alone, and no message names them.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ ROTATED = 2.0**-45
 """L2 error of `rotated`, for each unit of the norm: 40 stages of two transforms at most."""
 
 _IN_CACHE = 1 << 13
-_LARGEST = 2.0**500  # of an entry: what a sum of them is does not overflow
+_LARGEST = 2.0**500  # of an entry: sums of them do not overflow
 
 
 def rotated(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a rotated copy, shape `(size,)`; of numbers beyond 2^500 their sign counts alone."""
-    found = np.clip(values, -_LARGEST, _LARGEST)
-    for part, signs in _stretches(found):
+    """Return a rotated copy, shape `(size,)`; numbers beyond 2^500 are cut to it."""
+    copy = np.clip(values, -_LARGEST, _LARGEST)
+    for part, signs in _stretches(copy):
         part *= signs
         _transform(part)
-    return found
+    return copy
 
 
 def rotated_back(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return a copy before it was rotated, but for rounding."""
-    found = values.copy()
-    for part, signs in reversed(list(_stretches(found))):
+    """Return the copy that `rotated` had before, but for rounding."""
+    copy = values.copy()
+    for part, signs in reversed(list(_stretches(copy))):
         _transform(part)  # its own inverse
         part *= signs
-    return found
+    return copy
 
 
 def largest_stretch(size: int) -> int:
-    """Return how many coordinates each is spread over at least, a power of two."""
+    """Return the least number of coordinates that each is spread over, a power of two."""
     return 1 << max(size.bit_length() - 1, 0)
 
 
@@ -70,7 +70,7 @@ def _transform(values: NDArray[np.float64]) -> None:
 
 def _add_and_subtract(values: NDArray[np.float64], spare: NDArray[np.float64]) -> None:
     half = values.size // 2
-    if values.size > _IN_CACHE:  # depth first: what is left of it stays in the cache
+    if values.size > _IN_CACHE:  # depth first: the halves soon fit into the cache
         upper, lower = values[:half], values[half:]
         np.subtract(upper, lower, out=spare[:half])
         upper += lower
@@ -78,11 +78,11 @@ def _add_and_subtract(values: NDArray[np.float64], spare: NDArray[np.float64]) -
         _add_and_subtract(upper, spare[:half])
         _add_and_subtract(lower, spare[:half])
         return
-    given, made = values, spare
+    source, target = values, spare
     # Each stage is the same: neighbours are added and subtracted (Pease 1968).
     for _ in range(values.size.bit_length() - 1):
-        np.add(given[::2], given[1::2], out=made[:half])
-        np.subtract(given[::2], given[1::2], out=made[half:])
-        given, made = made, given
-    if given is not values:
-        values[:] = given
+        np.add(source[::2], source[1::2], out=target[:half])
+        np.subtract(source[::2], source[1::2], out=target[half:])
+        source, target = target, source
+    if source is not values:
+        values[:] = source

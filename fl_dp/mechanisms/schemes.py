@@ -22,7 +22,7 @@ class ClientScheme(Protocol):
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise relative to `clipping_norm`; each scheme says what it is."""
+        """The noise relative to `clipping_norm`, as each scheme defines it."""
         ...
 
     @property
@@ -37,11 +37,11 @@ class ClientScheme(Protocol):
 
     @property
     def noise_std(self) -> float:
-        """Standard deviation of what is sent for a coordinate that is zero."""
+        """Standard deviation of the message for a coordinate that is zero."""
         ...
 
     def event(self) -> MechanismEvent:
-        """Return what one message is charged as."""
+        """Return the event that one message is charged as."""
         ...
 
     def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
@@ -63,15 +63,15 @@ def client_scheme(
     """Build a local noise scheme by its name.
 
     Privacy: the class's own statement, for one vector, zero-out neighbours, against anyone who sees
-    what is sent: `"gaussian"` and `"exponential"` are `1 / (2 noise_multiplier^2)`-zCDP for a
-    vector clipped in L2, `"laplace"` is `1 / noise_multiplier`-DP for one clipped in L1.
+    the message: `"gaussian"` and `"exponential"` are `1 / (2 noise_multiplier^2)`-zCDP for a vector
+    clipped in L2, `"laplace"` is `1 / noise_multiplier`-DP for one clipped in L1.
 
     Args:
         name: One of `SCHEMES`.
         noise_multiplier: The noise, divided by `clipping_norm`.
         clipping_norm: Bound on the vector's norm, in its units.
-        levels: Points of the `"exponential"` scheme's grid, which do not change what it promises;
-            None: as many as it has by default.
+        levels: Points of the `"exponential"` scheme's grid, which do not change its promise; None
+            for its default.
 
     Raises:
         ValueError: If there is no such scheme, a number is not positive and finite, or the scheme

@@ -1,9 +1,9 @@
-"""Threads that share the work on parts of a vector; NumPy lets go of the interpreter inside.
+"""Threads that share the work on parts of a vector; NumPy releases the interpreter inside.
 
     >>> share(len(blocks), lambda index: blocks[index].fill(0.0))
 
-What is computed for a part must depend on nothing but the part: neither timing nor the number of
-threads may change a bit.
+The result for a part must depend on nothing but the part: neither timing nor the number of threads
+may change a bit.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 BLOCK = 1 << 16
-"""As many numbers as a processor's cache has room for: a NumPy call has a cost of its own."""
+"""Numbers per block: a processor's cache holds them, and a NumPy call pays off."""
 
 _MAX_THREADS = 8
 
-_Given = ParamSpec("_Given")
-_Made = TypeVar("_Made")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def share(count: int, work: Callable[[int], None], *, at_most: int | None = None) -> None:
     """Call `work` with each number below `count`, in as many threads as there are processors.
 
     Args:
-        count: Parts.
-        work: Done for one part; what it raises is raised here.
-        at_most: Threads that are worth their while, this one included; None: as many as parts.
+        count: Number of parts.
+        work: Called for each part; its errors are raised here.
+        at_most: Most threads that pay off, this one included; None: as many as parts.
     """
     waiting = deque(range(count))
 
@@ -50,7 +50,8 @@ def share(count: int, work: Callable[[int], None], *, at_most: int | None = None
                     waiting.clear()  # where a part fails, no other begins
                     raise
 
-    helpers = min(processors(), count if at_most is None else at_most) - 1
+    most = count if at_most is None else at_most
+    helpers = min(processors(), most) - 1
     running = [submit(until_done) for _ in range(helpers)]
     try:
         until_done()
@@ -63,7 +64,7 @@ def share(count: int, work: Callable[[int], None], *, at_most: int | None = None
 
 
 def in_blocks(size: int, work: Callable[[slice], None]) -> None:
-    """Call `work` with the place of each block of a vector, in threads if it is long."""
+    """Call `work` with the slice of each block of a vector, in threads if it is long."""
     starts = range(0, size, BLOCK)
     share(
         len(starts),
@@ -73,15 +74,15 @@ def in_blocks(size: int, work: Callable[[slice], None]) -> None:
 
 
 def submit(
-    work: Callable[_Given, _Made], *args: _Given.args, **kwargs: _Given.kwargs
-) -> Future[_Made]:
-    """Have one of the threads that all of this process share do the work."""
+    work: Callable[_Arguments, _Result], *args: _Arguments.args, **kwargs: _Arguments.kwargs
+) -> Future[_Result]:
+    """Submit work to the threads that this process shares."""
     return _pool().submit(work, *args, **kwargs)
 
 
 @cache
 def processors() -> int:
-    """Return how many processors this process may use, within reason."""
+    """Return the number of processors that this process may use, at most 8."""
     if hasattr(os, "sched_getaffinity"):
         return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
     return min(os.cpu_count() or 1, _MAX_THREADS)
