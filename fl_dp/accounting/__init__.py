@@ -1,4 +1,4 @@
-"""Accounting: what releases spend, what noise a budget needs, when to stop. No Flower, no torch."""
+"""Accounting: the price of releases, the noise for a budget, when to stop. No Flower, no torch."""
 
 from typing import TYPE_CHECKING
 

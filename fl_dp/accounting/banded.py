@@ -1,10 +1,10 @@
-"""Matrices of correlated noise: which coefficients are best, and what they cost.
+"""Matrices of correlated noise: the best coefficients, and their price.
 
-The noise of the releases is C^-1 z. C is lower triangular and Toeplitz: its first column
-c_0 = 1, c_1, ... is repeated below the diagonal; its first `bands` entries alone are not 0. A model
-that adds up the releases has the error of the columns of A C^-1, A being what one release does to
+The noise of the releases is C^-1 z. C is lower triangular and Toeplitz: its first column c_0 = 1,
+c_1, ... is repeated below the diagonal, and only its first `bands` entries are not 0. A model that
+adds up the releases has the error of the columns of A C^-1, where A is the effect of one release on
 all later models; a participation costs the norm of a column of C. Both are known beforehand, so
-coefficients are chosen once, for the product of the two, and stand in the plan as integers.
+coefficients are chosen once, for the product of the two, and the plan has them as integers.
 
     >>> coefficients = optimal_coefficients(rounds=100, bands=4)
     >>> coefficients
@@ -14,9 +14,9 @@ coefficients are chosen once, for the product of the two, and stand in the plan 
 
 With independent noise, `(4096,)`, the same number is 50.5.
 
-If a unit takes part at indices that are at least `bands` apart, no two of its participations touch
-the same release. A participation is then one Gaussian event, whatever the rest of the matrix does:
-nothing about the matrix enters the accounting but the norm of a column.
+If a unit takes part at indices that are at least `bands` apart, no two of its participations affect
+the same release. A participation is then one Gaussian event, whatever the rest of the matrix: only
+the norm of a column enters the accounting.
 
 References: Kairouz et al. 2021, "Practical and Private (Deep) Learning Without Sampling or
 Shuffling"; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified approach
@@ -42,7 +42,7 @@ from fl_dp.option_errors import require_count
 MOST_BANDS = 1000
 _MOST_ROUNDS = 10_000  # the best coefficients hardly change beyond: the search stays one of seconds
 _OVERFLOW = 1e100
-_REFUSED = 1e3  # what the search sees of coefficients whose inverse explodes
+_REFUSED = 1e3  # loss, in the search, of coefficients whose inverse explodes
 
 
 class Objective(StrEnum):
@@ -66,10 +66,10 @@ def optimal_coefficients(
     the noise of all coefficients alike.
 
     Args:
-        rounds: How many releases the training has.
-        bands: How many coefficients may differ from 0, at most 1000; the least number of indices
+        rounds: Number of releases of the training.
+        bands: Most coefficients that differ from 0, at most 1000; the least number of indices
             between two participations of a unit, or less to save memory.
-        momentum: Of the server optimizer, in [0, 1).
+        momentum: Momentum of the server optimizer, in [0, 1).
         objective: The models whose error counts.
 
     Returns:
@@ -93,7 +93,8 @@ def optimal_coefficients(
 def squared_norm(coefficients: Sequence[int]) -> float:
     """Return |c|^2, a column's squared L2 norm: the squared sensitivity of one participation."""
     require_coefficients(coefficients)
-    return sum(each * each for each in coefficients) / COEFFICIENT_ONE**2
+    squares = sum(coefficient * coefficient for coefficient in coefficients)
+    return squares / COEFFICIENT_ONE**2
 
 
 def model_error(
@@ -102,16 +103,17 @@ def model_error(
     momentum: float = 0.0,
     objective: Objective | str = Objective.MEAN,
 ) -> float:
-    """Return the mean squared error that noise leaves in the model, a coordinate.
+    """Return the mean squared error per coordinate that noise leaves in the model.
 
     Args:
         coefficients: The first column of C, in units of 2^-12.
-        rounds: How many releases the training has.
-        momentum: Of the server optimizer, in [0, 1).
+        rounds: Number of releases of the training.
+        momentum: Momentum of the server optimizer, in [0, 1).
         objective: The models whose error counts.
 
     Returns:
-        In squares of the fresh noise's standard deviation, for a server learning rate of 1.
+        The error in squares of the fresh noise's standard deviation, for a server learning rate of
+        1.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -119,8 +121,8 @@ def model_error(
     require_coefficients(coefficients)
     _check_workload(rounds, momentum)
     column = np.array(coefficients) / COEFFICIENT_ONE
-    left = lfilter([1.0], column, _workload(rounds, momentum))
-    return float(_weights(rounds, Objective(objective)) @ np.square(left))
+    filtered = lfilter([1.0], column, _workload(rounds, momentum))
+    return float(_weights(rounds, Objective(objective)) @ np.square(filtered))
 
 
 def _check_workload(rounds: int, momentum: float) -> None:
@@ -130,12 +132,12 @@ def _check_workload(rounds: int, momentum: float) -> None:
 
 
 def _workload(rounds: int, momentum: float) -> NDArray[np.float64]:
-    """Return what one release does to the models after it: 1, 1 + m, 1 + m + m^2, ..."""
+    """Return the effect of one release on the models after it: 1, 1 + m, 1 + m + m^2, ..."""
     return np.asarray(lfilter([1.0], [1.0, -momentum], np.ones(rounds)))
 
 
 def _weights(rounds: int, objective: Objective) -> NDArray[np.float64]:
-    """Return how much the squared error counts that a release leaves i releases later."""
+    """Return the weight of the squared error that a release leaves i releases later."""
     if objective is Objective.LAST:
         return np.ones(rounds)
     return np.arange(rounds, 0, -1) / rounds
@@ -146,10 +148,10 @@ def _optimal(rounds: int, bands: int, momentum: float, objective: Objective) -> 
     if bands == 1:
         return (COEFFICIENT_ONE,)
     workload, weights = _workload(rounds, momentum), _weights(rounds, objective)
-    places = np.arange(1, bands)
+    lags = np.arange(1, bands)
     # Best for one participation in each training: the binomial series of (1 - x)^(-1/2).
-    start = np.cumprod((2 * places - 1) / (2 * places))
-    found = minimize(
+    start = np.cumprod((2 * lags - 1) / (2 * lags))
+    optimum = minimize(
         log_loss,
         start,
         args=(workload, weights),
@@ -157,10 +159,11 @@ def _optimal(rounds: int, bands: int, momentum: float, objective: Objective) -> 
         method="L-BFGS-B",
         options={"maxiter": 3000, "maxfun": 6000, "maxcor": 30, "ftol": 1e-12, "gtol": 1e-8},
     )
-    steps = [COEFFICIENT_ONE, *(round(each * COEFFICIENT_ONE) for each in found.x.tolist())]
-    while steps[-1] == 0:
-        steps.pop()
-    return tuple(steps)
+    tail = [round(value * COEFFICIENT_ONE) for value in optimum.x.tolist()]
+    coefficients = [COEFFICIENT_ONE, *tail]
+    while coefficients[-1] == 0:
+        coefficients.pop()
+    return tuple(coefficients)
 
 
 def log_loss(
@@ -168,25 +171,25 @@ def log_loss(
 ) -> tuple[float, NDArray[np.float64]]:
     """Return the logarithm of error times squared norm, and its gradient.
 
-    With power series, the noise that a release leaves in later models is H = workload / c, and
-    dH / dc_j = -x^j H / c. So the gradient of sum_i w_i H_i^2 is a correlation of w H with H / c.
+    With power series, the noise that a release leaves in later models is H = workload / c, and dH /
+    dc_j = -x^j H / c. So the gradient of sum_i w_i H_i^2 is a correlation of w H with H / c.
 
     Args:
         tail: The coefficients after the first, which is 1; shape `(bands - 1,)`.
-        workload: What one release does to the models after it, shape `(rounds,)`.
-        weights: How much each squared error counts, shape `(rounds,)`.
+        workload: Effect of one release on the models after it, shape `(rounds,)`.
+        weights: Weight of each squared error, shape `(rounds,)`.
 
     Returns:
         The logarithm, and its gradient by `tail`.
     """
     column = np.concatenate([[1.0], tail])
-    left = lfilter([1.0], column, workload)
-    twice = lfilter([1.0], column, left)
-    if not np.abs(twice).max() < _OVERFLOW:  # a NaN, too
+    filtered = lfilter([1.0], column, workload)
+    filtered_twice = lfilter([1.0], column, filtered)
+    if not np.abs(filtered_twice).max() < _OVERFLOW:  # a NaN, too
         return _REFUSED, np.zeros_like(tail)
-    error = float(weights @ np.square(left))
+    error = float(weights @ np.square(filtered))
     norm = float(column @ column)
     size = next_fast_len(2 * workload.size)
-    correlated = irfft(rfft(weights * left, size) * np.conj(rfft(twice, size)), size)
+    correlated = irfft(rfft(weights * filtered, size) * np.conj(rfft(filtered_twice, size)), size)
     gradient = 2.0 * tail / norm - 2.0 * correlated[1 : column.size] / error
     return math.log(error * norm), gradient

@@ -28,7 +28,7 @@ def bounded_range_delta(epsilon: float, at: NDArray[np.float64]) -> NDArray[np.f
 def bounded_range_renyi(epsilon: float, order: float) -> float:
     """Return the largest Renyi divergence of that order (above 1); at most `order epsilon^2 / 8`.
 
-    For a small epsilon the exact value can't be told from that bound in float64: then the bound is
+    For a small epsilon float64 can't distinguish the exact value from that bound, which is then
     returned.
     """
     bound = order * epsilon**2 / 8.0
@@ -48,11 +48,11 @@ def bounded_range_renyi(epsilon: float, order: float) -> float:
     grid = np.linspace(0.0, epsilon, 65)
     best = int(np.argmin([negative(float(t)) for t in grid]))
     low, high = grid[max(0, best - 1)], grid[min(64, best + 1)]
-    found = minimize_scalar(
+    refined = minimize_scalar(
         negative, bounds=(low, high), method="bounded", options={"xatol": 1e-12 * epsilon}
     )
     # The search's shortfall is second order in its tolerance; the margin covers it.
-    exact = max(-float(found.fun), -negative(float(grid[best])))
+    exact = max(-float(refined.fun), -negative(float(grid[best])))
     return min(bound, exact * (1.0 + 1e-9) + 1e-14)
 
 
@@ -61,8 +61,8 @@ def additive_gumbel_delta(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return both profiles of one score with standard Gumbel noise that is lowered by `epsilon`.
 
-    Seeing all noisy scores is seeing the top of them: this bounds the top `k` of one set of
-    one-coordinate scores for every `k`.
+    All noisy scores determine the top of them: this bounds the top `k` of one set of one-coordinate
+    scores for every `k`.
 
     Returns:
         Delta at each epsilon in `at`: of the lowered score against the other, and the other way.

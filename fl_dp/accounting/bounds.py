@@ -4,16 +4,18 @@
     >>> epsilon(history, delta=1000**-1.1)
     EpsilonBounds(pld=2.402..., rdp=2.904..., naive=116...)
 
-pld: privacy-loss distributions. rdp: Renyi DP. gdp: exact for Gaussians without sampling (Dong,
-Roth and Su 2022); its central-limit version for samples is no bound and not here. zcdp: zero-
-concentrated DP (Bun and Steinke 2016). gumbel: as pld, with the top of a set of scores charged as
-the release of all its noisy scores. naive: basic composition, each release at an equal share of
-delta; for comparison, nobody should pay it.
+- pld: privacy-loss distributions.
+- rdp: Renyi DP.
+- gdp: exact for Gaussians without sampling (Dong, Roth and Su 2022); its central-limit version for
+  samples is no bound and not here.
+- zcdp: zero-concentrated DP (Bun and Steinke 2016).
+- gumbel: as pld, with the top of a set of scores charged as the release of all its noisy scores.
+- naive: basic composition, each release at an equal share of delta; for comparison only.
 
 Where even the bounds in closed form lie above 100, a distribution would take minutes and gigabytes
-for no useful number. It is left out there, and what is returned is conservative: by a
-tenth of epsilon just beyond 100 if a tenth of all units is sampled, by a fifth if a hundredth is,
-and by less the larger epsilon. There `gdp` and `zcdp` count each sample as the whole roster.
+for no useful number. It is left out there, and the result is conservative: by a tenth of epsilon
+just beyond 100 if a tenth of all units is sampled, by a fifth if a hundredth is, and by less the
+larger epsilon. There `gdp` and `zcdp` count each sample as the whole roster.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from .loss_distributions import SEARCH_INTERVAL, distribution_epsilon, reporting
 from .renyi import epsilon_at_order, renyi_epsilon
 
 VAST_EPSILON = 100.0
-"""Beyond it only the bounds in closed form are computed: nothing is promised there anyway."""
+"""Beyond it only the bounds in closed form are computed: no such epsilon is a promise."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -52,9 +54,9 @@ class EpsilonBounds:
         pld: Privacy-loss distributions.
         rdp: Renyi DP.
         gdp: Gaussian DP; only for Gaussians without sampling, or above `VAST_EPSILON`.
-        zcdp: Zero-concentrated DP; not for samples, but above `VAST_EPSILON`.
+        zcdp: Zero-concentrated DP; for samples only above `VAST_EPSILON`.
         gumbel: Privacy-loss distributions of all noisy scores; only with exponential draws.
-        filter: Guarantee of a gate: its budget, or what its odometer shows.
+        filter: Guarantee of a gate: its budget, or its odometer's bound.
         naive: Basic composition.
     """
 
@@ -68,32 +70,33 @@ class EpsilonBounds:
 
     @property
     def by_name(self) -> dict[str, float]:
-        """The bounds that there are."""
-        every = {field.name: float(getattr(self, field.name)) for field in fields(self)}
-        return {name: value for name, value in every.items() if math.isfinite(value)}
+        """The finite bounds."""
+        values = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return {name: value for name, value in values.items() if math.isfinite(value)}
 
     @property
     def best(self) -> float:
-        """The smallest of them, the number to quote."""
+        """The smallest bound, which is the number to quote."""
         return min(self.by_name.values(), default=math.inf)
 
     @property
     def best_name(self) -> str:
-        """The name of that one."""
-        known = self.by_name
-        return min(known, key=lambda name: known[name]) if known else "none"
+        """The name of the smallest bound; `none` without any."""
+        bounds = self.by_name
+        return min(bounds, key=lambda name: bounds[name], default="none")
 
     def plus(self, slack: float) -> EpsilonBounds:
-        """Return bounds that are each larger by so much."""
+        """Return bounds that are each larger by `slack`."""
         return EpsilonBounds(**{name: value + slack for name, value in self.by_name.items()})
 
     def within(self, budget: float) -> EpsilonBounds:
-        """Return the bounds, or what a gate at `budget` guarantees where all of them are above."""
+        """Return the bounds, or the guarantee of a gate at `budget` where all of them are above."""
         return self if self.best <= budget else EpsilonBounds(filter=budget)
 
     def __repr__(self) -> str:
-        """Show the bounds that there are."""
-        return f"EpsilonBounds({', '.join(f'{k}={v:.6g}' for k, v in self.by_name.items())})"
+        """Show the finite bounds."""
+        values = [f"{name}={value:.6g}" for name, value in self.by_name.items()]
+        return f"EpsilonBounds({', '.join(values)})"
 
 
 def epsilon(
@@ -104,8 +107,8 @@ def epsilon(
 ) -> EpsilonBounds:
     """Return what the releases in `history` spend together at `delta`.
 
-    Valid for releases whose parameters were fixed beforehand, not for noise that was chosen on what
-    earlier releases showed: that needs a filter.
+    Valid for releases whose parameters were fixed beforehand; noise that was chosen adaptively
+    needs a filter.
 
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
@@ -116,15 +119,17 @@ def epsilon(
     rdp = renyi_epsilon(frozen, delta, relation)
     vast = _is_vast(frozen, delta, rdp)
     unsampled = _without_amplification(frozen) if vast else frozen
-    top = _top_of_many(frozen) and not vast
+    pld = gumbel = math.inf
+    if not vast:
+        pld = distribution_epsilon(frozen, delta, relation, interval)
+    if not vast and _top_of_many(frozen):
+        gumbel = distribution_epsilon(frozen, delta, relation, interval, all_scores=True)
     return EpsilonBounds(
-        pld=math.inf if vast else distribution_epsilon(frozen, delta, relation, interval),
+        pld=pld,
         rdp=rdp,
         gdp=_gdp_epsilon(unsampled, delta, relation),
         zcdp=zcdp_epsilon(_zcdp_rho(unsampled, relation), delta),
-        gumbel=distribution_epsilon(frozen, delta, relation, interval, all_scores=True)
-        if top
-        else math.inf,
+        gumbel=gumbel,
         naive=_naive_epsilon(frozen, delta, relation),
     )
 
@@ -159,7 +164,7 @@ def tight_epsilon(
 ) -> float:
     """Return the smallest of the bounds that any events can share, PLD and Renyi DP.
 
-    What gates and searches ask; `epsilon` says more. PLD is the smaller one, except where each
+    For gates and searches; `epsilon` returns more. PLD is the smaller one, except where each
     release spends so little that the discretisation costs more than Renyi DP does, or where it has
     no amplification or no bound. `interval` is the discretisation of the privacy loss, that of
     reports by default.
@@ -189,7 +194,7 @@ def tight_epsilon(
 
 
 def _is_vast(history: FrozenHistory, delta: float, rdp: float) -> bool:
-    """Tell whether a history spends so much that no distribution of its losses is computed."""
+    """Return whether a history spends too much for computing a distribution of its losses."""
     if math.isinf(rdp):
         # To contribute zero is one way to be replaced, and has a Renyi bound.
         rdp = renyi_epsilon(_as_poisson(history), delta, NeighboringRelation.ZERO_OUT)
@@ -215,7 +220,7 @@ def _without_amplification(history: FrozenHistory) -> FrozenHistory:
             case PoissonGaussianEvent(noise_multiplier=z):
                 event = GaussianEvent(noise_multiplier=z)
             case TruncatedPoissonGaussianEvent(noise_multiplier=z):
-                # Who leaves a full sample may give its place to another, as in one of fixed size.
+                # A unit that leaves a full sample may be replaced, as in one of fixed size.
                 event = FixedSizeGaussianEvent(
                     noise_multiplier=z,
                     num_units=event.num_units,
@@ -226,7 +231,7 @@ def _without_amplification(history: FrozenHistory) -> FrozenHistory:
 
 
 def _top_of_many(history: FrozenHistory) -> bool:
-    """Whether several are chosen at once by scores of which a unit moves one alone."""
+    """Return whether several are chosen at once by scores of which a unit moves one alone."""
     return any(
         isinstance(event, ExponentialEvent) and event.draws > 1 and event.one_coordinate
         for event, _ in history
@@ -248,8 +253,8 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
     # rho a + log(1/delta) / (a - 1) is least at a = 1 + sqrt(log(1/delta) / rho).
     around = math.log(math.sqrt(math.log(1.0 / delta) / rho))
-    found = minimize_scalar(at, bounds=(around - 6.0, around + 6.0), method="bounded")
-    return float(found.fun)
+    optimum = minimize_scalar(at, bounds=(around - 6.0, around + 6.0), method="bounded")
+    return float(optimum.fun)
 
 
 def _gdp_epsilon(history: FrozenHistory, delta: float, relation: NeighboringRelation) -> float:

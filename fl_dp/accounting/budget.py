@@ -1,4 +1,4 @@
-"""The promise that a federation agrees on before training: a ceiling, and for which neighbours."""
+"""The promise that a federation agrees on before training: a budget, and for which neighbours."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ class NeighboringRelation(StrEnum):
 
     @property
     def distance(self) -> int:
-        """The number of clipping norms that two neighbours' sums can be apart."""
+        """Largest distance of two neighbours' sums, in clipping norms."""
         return 2 if self is NeighboringRelation.REPLACE_ONE else 1
 
 
 DECLARED_SHARE = 0.9
-"""Share of delta for releases that all have the parameters of the first one: a node's ledger
-fills its two rules with this share and the rest."""
+"""Share of delta of a node's ledger for releases with the parameters of the first one; its other
+rule has the rest."""
 
 
 class Limit(StrEnum):
     """A limit that a node's charge has to keep."""
 
     CAP = "cap"
-    """The owner's cap, over everything that is ever charged for the data."""
+    """The owner's cap over all charges for the data."""
 
     RUN = "run"
     """The budget that a run asked for, over that run alone."""

@@ -1,8 +1,8 @@
-"""Calibration: what spends a target epsilon, be it noise, a schedule's scale, a rate, or rounds.
+"""Calibration: the noise, the scale of a schedule, the rate or the rounds that spend a target.
 
-Every search returns the safe end of its bracket: what it returns spends at most the target, at the
-discretisation of reports. Above `VAST_EPSILON` it goes by the bounds in closed form, which ask for
-a little more noise than distributions would and answer at once.
+Every search returns the safe end of its bracket: the result spends at most the target, at the
+discretisation of reports. Above `VAST_EPSILON` it uses the bounds in closed form, which ask for a
+little more noise than distributions would and are fast.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SMALLEST = 1e-6  # below it no grid holds a vector
 _RELATIVE_TOLERANCE = 1e-5
 _MARGIN = 1e-9
 _FAR = 0.01  # of the target: beyond it, one step along a slope is not trusted
-_PROBES = (0.5, 1.0, 3.0)  # what is released at these noises tells one calibration from another
+_PROBES = (0.5, 1.0, 3.0)  # the releases at these noises identify a calibration
 _CONSTANT = NoiseSchedule()
 
 
@@ -37,13 +37,11 @@ def schedule_history(
     schedule: NoiseSchedule, noise_multiplier: float, *, sampling_rate: float, rounds: int
 ) -> FrozenHistory:
     """Return the releases of a schedule whose smallest noise multiplier is `noise_multiplier`."""
-    counts = Counter(schedule.multipliers(noise_multiplier, rounds))
-    return freeze(
-        [
-            (PoissonGaussianEvent(noise_multiplier=z, sampling_rate=sampling_rate), count)
-            for z, count in counts.items()
-        ]
-    )
+    releases: dict[PrivacyEvent, int] = {}
+    for multiplier, count in Counter(schedule.multipliers(noise_multiplier, rounds)).items():
+        event = PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=sampling_rate)
+        releases[event] = count
+    return freeze(releases)
 
 
 @with_read_arguments()
@@ -60,14 +58,14 @@ def calibrate_noise_multiplier(
     """Return the smallest noise multiplier whose rounds spend at most the target.
 
     Args:
-        target_epsilon: Positive and finite.
-        target_delta: In (0, 1).
+        target_epsilon: Epsilon to spend, positive and finite.
+        target_delta: Delta to spend, in (0, 1).
         sampling_rate: Probability of each unit in each round, in (0, 1].
         rounds: Number of releases, at least 1.
-        schedule: How the noise changes over the rounds; the multiplier that is returned is that of
-            the rounds with the least noise.
+        schedule: Change of the noise over the rounds; the returned multiplier is that of the rounds
+            with the least noise.
         already_spent: Other releases under the same budget.
-        neighboring_relation: Which populations are neighbours.
+        neighboring_relation: Defines which populations are neighbours.
 
     Returns:
         Noise standard deviation on the sum over the clipping norm.
@@ -81,7 +79,7 @@ def calibrate_noise_multiplier(
         target_delta,
         already_spent=already_spent,
         neighboring_relation=neighboring_relation,
-        what=f"in {rounds} rounds",
+        context=f"in {rounds} rounds",
     )
 
 
@@ -92,20 +90,20 @@ def calibrate_noise(
     *,
     already_spent: History | None = None,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-    what: str = "with these releases",
+    context: str = "with these releases",
 ) -> float:
     """Return the smallest noise at which any releases spend at most the target.
 
-    What was found is kept in the user's cache folder, and asked whether it fits before it is used
-    again: who edits it can make the noise larger and not smaller.
+    The result is cached in the user's folder, and checked against the target before it is used
+    again: an edit there can make the noise larger and not smaller.
 
     Args:
-        releases: What is released at a given noise; spends less as the noise grows.
-        target_epsilon: Positive and finite.
-        target_delta: In (0, 1).
+        releases: Returns the releases at a noise; they spend less as the noise grows.
+        target_epsilon: Epsilon to spend, positive and finite.
+        target_delta: Delta to spend, in (0, 1).
         already_spent: Other releases under the same budget.
-        neighboring_relation: Which populations are neighbours.
-        what: Names the releases in errors.
+        neighboring_relation: Defines which populations are neighbours.
+        context: Words for the releases in errors.
 
     Raises:
         ValueError: If an argument is out of range, or no noise is large enough.
@@ -133,9 +131,9 @@ def calibrate_noise(
     cached = CachedCalibration.of(
         [total(noise) for noise in _PROBES], target_epsilon, target_delta, neighboring_relation
     )
-    known = cached.read()
-    if known is not None and _SMALLEST <= known <= 2.0 * _LARGEST and fits(known):
-        return known
+    noise = cached.read()
+    if noise is not None and _SMALLEST <= noise <= 2.0 * _LARGEST and fits(noise):
+        return noise
 
     def renyi_excess(noise: float) -> float:
         return renyi_epsilon(total(noise), target_delta, neighboring_relation) - target_epsilon
@@ -147,18 +145,18 @@ def calibrate_noise(
         return excess(noise, None)
 
     # Renyi DP is quick and an upper bound: its root brackets the real one, and keeps the search
-    # away from small noise, whose privacy-loss distributions are long and slow. But its orders end
-    # somewhere, and so they miss the smallest epsilons.
+    # away from small noise, whose privacy-loss distributions are long and slow. But its finitely
+    # many orders miss the smallest epsilons.
     by_renyi = True
     bracket = _bracket(renyi_excess)
     if bracket is None:
         by_renyi = False
         bracket = _bracket(coarse_excess)
     if bracket is None:
+        on_top = " on top of what is spent already" if before else ""
         raise OptionError(
-            f"no noise reaches epsilon {target_epsilon} at delta {target_delta} {what}"
-            + (" on top of what is spent already" if before else "")
-            + ": allow a larger epsilon or fewer releases"
+            f"no noise reaches epsilon {target_epsilon} at delta {target_delta} {context}{on_top}: "
+            "allow a larger epsilon or fewer releases"
         )
     low, high = bracket
     if low <= _SMALLEST:
@@ -176,7 +174,9 @@ def calibrate_noise(
     # The fine discretisation spends a little less: follow the coarse curve's slope to it, once.
     step = 1e-3 * root
     slope = coarse_excess(root + step) - coarse_excess(root - step)
-    fine = root - (at_root / slope * 2.0 * step if slope < 0.0 else 0.0)
+    fine = root
+    if slope < 0.0:
+        fine -= at_root / slope * 2.0 * step
     growth = 1e-7
     while not fits(fine):
         fine *= 1.0 + growth
@@ -194,15 +194,15 @@ def calibrate_client_scheme(
     clipping_norm: float,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
 ) -> ClientScheme:
-    """Return the client scheme whose messages together spend the target: a fair comparison.
+    """Return the client scheme whose messages together spend the target.
 
     Privacy: for one client over at most `participations` messages, against the server, which sees
     each of them and who sent it; sampling amplifies nothing here.
 
     Args:
         name: One of `fl_dp.mechanisms.schemes.SCHEMES`.
-        target_epsilon: Positive and finite.
-        target_delta: In (0, 1).
+        target_epsilon: Epsilon to spend, positive and finite.
+        target_delta: Delta to spend, in (0, 1).
         participations: Cap on the messages of one client.
         clipping_norm: Bound on each message before the noise, in the norm of the scheme.
         neighboring_relation: Zero-out (against silence) or replace-one (against any other data).
@@ -221,7 +221,7 @@ def calibrate_client_scheme(
         target_epsilon,
         target_delta,
         neighboring_relation=neighboring_relation,
-        what=f"in {participations} participations",
+        context=f"in {participations} participations",
     )
     return build(noise_multiplier)
 
@@ -229,7 +229,7 @@ def calibrate_client_scheme(
 def _bracket(excess: Callable[[float], float]) -> tuple[float, float] | None:
     """Return two noises, one double the other, of which only the larger one fits.
 
-    None if none up to the largest fits; the lower one is not looked at once it is tiny.
+    None if none up to the largest fits; the lower one is not checked once it is tiny.
     """
     high = 1.0
     while excess(high) > 0.0:
@@ -243,7 +243,7 @@ def _bracket(excess: Callable[[float], float]) -> tuple[float, float] | None:
 
 
 def _lowered(excess: Callable[[float], float], noise: float) -> tuple[float, float]:
-    """Return a noise that does not fit and one close above that does, from one of unknown side."""
+    """Return a noise that does not fit and one close above that does, near any `noise`."""
     low = high = noise
     while excess(low) <= 0.0:
         high, low = low, 0.85 * low
@@ -293,5 +293,8 @@ def _largest(fits: Callable[[int], bool], low: int, at_most: int) -> int:
         low, step = high, 2 * step
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
     return low

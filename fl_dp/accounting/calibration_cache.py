@@ -1,8 +1,8 @@
 """Calibrated noise on disk, as a search takes seconds to minutes and a sweep repeats it.
 
-An entry is a hint: who asks for it checks that the noise fits the budget. So nothing that lies here
-can lower the noise of a training, and nothing but time is lost with it. `FL_DP_CALIBRATIONS=off`
-leaves the disk alone; an absolute path there is the folder that is used.
+An entry is a hint: its reader checks that the noise fits the budget. So no file here can lower the
+noise of a training, and a lost one costs time only. `FL_DP_CALIBRATIONS=off` leaves the disk alone;
+an absolute path there is the cache's folder.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _LONGEST = 100  # characters of an entry
 
 @dataclass(frozen=True)
 class CachedCalibration:
-    """The place of one calibration.
+    """The cache file of one calibration.
 
     Attributes:
-        file: Path of the cache, which may not exist yet; None: no cache.
+        file: Path of the file, which may not exist yet; None without a cache.
     """
 
     file: Path | None
@@ -49,31 +49,25 @@ class CachedCalibration:
         target_delta: float,
         relation: NeighboringRelation,
     ) -> Self:
-        """Return the place of a calibration.
-
-        Args:
-            releases: All that is released, at a few fixed noises.
-            target_epsilon: What may be spent.
-            target_delta: The delta that goes with it.
-            relation: Which populations are neighbours.
-        """
+        """Return the cache file of a calibration; `releases` are those at a few fixed noises."""
         folder = _folder()
         if folder is None:
             return cls(None)
-        asked = {
-            "releases": [
-                [[event_to_dict(event), count] for event, count in history] for history in releases
-            ],
+        histories = [
+            [[event_to_dict(event), count] for event, count in history] for history in releases
+        ]
+        question = {
+            "releases": histories,
             "epsilon": target_epsilon,
             "delta": target_delta,
             "neighboring_relation": str(relation),
             "made_by": _made_by(),
         }
-        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
         return cls(folder / f"{digest}.json")
 
     def read(self) -> float | None:
-        """Return the noise that was found, unverified; None if there is none that can be read."""
+        """Return the cached noise, unverified; None if there is no readable one."""
         if self.file is None:
             return None
         try:
@@ -86,7 +80,7 @@ class CachedCalibration:
         return noise
 
     def write(self, noise: float) -> None:
-        """Keep what was found, for this user alone; a disk that takes nothing is no error."""
+        """Cache a noise for this user alone; a disk that can't be written is no error."""
         if self.file is None:
             return
         with contextlib.suppress(OSError):
@@ -95,7 +89,7 @@ class CachedCalibration:
 
 
 def _folder() -> Path | None:
-    """Return where calibrations lie; None where none are kept."""
+    """Return the folder of calibrations; None without a cache."""
     chosen = os.environ.get(SWITCH, "")
     if chosen == "off":
         return None
@@ -107,7 +101,7 @@ def _folder() -> Path | None:
 
 @cache
 def _made_by() -> dict[str, str]:
-    """Return what a found noise depends on: versions, and this package's own text."""
+    """Return what a calibration depends on: versions, and this package's own text."""
     made_by = {}
     for name in _LIBRARIES:
         try:

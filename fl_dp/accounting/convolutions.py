@@ -1,8 +1,8 @@
 """The steps of dp-accounting on dense privacy-loss distributions, on arrays and not entry by entry.
 
-What it does one number after the other, and transforms of complex numbers where all are real, take
-most of a search for the noise. Bounds and truncations are the library's; sums are in the same
-order, so results differ by the rounding of exponentials and of the transform, which is paid for.
+Its loops over numbers, and its complex transforms of real numbers, take most of a search for the
+noise. Bounds and truncations are the library's; sums are in the same order, so results differ by
+the rounding of exponentials and of the transform, which is paid for.
 """
 
 from __future__ import annotations
@@ -17,19 +17,14 @@ from numpy.typing import NDArray
 from scipy import fft
 from scipy.signal import fftconvolve
 
-_TRUNCATED = 1e-15  # mass that a composition may move to the infinite loss, as the library does
+_TRUNCATED = 1e-15  # mass that a composition may move to the infinite loss, as in the library
 _ORDERS = 20  # of the Chernoff bounds, in both directions
 
 
 def composed_pair(
     first: library.PrivacyLossDistribution, second: library.PrivacyLossDistribution
 ) -> library.PrivacyLossDistribution:
-    """Return what both releases together lose.
-
-    Args:
-        first: Pessimistic, as all of ours.
-        second: Likewise, of the same interval.
-    """
+    """Return the privacy loss of both releases together; both are pessimistic, on one interval."""
     remove = _convolved(first._pmf_remove, second._pmf_remove)
     if first._symmetric and second._symmetric:
         return library.PrivacyLossDistribution(remove)
@@ -39,12 +34,7 @@ def composed_pair(
 def composed_with_itself(
     distribution: library.PrivacyLossDistribution, count: int
 ) -> library.PrivacyLossDistribution:
-    """Return the privacy loss of `count` equal releases.
-
-    Args:
-        distribution: Of one, pessimistic.
-        count: At least 1.
-    """
+    """Return the privacy loss of `count` equal releases, at least 1."""
     remove = _self_convolved(distribution._pmf_remove, count)
     if distribution._symmetric:
         return library.PrivacyLossDistribution(remove)
@@ -52,12 +42,7 @@ def composed_with_itself(
 
 
 def epsilon_at(distribution: library.PrivacyLossDistribution, delta: float) -> float:
-    """Return the smallest epsilon, not below 0, whose delta is at most `delta`.
-
-    Args:
-        distribution: Of the losses of all releases.
-        delta: In (0, 1).
-    """
+    """Return the smallest epsilon, not below 0, whose delta is at most `delta`."""
     epsilon = _epsilon_at(distribution._pmf_remove, delta)
     if distribution._symmetric:
         return epsilon
@@ -68,18 +53,18 @@ def _convolved(first: Any, second: Any) -> Any:
     first, second = first.to_dense_pmf(), second.to_dense_pmf()
     first.validate_composable(second)
     probs = cast(NDArray[np.float64], fftconvolve(first._probs, second._probs))
-    left = _longest_prefix(probs, _TRUNCATED / 2.0)
-    right = max(probs.size - _longest_prefix(probs[::-1], _TRUNCATED / 2.0), left + 1)
-    kept = probs[left:right].copy()
-    kept[0] += probs[:left].sum()  # a smaller loss counts as the smallest that is kept
+    start = _longest_prefix(probs, _TRUNCATED / 2.0)
+    end = max(probs.size - _longest_prefix(probs[::-1], _TRUNCATED / 2.0), start + 1)
+    truncated = probs[start:end].copy()
+    truncated[0] += probs[:start].sum()  # smaller losses count as the smallest one that remains
     infinite = (
         first._infinity_mass
         + second._infinity_mass
         - first._infinity_mass * second._infinity_mass
-        + probs[right:].sum()
+        + probs[end:].sum()
     )
-    lowest = first._lower_loss + second._lower_loss + left
-    return pld_pmf.DensePLDPmf(first._discretization, lowest, kept, float(infinite), True)
+    lowest = first._lower_loss + second._lower_loss + start
+    return pld_pmf.DensePLDPmf(first._discretization, lowest, truncated, float(infinite), True)
 
 
 def _self_convolved(pmf: Any, count: int) -> Any:
@@ -87,21 +72,16 @@ def _self_convolved(pmf: Any, count: int) -> Any:
     probs = np.asarray(dense._probs, dtype=np.float64)
     first, last = _bounds(probs, count)
     length = fft.next_fast_len(max(last - first + 1, probs.size), real=True)
-    # A transform wraps around: what lies outside the bounds, next to nothing, is added inside.
+    # A transform wraps around: the tiny mass outside the bounds is added inside.
     whole = fft.irfft(fft.rfft(probs, length) ** count, length)
-    kept = np.roll(whole, -first)[: last - first + 1]
+    truncated = np.roll(whole, -first)[: last - first + 1]
     infinite = _TRUNCATED - math.expm1(count * math.log1p(-dense._infinity_mass))
     lowest = dense._lower_loss * count + first
-    return pld_pmf.DensePLDPmf(dense._discretization, lowest, kept, infinite, True)
+    return pld_pmf.DensePLDPmf(dense._discretization, lowest, truncated, infinite, True)
 
 
 def _bounds(probs: NDArray[np.float64], count: int) -> tuple[int, int]:
-    """Return between which places all but `_TRUNCATED` of a convolution lies, by Chernoff bounds.
-
-    Args:
-        probs: Of one release, by place.
-        count: How many are convolved.
-    """
+    """Return the index range of all but `_TRUNCATED` of a convolution, by Chernoff bounds."""
     first, last = 0, (probs.size - 1) * count
     spare = math.log(2.0 / _TRUNCATED)
     for sign in (1.0, -1.0):
@@ -123,7 +103,7 @@ def _bounds(probs: NDArray[np.float64], count: int) -> tuple[int, int]:
 
 
 def _longest_prefix(probs: NDArray[np.float64], mass: float) -> int:
-    """Return how many of the first entries have at most this mass together."""
+    """Return the number of first entries that have at most this mass together."""
     beyond = np.cumsum(probs) > mass
     return int(beyond.argmax()) if beyond.any() else probs.size
 
@@ -132,19 +112,19 @@ def _epsilon_at(pmf: Any, delta: float) -> float:
     """Return the epsilon of one direction.
 
     Delta at epsilon is the mass of all larger losses less `e^epsilon` times their mass without the
-    unit. From the largest loss down, the first that lies below the epsilon that those above it come
-    to is not among them.
+    unit. The search goes down from the largest loss, and stops at the first that is below the
+    epsilon of those above it.
     """
     infinite = float(pmf._infinity_mass)
     if infinite > delta:
         return math.inf
     dense = pmf.to_dense_pmf()
-    places = np.arange(dense._lower_loss + dense.size - 1, max(dense._lower_loss, 0) - 1, -1)
-    losses = places * dense._discretization  # those below 0 have no part in an epsilon above it
+    indices = np.arange(dense._lower_loss + dense.size - 1, max(dense._lower_loss, 0) - 1, -1)
+    losses = indices * dense._discretization  # those below 0 have no part in an epsilon above it
     probs = np.asarray(dense._probs, dtype=np.float64)[::-1][: losses.size]
     with_unit = np.cumsum(np.concatenate([[infinite], probs]))
     without = np.cumsum(np.concatenate([[0.0], np.exp(-losses) * probs]))
-    # Losses so large that e^-loss is 0: no finite epsilon can be told from them but their own.
+    # Losses so large that e^-loss is 0: their own is the only finite epsilon they give.
     too_large = (with_unit[1:] >= delta) & (without[1:] == 0.0)
     if too_large.any():
         return float(losses[too_large.argmax()])

@@ -1,7 +1,7 @@
 """Releases as plain data: an event describes one release and interprets nothing.
 
-Here are those of sampled cohorts, and all that a history may hold; what a mechanism alone is
-charged as stands in `fl_dp/mechanisms/events.py`, with the meaning of multipliers.
+Here are the events of sampled cohorts, and the types of a history; `fl_dp/mechanisms/events.py` has
+the events of mechanisms, with the meaning of multipliers.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class PoissonGaussianEvent(Checked):
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
-        sampling_rate: Upper bound on the probability with which each unit is in the sample,
-            independently of all others and unseen by the adversary. 1 means all units.
+        sampling_rate: Upper bound on each unit's probability of being in the sample, independently
+            of all others and unseen by the adversary. 1 means all units.
     """
 
     kind: ClassVar[str] = "poisson-gaussian"
@@ -46,8 +46,8 @@ class TruncatedPoissonGaussianEvent(Checked):
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
         sampling_rate: Probability of each unit before the cut.
-        num_units: Units that coins are flipped for; public.
-        max_cohort: At most this many units are in the sample.
+        num_units: Number of units that coins are flipped for; public.
+        max_cohort: Most units in the sample.
     """
 
     kind: ClassVar[str] = "truncated-poisson-gaussian"
@@ -61,16 +61,16 @@ class TruncatedPoissonGaussianEvent(Checked):
 class FixedSizeGaussianEvent(Checked):
     """Gaussian noise on a sum over exactly `cohort` of `num_units` units, drawn uniformly.
 
-    When a unit enters such a sample another one leaves, so the Poisson bounds are false for it.
-    It is charged without amplification, except by the Renyi bound for replace-one neighbours, which
-    holds for zero-out, too: zero is one way to be replaced. Under add-or-remove, another unit takes
-    the place of the one that left, so even without amplification the sum moves by twice the
-    clipping norm.
+    When a unit enters such a sample another one leaves, so the Poisson bounds are false for it. It
+    is charged without amplification, except by the Renyi bound for replace-one neighbours, which
+    holds for zero-out, too: zero is one way to be replaced. Under add-or-remove, another unit
+    replaces the one that left, so even without amplification the sum moves by twice the clipping
+    norm.
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over the clipping norm.
-        num_units: Units that the sample is drawn from; public.
-        cohort: Units in every sample.
+        num_units: Number of units that the sample is drawn from; public.
+        cohort: Number of units in every sample.
     """
 
     kind: ClassVar[str] = "fixed-size-gaussian"
@@ -96,9 +96,9 @@ class RandomStoppingEvent:
     """The best of a random number of runs; no other run, nor their number, is ever released.
 
     Attributes:
-        releases: What each run releases, with counts; the same for all runs.
+        releases: Releases of each run, with counts; the same for all runs.
         mean_runs: Expected number of runs.
-        shape: Of its truncated negative binomial law: 1 is geometric, 0 logarithmic.
+        shape: Shape of its truncated negative binomial law: 1 is geometric, 0 logarithmic.
     """
 
     kind: ClassVar[str] = "random-stopping"
@@ -134,7 +134,7 @@ _KINDS: dict[str, type[PrivacyEvent]] = {kind.kind: kind for kind in get_args(Pr
 History: TypeAlias = (
     Mapping[PrivacyEvent, int] | Sequence[PrivacyEvent] | Sequence[tuple[PrivacyEvent, int]]
 )
-"""Releases, as counts or one by one; composition does not care in which order."""
+"""Releases, as counts or one by one, in any order."""
 
 
 def freeze(history: History) -> FrozenHistory:
@@ -144,8 +144,9 @@ def freeze(history: History) -> FrozenHistory:
         ValueError: If a count is negative, no whole number, or larger than floats can count.
     """
     merged: dict[PrivacyEvent, int] = {}
-    for each in history.items() if isinstance(history, Mapping) else history:
-        event, count = each if isinstance(each, tuple) else (each, 1)
+    entries = history.items() if isinstance(history, Mapping) else history
+    for entry in entries:
+        event, count = entry if isinstance(entry, tuple) else (entry, 1)
         if not 0 <= count <= _MOST_RELEASES or count != int(count):
             raise ValueError(f"{event} can't have happened {count} times")
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == 1.0:
@@ -156,7 +157,7 @@ def freeze(history: History) -> FrozenHistory:
 
 
 def event_to_dict(event: PrivacyEvent) -> dict[str, Any]:
-    """Return the event as plain JSON values; `event` names its kind, as in entries of ledgers."""
+    """Return the event as plain JSON values; `event` is its kind, as in entries of ledgers."""
     written = encode(event)
     return {"event": written.pop("kind"), **written}
 
@@ -184,11 +185,11 @@ def history_from_list(releases: Sequence[Mapping[str, Any]]) -> FrozenHistory:
     Raises:
         ValueError: As for `release_from_dict`.
     """
-    return freeze([release_from_dict(each) for each in releases])
+    return freeze([release_from_dict(release) for release in releases])
 
 
 def release_from_dict(fields: Mapping[str, Any]) -> tuple[PrivacyEvent, int]:
-    """Return an event and how often it happened, as `history_to_list` described them.
+    """Return an event and its count, as `history_to_list` described them.
 
     Raises:
         ValueError: As for `event_from_dict`, or if the count is none.
@@ -209,4 +210,4 @@ def _order(event: PrivacyEvent) -> tuple[str, tuple[float, ...]]:
 FrozenHistory: TypeAlias = Annotated[
     tuple[tuple[PrivacyEvent, int], ...], Form(write=history_to_list, read=history_from_list)
 ]
-"""A history with equal events merged, in one fixed order: what caches are keyed by."""
+"""A history with equal events merged, in one fixed order: the key of caches."""

@@ -1,14 +1,14 @@
 """Privacy filters and odometers: the gates that a release passes before it happens.
 
 Composition bounds hold for parameters that were fixed beforehand. When the next noise multiplier
-depends on what earlier releases showed, only some rules still bound the whole:
+depends on earlier releases, only some rules still bound the whole:
 
 - `DeclaredFilter`: parameters fixed beforehand; privacy-loss distributions, the tightest.
 - `RenyiOdometer`: no budget, but a bound that holds at every moment, at several orders that share
   delta; it gates a budget that may change.
 
-"Go on while some order fits" and "go on while the privacy-loss distribution fits" are not here:
-with adaptively chosen noise neither is a filter.
+"Go on while some order fits" and "go on while the privacy-loss distribution fits" are missing: with
+adaptively chosen noise neither is a filter.
 
     >>> gate = DeclaredFilter(PrivacyBudget(epsilon=8, delta=1e-5), {event: 60})
     >>> while not gate.would_exceed(event):
@@ -62,11 +62,11 @@ class PrivacyFilter(Protocol):
     rule: str
 
     def would_exceed(self, event: PrivacyEvent) -> bool:
-        """Tell whether one more `event` would break the budget."""
+        """Return whether one more `event` would break the budget."""
         ...
 
     def spend(self, event: PrivacyEvent) -> None:
-        """Take in that `event` happened, whether or not it fitted."""
+        """Record that `event` happened, whether or not it fitted."""
         ...
 
 
@@ -74,9 +74,9 @@ class DeclaredFilter:
     """The gate for releases that were declared beforehand: privacy-loss distributions.
 
     A declared history that fits as a whole is certified once; each release inside it is then
-    admitted by comparing two counters. What goes beyond it, such as a second attempt at a round, is
-    computed again and certified in stretches: epsilon only grows with more releases. What is
-    repeated must not be chosen by what earlier releases showed: that takes a `RenyiOdometer`.
+    admitted by comparing two counters. Releases beyond it, such as a second attempt at a round, are
+    computed again and certified in stretches: epsilon only grows with more releases. A repetition
+    must not be chosen by what earlier releases showed: that takes a `RenyiOdometer`.
     """
 
     rule = "parameters fixed before the first release; privacy-loss distributions"
@@ -92,10 +92,10 @@ class DeclaredFilter:
         """Gate the releases of `declared`, and repetitions of them, at `budget`.
 
         Args:
-            budget: Never exceeded.
+            budget: The budget, which is never exceeded.
             declared: Releases with parameters that were fixed beforehand.
-            neighboring_relation: Which populations are neighbours.
-            most: Releases in all, where each costs something besides its event that was counted
+            neighboring_relation: Defines which populations are neighbours.
+            most: Most releases in all, where each has a cost besides its event that was counted
                 beforehand; None: as many as fit the budget.
         """
         self._budget = budget
@@ -109,7 +109,7 @@ class DeclaredFilter:
         self._most = most
 
     def would_exceed(self, event: PrivacyEvent) -> bool:
-        """Tell whether one more `event` would break the budget; O(1) inside what is certified."""
+        """Return whether one more `event` would break the budget; O(1) if it is certified."""
         event = _canonical(event)
         if self._most is not None and self._spent.total() >= self._most:
             return True
@@ -119,49 +119,53 @@ class DeclaredFilter:
         return not self._certify(event)
 
     def spend(self, event: PrivacyEvent) -> None:
-        """Take in that `event` happened."""
+        """Record that `event` happened."""
         event = _canonical(event)
         self._spent[event] += 1
         self._inside = self._inside and self._spent[event] <= self._certified[event]
 
     def _certify(self, event: PrivacyEvent) -> bool:
-        """Find a longer history that fits and holds one more `event`."""
-        left = Counter(dict(self._declared))
-        left.subtract(self._spent)
-        left = +left
-        if left[event]:
-            ahead = self._longest_fitting(left, event)
-            if ahead is not None:
-                self._certified, self._inside = self._spent + ahead, True
+        """Find a longer history that fits and has one more `event`."""
+        remaining = Counter(dict(self._declared))
+        remaining.subtract(self._spent)
+        remaining = +remaining
+        if remaining[event]:
+            fitting = self._longest_fitting(remaining, event)
+            if fitting is not None:
+                self._certified, self._inside = self._spent + fitting, True
                 return True
         further = affordable_rounds(
             self._spent,
             event,
             self._budget.epsilon,
             self._budget.delta,
-            at_most=max(1, left[event]),
+            at_most=max(1, remaining[event]),
             neighboring_relation=self._relation,
         )
         self._certified, self._inside = self._spent + Counter({event: further}), True
         return further > 0
 
     def _longest_fitting(
-        self, left: Counter[PrivacyEvent], event: PrivacyEvent
+        self, remaining: Counter[PrivacyEvent], event: PrivacyEvent
     ) -> Counter[PrivacyEvent] | None:
-        """Return as much of what is declared and left as fits, `event` first; None if not even it.
+        """Return as many of the remaining releases as fit, `event` first; None if not even it.
 
-        After an unplanned release not everything fits any more. What is left out here is not lost:
-        it is computed again when its turn comes.
+        After an unplanned release not all fit any more. The rest is not lost: it is computed again
+        when its turn comes.
         """
-        order = [event] * left[event] + [
-            e for e, count in left.items() for _ in range(count) if e != event
-        ]
+        order = [event] * remaining[event]
+        for other, count in remaining.items():
+            if other != event:
+                order += [other] * count
         if self._fits(order):
-            return left
+            return remaining
         low, high = 0, len(order)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if self._fits(order[:middle]) else (low, middle)
+            if self._fits(order[:middle]):
+                low = middle
+            else:
+                high = middle
         return Counter(order[:low]) if low else None
 
     def _fits(self, more: Sequence[PrivacyEvent]) -> bool:
@@ -174,53 +178,52 @@ class DeclaredFilter:
 class OwnBudgetsFilter:
     """The gate where groups of units have budgets of their own: a release has to pass each.
 
-    A release is charged as what it costs a unit of the last group; each other group's gate sees it
-    as what it costs one of its own.
+    A release is charged at its price for a unit of the last group; each other group's gate converts
+    that to its own price.
     """
 
     def __init__(
         self, gates: Sequence[tuple[PrivacyFilter, Callable[[PrivacyEvent], PrivacyEvent]]]
     ) -> None:
-        """Put a gate and what makes a release that of its group side by side, for each group."""
+        """Combine each group's gate with its conversion of a release to the group's price."""
         self._gates = tuple(gates)
         self.rule = f"{self._gates[-1][0].rule}; for each group at its own budget"
 
     def would_exceed(self, event: PrivacyEvent) -> bool:
-        """Tell whether one more `event` would break the budget of any group."""
+        """Return whether one more `event` would break the budget of any group."""
         return any(gate.would_exceed(charged(event)) for gate, charged in self._gates)
 
     def spend(self, event: PrivacyEvent) -> None:
-        """Take in that `event` happened."""
+        """Record that `event` happened."""
         for gate, charged in self._gates:
             gate.spend(charged(event))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RenyiOdometer:
-    """A bound that holds whenever somebody looks, whatever noise was chosen meanwhile.
+    """A bound that holds at every moment, for adaptively chosen noise.
 
     Several Renyi orders are fixed before any release, each with a share of delta. The least epsilon
-    of any order holds at each moment. So a gate holds that asks whether it would exceed a budget,
-    even one that changes.
+    of any order holds at each moment. So it can gate a budget, even one that changes.
 
-    Three orders follow from the epsilon that is foreseen: the one at which Gaussians leave most
-    room within it, and two below, for samples. A ladder of further orders shares the last quarter,
-    for a budget that grows and for histories that stay far below it.
+    Three orders follow from the foreseen epsilon: the one at which Gaussians leave most room within
+    it, and two below, for samples. A ladder of further orders shares the last quarter, for a budget
+    that grows and for histories that stay far below it.
 
-    Why it holds: with P and Q the law of all that was released for two neighbours, L the log of
-    their ratio so far, D the divergences of order a added up and c = (1 - 1/a)^(a - 1) / a,
+    Why it holds: with P and Q the law of all releases for two neighbours, L the log of their ratio
+    so far, D the sum of the divergences of order a and c = (1 - 1/a)^(a - 1) / a,
 
         (1 - e^(epsilon - L))+ <= c e^((a - 1) (L - epsilon)),
 
-    and e^((a - 1) (L - D)) is a supermartingale under P. So at whatever moment somebody stops, with
-    the epsilon of that moment, `epsilon_at_order(D, a, share)`, the sum over outcomes of P's excess
-    over e^epsilon times Q's is at most the share. Each outcome belongs to the order that is least
-    in it, and a sum over outcomes is the sum over orders of those that belong to each.
+    and e^((a - 1) (L - D)) is a supermartingale under P. So at any stopping time, with the epsilon
+    of that moment, `epsilon_at_order(D, a, share)`, the sum over outcomes of P's excess over
+    e^epsilon times Q's is at most the share. Each outcome belongs to the order that is least in it,
+    and a sum over outcomes is the sum over orders of their outcomes.
 
     Attributes:
-        foreseen: The budget that all releases are planned for, known before any. It decides
-            which orders there are; what a bound is asked for at may differ later.
-        neighboring_relation: Which populations are neighbours.
+        foreseen: The budget that all releases are planned for, known before any. It decides the
+            orders; a bound may be asked for at another budget later.
+        neighboring_relation: Defines which populations are neighbours.
 
     References:
         Rogers et al. 2016, "Privacy Odometers and Filters" (shares of delta); Feldman and Zrnic
@@ -241,16 +244,17 @@ class RenyiOdometer:
         shares = dict.fromkeys(_LADDER, part / len(_LADDER))
         for step in _BELOW_GAUSSIAN:
             order = min(1.0 + math.sqrt(tail) / root_of_rho / step, _LADDER[-1])
-            order = float(round(order)) if order > _WHOLE_FROM else order
+            if order > _WHOLE_FROM:
+                order = float(round(order))
             shares[order] = shares.get(order, 0.0) + part
         return shares
 
     def epsilon(self, history: History, delta: float) -> float:
-        """Return the bound; 0 for no release, infinite where one has a Renyi bound at no order.
+        """Return the bound; 0 without releases, infinite where one has a Renyi bound at no order.
 
         Args:
             history: Releases so far.
-            delta: Shared by all orders.
+            delta: Delta that all orders share.
 
         Raises:
             ValueError: If `delta` is not in (0, 1) or a count is negative.
@@ -259,37 +263,34 @@ class RenyiOdometer:
         releases = freeze(history)
         if not releases:
             return 0.0
-        bounds = [
-            epsilon_at_order(divergence, order, share * delta)
-            for divergence, (order, share) in zip(
-                self._divergences(releases), self.shares.items(), strict=True
-            )
-            if math.isfinite(divergence)
-        ]
-        return min(bounds, default=math.inf)
+        best = math.inf
+        divergences = self._divergences(releases)
+        for divergence, (order, share) in zip(divergences, self.shares.items(), strict=True):
+            if math.isfinite(divergence):
+                best = min(best, epsilon_at_order(divergence, order, share * delta))
+        return best
 
     def gaussian_room(self, history: History, budget: PrivacyBudget) -> float:
-        """Return the mu of the largest Gaussian that fits behind a history; 0: none fits.
+        """Return the mu of the largest Gaussian that fits after a history; 0 if none fits.
 
         Args:
             history: Releases so far.
-            budget: That the bound is not to exceed.
+            budget: The budget that the bound must not exceed.
         """
-        rho = max(
-            (divergence_at_order(budget.epsilon, order, share * budget.delta) - divergence) / order
-            for divergence, (order, share) in zip(
-                self._divergences(freeze(history)), self.shares.items(), strict=True
-            )
-        )
-        return math.sqrt(2.0 * max(rho, 0.0))
+        rho = 0.0
+        divergences = self._divergences(freeze(history))
+        for divergence, (order, share) in zip(divergences, self.shares.items(), strict=True):
+            largest = divergence_at_order(budget.epsilon, order, share * budget.delta)
+            rho = max(rho, (largest - divergence) / order)
+        return math.sqrt(2.0 * rho)
 
     def _divergences(self, releases: FrozenHistory) -> list[float]:
-        """Return what releases add up to at each order."""
+        """Return the sum of the releases' divergences at each order."""
         orders = tuple(self.shares)
         total = np.zeros(len(orders))
         for event, count in releases:
             total += count * renyi_divergences(event, self.neighboring_relation, orders)
-        return [float(each) for each in total]
+        return [float(divergence) for divergence in total]
 
 
 def _canonical(event: PrivacyEvent) -> PrivacyEvent:

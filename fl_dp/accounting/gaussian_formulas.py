@@ -1,4 +1,4 @@
-"""Closed forms for the Gaussian mechanism without sampling, and the formulas that people still use.
+"""Closed forms for the Gaussian mechanism without sampling, and formulas that are still in use.
 
 The analytic calibration is exact at every epsilon (Balle and Wang 2018, "Improving the Gaussian
 Mechanism for Differential Privacy", theorem 8). The classic `sqrt(2 ln(1.25/delta)) / epsilon` was
@@ -26,8 +26,8 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier of one Gaussian release that is (epsilon, delta)-DP.
 
     Args:
-        epsilon: Positive and finite.
-        delta: In (0, 1).
+        epsilon: Positive and finite epsilon.
+        delta: Delta in (0, 1).
 
     Returns:
         Noise standard deviation over the L2 sensitivity.
@@ -58,10 +58,10 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 
 
 def fixed_size_distance(neighboring_relation: NeighboringRelation) -> int:
-    """Return how many clipping norms apart two neighbours' fixed-size sums can be.
+    """Return the largest distance of two neighbours' fixed-size sums, in clipping norms.
 
-    A unit of a public roster that contributes zero keeps its place. One that leaves the population
-    gives it to another: the sum moves as if the unit's data were replaced.
+    A unit of a public roster that contributes zero stays in the sample. One that leaves the
+    population is replaced by another: the sum moves as if the unit's data were replaced.
     """
     return 1 if neighboring_relation is NeighboringRelation.ZERO_OUT else 2
 
@@ -71,7 +71,8 @@ def mu_squared(
 ) -> float:
     """Return the squared mu of one release in Gaussian DP; those of several add up, exactly.
 
-    `(distance / noise_multiplier)^2`; a sample of fixed size is charged without amplification.
+    It is `(distance / noise_multiplier)^2`; a sample of fixed size is charged without
+    amplification.
     """
     distance = neighboring_relation.distance
     if isinstance(event, FixedSizeGaussianEvent):
@@ -141,7 +142,7 @@ def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds
 def exposures_noise_multiplier(epsilon: float, delta: float, *, exposures: int) -> float:
     """Reproduce the literature's noise of each upload for `exposures` uploads of one client.
 
-    `exposures * sqrt(2 ln(1.25/delta)) / epsilon`: the classic Gaussian with the budget split
+    `exposures * sqrt(2 ln(1.25/delta)) / epsilon` is the classic Gaussian with the budget split
     evenly. It grows with the uploads, where exact composition grows with their root, and its proof
     ends where one upload's share of epsilon is above 1.
 
@@ -170,8 +171,8 @@ def naive_split(budget: PrivacyBudget, schedule: NoiseSchedule, rounds: int) -> 
     """Return each round's noise multiplier under the naive split, for comparison.
 
     It reads a schedule as epsilons that add up, gives each round an equal share of delta, and turns
-    each share into noise on its own, without composition or sampling: by the classic formula where
-    it holds, for a round's epsilon up to 1, and by the analytic one above.
+    each share into noise on its own, without composition or sampling. It uses the classic formula
+    for a round's epsilon up to 1, and the analytic one above.
 
     Raises:
         ValueError: If the schedule does not fit the rounds.

@@ -19,7 +19,7 @@ from .budget import NeighboringRelation
 from .events import PoissonGaussianEvent, PrivacyEvent
 from .sampling import OwnGroup, PoissonSampling, Sampling, TruncatedPoissonSampling, heads_of
 
-_BELOW = 1.0 - 1e-9  # of a norm: its group fits on another machine, too
+_BELOW = 1.0 - 1e-9  # factor on a scale: its group fits on another machine, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class CyclicSampling(Sampling):
     and each is amplified by its coin.
 
     Attributes:
-        groups: How many there are; a plan needs at least 2, as 1 is the law inside.
+        groups: Number of groups; a plan needs at least 2, as 1 is the law inside.
         inside: The law of the cohort inside a group, by its own rate.
     """
 
@@ -69,7 +69,7 @@ class CyclicSampling(Sampling):
 
     @property
     def coin_rate(self) -> float | None:
-        """That of the law inside, where it has nothing but coins."""
+        """The rate of the law inside, if it has independent coins only."""
         return self.inside.coin_rate
 
     @property
@@ -77,9 +77,9 @@ class CyclicSampling(Sampling):
         """Whether the law inside draws from all declared units."""
         return self.inside.of_declared
 
-    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
+    def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
         """Return a cohort of the group whose turn it is. See `Sampling.draw`."""
-        return self.inside.draw(rng, places)
+        return self.inside.draw(rng, size)
 
     @property
     def num_groups(self) -> int:
@@ -119,11 +119,11 @@ class CyclicSampling(Sampling):
         super().check(num_units)
 
     def group_at(self, index: int) -> int:
-        """Return the group whose turn an index is, from 0 on."""
+        """Return the group whose turn the index is, from 0 on."""
         return index % self.groups
 
     def largest_group(self, num_units: int) -> int:
-        """Return the size of the largest group, where units are dealt in turn."""
+        """Return the size of the largest group, as units are dealt in turn."""
         return -(-num_units // self.groups)
 
 
@@ -131,10 +131,10 @@ class CyclicSampling(Sampling):
 class OwnRatesSampling(Sampling):
     """A rate or a noise for each public group of units with a budget of its own.
 
-    Where noise is everybody's, who allows less takes part less often. Where each unit adds its own,
-    all take part in every round, who allows less adds more, and its message weighs the inverse of
-    its variance. A unit is charged at its own group's rate and noise: neighbours differ in that
-    unit, whose group is public.
+    With shared noise, a unit with a smaller budget takes part less often. Where each unit adds its
+    own noise, all take part in every round, a unit with a smaller budget adds more, and its message
+    is weighted by the inverse of its variance. A unit is charged at its own group's rate and noise:
+    neighbours differ in that unit, whose group is public.
 
     Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for
     DP-SGD", its method Sample.
@@ -223,10 +223,11 @@ class OwnRatesSampling(Sampling):
         """The groups, with the noise and the rate of each."""
         scales = self.scales or (1.0,) * self.num_groups
         groups = zip(self.budgets, self.shares, self.rates, scales, strict=True)
-        return tuple(
-            OwnGroup(budget=budget, share=share, sampling_rate=rate, scale=scale)
-            for budget, share, rate, scale in groups
-        )
+        own_groups: list[OwnGroup] = []
+        for budget, share, rate, scale in groups:
+            group = OwnGroup(budget=budget, share=share, sampling_rate=rate, scale=scale)
+            own_groups.append(group)
+        return tuple(own_groups)
 
     def with_scales(
         self, noise_multiplier: float, multiplier_for: Callable[[float], float]
@@ -237,19 +238,19 @@ class OwnRatesSampling(Sampling):
         ]
         return replace(self, scales=(*scales, 1.0))
 
-    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return the places whose coin came up, at each group's rate. See `Sampling.draw`."""
-        if len(groups) != places:
+    def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return the indices whose coin came up, at each group's rate. See `Sampling.draw`."""
+        if len(groups) != size:
             raise ValueError("groups are the ledger's: this selection needs a plan")
         numbers = np.asarray(groups, dtype=np.int64)
-        heads = np.zeros(places, dtype=bool)
+        heads = np.zeros(size, dtype=bool)
         for group, rate in enumerate(self.rates):
             members = np.flatnonzero(numbers == group)
             heads[members] = rng.bernoulli(rate, len(members))
         return heads_of(heads)
 
     def next_group(self, sizes: Mapping[int, int]) -> int:
-        """Return the group that most lacks units of its share."""
+        """Return the group that is furthest below its share."""
         dealt = sum(sizes.values()) + 1
         lacks = [share * dealt - sizes.get(group, 0) for group, share in enumerate(self.shares)]
         return max(range(len(lacks)), key=lambda group: (lacks[group], -group))
@@ -259,7 +260,7 @@ class OwnRatesSampling(Sampling):
         return PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=self.rates[-1])
 
     def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
-        """Return what a release costs a unit of a group, from what it costs those of the last."""
+        """Return the price of a release for a unit of a group, given that for the last group."""
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == self.rates[-1]:
             return replace(event, sampling_rate=self.rates[group])
         return _with_noise_over(event, self.own_groups[group].scale)
@@ -271,7 +272,7 @@ class OwnRatesSampling(Sampling):
         )
 
     def expected_weight(self, num_units: int) -> float:
-        """Return what such a cohort weighs; see `OwnGroup.weight`."""
+        """Return the expected sum of weights of a cohort; see `OwnGroup.weight`."""
         return num_units * math.fsum(
             group.share * group.sampling_rate * group.weight for group in self.own_groups
         )
@@ -290,9 +291,9 @@ class OwnRatesSampling(Sampling):
 
 
 def _with_noise_over(event: PrivacyEvent, scale: float) -> PrivacyEvent:
-    """Return the event of one client's message whose noise is larger, by one over `scale`."""
+    """Return the event of one client's message with larger noise, by a factor of 1 / `scale`."""
     if isinstance(event, GaussianEvent | LaplaceEvent):
         return replace(event, noise_multiplier=event.noise_multiplier / scale)
     if isinstance(event, ZcdpEvent):
         return replace(event, rho=event.rho * scale**2)
-    return event  # of no client's message
+    return event  # no event of a client's message

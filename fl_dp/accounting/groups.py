@@ -1,12 +1,12 @@
-"""What releases spend of several units together, such as all records of one person.
+"""The epsilon of releases for several units together, such as all records of one person.
 
 The promise is to one unit. Two ways lead from it to a group of k:
 
-- Gaussians directly, which is closer. k units move an unsampled sum k times as far. Of a Poisson
-  sample a binomial number of them takes part, so the pair is N(0, z^2) and the mixture of N(i, z^2)
-  with the binomial probabilities of i (Choquette-Choo et al. 2024, "Privacy Amplification for
-  Matrix Mechanisms", corollary 4.7: a mixture of vectors is dominated by that of their norms). Its
-  Renyi divergences are integrated in both directions.
+- Gaussians directly, which is closer. k units move an unsampled sum k times as far. A binomial
+  number of them is in a Poisson sample, so the pair is N(0, z^2) and the mixture of N(i, z^2) with
+  the binomial probabilities of i (Choquette-Choo et al. 2024, "Privacy Amplification for Matrix
+  Mechanisms", corollary 4.7: a mixture of vectors is dominated by that of their norms). Its Renyi
+  divergences are integrated in both directions.
 - Any (epsilon, delta) promise, k neighbours in a chain (Vadhan 2017, "The Complexity of
   Differential Privacy", lemma 2.2): k epsilon at delta (e^(k epsilon) - 1) / (e^epsilon - 1).
 """
@@ -45,13 +45,13 @@ def epsilon_of_group(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     slack: float = 0.0,
 ) -> float:
-    """Return an upper bound on what releases spend of a group of units; infinite if none is known.
+    """Return an upper bound on the epsilon for a group of units; infinite if none is known.
 
     Args:
-        history: What was released, with parameters that were fixed beforehand.
-        delta: Of the group's promise, in (0, 1).
-        size: Units of the group.
-        neighboring_relation: What may become of one unit.
+        history: Releases with parameters that were fixed beforehand.
+        delta: Delta of the group's promise, in (0, 1).
+        size: Number of units of the group.
+        neighboring_relation: Defines which populations are neighbours for one unit.
         slack: Lambda, by which log-ratios of releases may differ from those of their events.
 
     Raises:
@@ -105,13 +105,13 @@ def _of_mixture(z: float, rate: float, size: int, order: float) -> float:
     log_share = binom.logpmf(drawn, size, rate)
 
     def losses(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return log(mixture / N(0, z^2)) at each place."""
+        """Return log(mixture / N(0, z^2)) at each x."""
         terms = log_share[:, None] + (drawn[:, None] * x - drawn[:, None] ** 2 / 2.0) / z**2
         return np.asarray(logsumexp(terms, axis=0))
 
-    def log_moment(power: float, places: tuple[float, float], step: float) -> float:
+    def log_moment(power: float, modes: tuple[float, float], step: float) -> float:
         """Return log E[(mixture / N(0, z^2))^power] over x ~ N(0, z^2)."""
-        low, high = places[0] - _REACH * z, places[1] + _REACH * z
+        low, high = modes[0] - _REACH * z, modes[1] + _REACH * z
         if not (high - low) / step <= _MOST_POINTS:
             return math.inf
         x = np.arange(low, high, step)

@@ -1,4 +1,4 @@
-"""Privacy-loss distributions: one an event, convolved over events, rounded pessimistically.
+"""Privacy-loss distributions: one per event, convolved over events, rounded pessimistically.
 
 Koskela, Jalko and Honkela 2020; discretised as Doroshenko et al. 2022, "Connect the Dots": the mass
 of each interval of losses is split over its two ends so that its probability under *both*
@@ -36,13 +36,13 @@ from .events import (
 from .gaussian_formulas import fixed_size_distance, loss_of_mixture
 
 REPORTING_INTERVAL = 1e-4
-"""Discretisation of the privacy loss for numbers that are reported or gated on."""
+"""Discretisation of the privacy loss for reports and gates."""
 
 SEARCH_INTERVAL = 1e-3
 """Coarser and faster: still an upper bound, within 0.3 % of the fine one at federated settings."""
 
 _MANY_EVENTS = 8  # beyond so many distinct ones, numbers are reported at the search interval
-_TAIL = 9.8  # standard deviations: what lies beyond has mass below e^-50 and counts as infinite
+_TAIL = 9.8  # standard deviations: the mass beyond is below e^-50 and counts as infinite
 _LONGEST = 1e7  # grid points of a distribution, before it is refused as too long to compute
 _ROUNDING = 2.0**-52
 _LONGEST_BY_LIBRARY = 2e6  # as the library builds its own point by point
@@ -71,12 +71,12 @@ def distribution_epsilon(
     """Return the PLD bound on epsilon, infinite if an event has no distribution.
 
     Args:
-        history: What was released.
-        delta: In (0, 1).
-        neighboring_relation: Which populations are neighbours.
+        history: The releases.
+        delta: Delta in (0, 1).
+        neighboring_relation: Defines which populations are neighbours.
         interval: Discretisation of the privacy loss.
-        all_scores: Bound exponential draws by the release of all their noisy scores, not one by
-            one, where a unit moves one score alone; the better choice for the top of many.
+        all_scores: Whether exponential draws are bounded by the release of all their noisy scores,
+            where a unit moves one score alone; better for the top of many.
     """
     if not history:
         return 0.0
@@ -95,16 +95,14 @@ def _epsilon(
         composed = _composed(history, relation, interval, all_scores)
     except NoDistribution:
         return math.inf
-    # Fourier transforms leave up to a rounding error of 1 in each place: below that nothing is
-    # known, and above it delta pays for it.
+    # Fourier transforms leave up to a rounding error of 1 in each entry, which delta pays for.
     merged = _one_gaussian(history)
-    convolved = len(merged) > 1 or merged[0][1] > 1
-    length = max(composed._pmf_remove.size, composed._pmf_add.size)
-    known = delta - (length * _ROUNDING if convolved else 0.0)
-    if known <= 0.0:
+    if len(merged) > 1 or merged[0][1] > 1:
+        delta -= max(composed._pmf_remove.size, composed._pmf_add.size) * _ROUNDING
+    if delta <= 0.0:
         return math.inf
     with np.errstate(over="ignore"):  # masses too small to divide by: the result is infinite
-        return epsilon_at(composed, known)
+        return epsilon_at(composed, delta)
 
 
 def losses_of_removal(
@@ -113,8 +111,8 @@ def losses_of_removal(
     """Return the privacy losses of outputs with the unit against outputs without it.
 
     Args:
-        history: What was released; not empty.
-        neighboring_relation: Which populations are neighbours.
+        history: The releases; not empty.
+        neighboring_relation: Defines which populations are neighbours.
         interval: Discretisation of the privacy loss.
 
     Returns:
@@ -137,9 +135,9 @@ def _composed(
         _repeated(event, count, relation, interval, all_scores)
         for event, count in _one_gaussian(history)
     ]
-    length = max(
-        sum(each._pmf_remove.size for each in parts), sum(each._pmf_add.size for each in parts)
-    )
+    removed = sum(part._pmf_remove.size for part in parts)
+    added = sum(part._pmf_add.size for part in parts)
+    length = max(removed, added)
     _refuse_above(_LONGEST, length, f"{len(parts)} different releases")
     while len(parts) > 1:
         pairs = [parts[at : at + 2] for at in range(0, len(parts), 2)]
@@ -221,8 +219,8 @@ def _distribution(
             spread = relation.distance * epsilon
             if all_scores and event.one_coordinate:
                 return _additive_gumbel(spread, interval)
-            once = _bounded_range(spread, interval)
-            return once if draws == 1 else composed_with_itself(once, draws)
+            single = _bounded_range(spread, interval)
+            return single if draws == 1 else composed_with_itself(single, draws)
         case ZcdpEvent():
             raise NoDistribution("zCDP alone does not determine a privacy-loss distribution")
         case RandomStoppingEvent():
@@ -271,9 +269,9 @@ def poisson_gaussian(
 
 
 def _composed_length(probs: NDArray[np.float64], count: int) -> float:
-    """Return about how many grid points the library takes for `count` convolutions.
+    """Return roughly the number of grid points that the library takes for `count` convolutions.
 
-    By its own Chernoff bounds, at fewer orders.
+    It uses the library's Chernoff bounds, at fewer orders.
     """
     longest = count * probs.size
     if longest <= _LONGEST:
@@ -284,20 +282,20 @@ def _composed_length(probs: NDArray[np.float64], count: int) -> float:
     return float(last - first + 1)
 
 
-def _refuse_above(longest: float, length: float, what: str) -> None:
+def _refuse_above(longest: float, length: float, name: str) -> None:
     if length > longest:
-        raise NoDistribution(f"the privacy-loss distribution of {what} is too long to compute")
+        raise NoDistribution(f"the privacy-loss distribution of {name} is too long to compute")
 
 
 def _where_loss_is(losses: NDArray[np.float64], z: float, q: float) -> NDArray[np.float64]:
-    """Return the x at each loss; minus infinity at losses that no x has."""
+    """Return the x of each loss; minus infinity at losses that no x has."""
     with np.errstate(divide="ignore", invalid="ignore"):
         # log((e^loss - (1 - q)) / q), which must not overflow for large losses.
-        odds = np.where(
-            losses > 30.0,
-            losses + np.log1p(-(1.0 - q) * np.exp(-np.maximum(losses, 30.0))) - math.log(q),
-            np.log1p(np.expm1(np.minimum(losses, 30.0)) / q) if q < 1.0 else losses,
-        )
+        large = losses + np.log1p(-(1.0 - q) * np.exp(-np.maximum(losses, 30.0))) - math.log(q)
+        small = losses
+        if q < 1.0:
+            small = np.log1p(np.expm1(np.minimum(losses, 30.0)) / q)
+        odds = np.where(losses > 30.0, large, small)
     return np.where(np.isnan(odds), -np.inf, odds) * z * z + 0.5
 
 

@@ -1,10 +1,10 @@
-"""Rates at which groups of units spend budgets of their own, under noise that all share.
+"""Rates at which groups of units spend budgets of their own, under shared noise.
 
-With more noise every group may take part more often. So there is one noise at which the groups,
-each at the rate that spends its own budget, fill the wanted cohort on average.
+With more noise every group may take part more often. So at one noise the groups, each at the rate
+that spends its own budget, fill the wanted cohort on average.
 
 Reference: Boenisch et al. 2023, "Have it your way: Individualized Privacy Assignment for DP-SGD",
-algorithm 2 (Sample). There the accountant is Renyi DP; here it is whatever bounds the releases.
+algorithm 2 (Sample). There the accountant is Renyi DP; here it is `tight_epsilon`.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ def calibrate_own_rates(
     others: History = (),
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
 ) -> tuple[float, tuple[float, ...]]:
-    """Return the noise multiplier that all share, and the rate of each group.
+    """Return the shared noise multiplier, and the rate of each group.
 
     Args:
-        rounds: What the charged rounds are at a noise multiplier and a rate; spends less with more
+        rounds: Returns the charged rounds at a noise multiplier and a rate; spends less with more
             noise, and more at a larger rate.
         budgets: Epsilon of each group, increasing.
         shares: Share of all units in each group; they add up to 1.
         sampling_rate: Mean rate over all units.
-        delta: Of everybody.
-        others: What else is released, which every group pays for.
-        neighboring_relation: Which populations are neighbours.
+        delta: Delta of all groups.
+        others: Other releases, which every group pays for.
+        neighboring_relation: Defines which populations are neighbours.
 
     Raises:
         ValueError: If an argument is out of range, or a group can't spend its budget.
@@ -87,10 +87,12 @@ def calibrate_own_rates(
             low, high = high, min(most, high + _STEP)
         if excess(high) <= 0.0:
             return _MOST
-        return math.exp(float(brentq(excess, low, high, xtol=1e-6)) if high > low else low)
+        if high > low:
+            low = float(brentq(excess, low, high, xtol=1e-6))
+        return math.exp(low)
 
     def short(log_noise: float) -> float:
-        """Return by how much the mean rate falls short of what is wanted."""
+        """Return the wanted mean rate less the actual one."""
         rates = [rate_of(math.exp(log_noise), epsilon) for epsilon in budgets]
         return sampling_rate - math.fsum(s * r for s, r in zip(shares, rates, strict=True))
 
@@ -106,7 +108,7 @@ def calibrate_own_rates(
 
     # At the noise of the largest budget all others are below the mean rate, at that of the
     # smallest all are above it.
-    low, high = (math.log(noise_for(each)) for each in (budgets[-1], budgets[0]))
+    low, high = (math.log(noise_for(epsilon)) for epsilon in (budgets[-1], budgets[0]))
     noise = math.exp(float(brentq(short, low - 1e-3, high + 1e-3, xtol=_NOISE_TOLERANCE)))
     rates = []
     for epsilon in budgets:

@@ -1,7 +1,7 @@
-"""The best of a random number of runs: the law of that number, and what the best run spends.
+"""The best of a random number of runs: the law of that number, and the price of the best run.
 
-Training several times and keeping the best model spends more than one training, and far less
-than all of them, if the number of trainings is random and stays secret.
+Training several times and keeping the best model spends more than one training, and far less than
+all of them, if the number of trainings is random and stays secret.
 
     >>> law = RunsLaw(mean=5.0)  # geometric
     >>> law.divergences(orders, divergences_of_one_run)
@@ -54,7 +54,7 @@ class RunsLaw:
         if self.shape == 1.0:
             return 1.0 / self.mean
 
-        from scipy.optimize import brentq  # a node that charges needs none of it
+        from scipy.optimize import brentq  # a node that charges does not need it
 
         def excess(log_gamma: float) -> float:
             return math.log(_mean(self.shape, log_gamma) / self.mean)
@@ -72,8 +72,8 @@ class RunsLaw:
         """Return the number of runs at a quantile of the law.
 
         Args:
-            uniform: In (0, 1), from a secret source: who knows it knows the number, and then the
-                guarantee is another.
+            uniform: Quantile in (0, 1), from a secret source: an adversary who knows it knows the
+                number, for which the guarantee does not hold.
         """
         chance, below, runs = self._first(), 0.0, 1
         while runs < _MOST_RUNS:
@@ -87,14 +87,14 @@ class RunsLaw:
     def divergences(
         self, orders: tuple[float, ...], of_one_run: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return what the best run spends, the others staying secret (theorem 2).
+        """Return the divergences of the best run, the others staying secret (theorem 2).
 
         Args:
             orders: Renyi orders, all above 1, increasing.
             of_one_run: Bound on one run's Renyi divergence at each order.
 
         Returns:
-            Shape `(len(orders),)`.
+            Bounds of shape `(len(orders),)`.
         """
         order = np.array(orders)
         at_another = (1.0 - 1.0 / order) * of_one_run - math.log(self.gamma) / order
@@ -113,7 +113,7 @@ class RunsLaw:
 
 def _mean(shape: float, log_gamma: float) -> float:
     """Return the expected number of runs."""
-    left = -math.expm1(log_gamma)
+    complement = -math.expm1(log_gamma)
     if shape == 0.0:
-        return math.exp(-log_gamma) * left / -log_gamma
-    return shape * left * math.exp(-log_gamma) / -math.expm1(shape * log_gamma)
+        return math.exp(-log_gamma) * complement / -log_gamma
+    return shape * complement * math.exp(-log_gamma) / -math.expm1(shape * log_gamma)

@@ -1,4 +1,4 @@
-"""Renyi DP: one vector an event, added up over events, converted at the end.
+"""Renyi DP: one vector per event, added up over events, converted at the end.
 
 Mironov 2017; for Poisson samples Mironov, Talwar and Zhang 2019; for fixed-size samples Wang, Balle
 and Kasiviswanathan 2019; converted as Canonne, Kamath and Steinke 2020, proposition 12.
@@ -62,7 +62,7 @@ def renyi_divergences(
 def renyi_epsilon(
     history: FrozenHistory, delta: float, neighboring_relation: NeighboringRelation
 ) -> float:
-    """Return the epsilon that Renyi DP gives, infinite if an event has no bound at any order."""
+    """Return the epsilon by Renyi DP, infinite if an event has no bound at any order."""
     total = np.zeros(len(ORDERS))
     for event, count in history:
         total += count * renyi_divergences(event, neighboring_relation)
@@ -101,8 +101,8 @@ def _divergences(
             if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
                 return everybody
             # Contributing zero is one way to be replaced. The bound needs the distance 2 for it,
-            # too: it compares with samples in which another unit has the place. dp-accounting
-            # wants the multiplier relative to that distance here.
+            # too: it compares with samples that hold another unit instead. dp-accounting wants
+            # the multiplier relative to that distance here.
             drawn = dpa.SampledWithoutReplacementDpEvent(
                 units, cohort, dpa.GaussianDpEvent(z / 2.0)
             )
@@ -117,8 +117,10 @@ def _divergences(
         case ZcdpEvent(rho=rho):
             return np.array(orders) * rho * relation.distance**2
         case RandomStoppingEvent(releases=releases):
-            once = sum(count * renyi_divergences(one, relation, orders) for one, count in releases)
-            return event.law.divergences(orders, np.asarray(once))
+            one_run = sum(
+                count * renyi_divergences(release, relation, orders) for release, count in releases
+            )
+            return event.law.divergences(orders, np.asarray(one_run))
 
 
 def _poisson_gaussian(z: float, q: float, orders: Sequence[float]) -> NDArray[np.float64]:
@@ -147,14 +149,14 @@ def _poisson_gaussian(z: float, q: float, orders: Sequence[float]) -> NDArray[np
 def _binomial_series(z: float, q: float, orders: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the divergences of integer orders (Mironov, Talwar and Zhang 2019, eq. 4)."""
     divergences = np.empty(orders.size)
-    for some in (orders <= _SMALL_ORDER, orders > _SMALL_ORDER):
-        order = orders[some][:, None]
-        k = np.arange(float(orders[some].max(initial=0.0)) + 1.0)
-        k, left = np.minimum(k, order), np.maximum(order - k, 0.0)
-        log_binomial = gammaln(order + 1.0) - gammaln(k + 1.0) - gammaln(left + 1.0)
-        terms = log_binomial + k * math.log(q) + left * log1m(q) + (k * k - k) / (2.0 * z * z)
+    for part in (orders <= _SMALL_ORDER, orders > _SMALL_ORDER):
+        order = orders[part][:, None]
+        k = np.arange(float(orders[part].max(initial=0.0)) + 1.0)
+        k, rest = np.minimum(k, order), np.maximum(order - k, 0.0)
+        log_binomial = gammaln(order + 1.0) - gammaln(k + 1.0) - gammaln(rest + 1.0)
+        terms = log_binomial + k * math.log(q) + rest * log1m(q) + (k * k - k) / (2.0 * z * z)
         beyond = np.arange(terms.shape[1]) > order
-        divergences[some] = _log_sum_exp(np.where(beyond, -np.inf, terms)) / (orders[some] - 1.0)
+        divergences[part] = _log_sum_exp(np.where(beyond, -np.inf, terms)) / (orders[part] - 1.0)
     return divergences
 
 

@@ -1,8 +1,8 @@
-"""Laws of a round's cohort, and what each makes a round cost.
+"""Laws of a round's cohort, and the price of a round under each.
 
 Only secret, independent coins earn amplification by sampling. A cohort of a fixed size is another
-law, and a cohort that the adversary sees is no sample at all: each rule hands out the one event
-that it may be charged as, so that a wrong one can't be written down.
+law, and a cohort that the adversary sees is no sample at all: each law returns the one event that
+it may be charged as, so that a wrong one can't be written down.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OwnGroup:
         budget: Its epsilon.
         share: Share of the declared units in it.
         sampling_rate: Probability of each of its units in each round.
-        scale: The last group's noise over its own.
+        scale: The last group's noise divided by its own.
     """
 
     budget: float
@@ -52,69 +52,69 @@ class OwnGroup:
 
     @property
     def weight(self) -> float:
-        """The inverse of its noise's variance over that of the last group."""
+        """The inverse of its noise's variance, relative to the last group's."""
         return self.scale**2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling(Checked, ABC):
-    """A law of cohorts, and the answers to all that others ask about it.
+    """A law of cohorts, and all its properties that other code asks for.
 
-    A new law writes down how it draws, what it is charged as, its expected size and its words. The
-    other answers are those of secret coins for every unit in every round.
+    A new law defines its draw, its event, its expected size and its description. The other defaults
+    are those of secret coins for every unit in every round.
     """
 
     kind: ClassVar[str]
-    """The name that it is written with."""
+    """The law's name in plans."""
 
     relations: ClassVar[tuple[NeighboringRelation, ...]] = tuple(NeighboringRelation)
-    """Neighbours for whom it is charged."""
+    """Neighbouring relations for which it is charged."""
 
     def __str__(self) -> str:
-        """Return its kind and the settings that were chosen, as errors name it."""
+        """Return its kind and the settings that differ from the defaults, as errors name it."""
         defaults = {field.name: field.default for field in fields(self)}
         values = {name: getattr(self, name) for name in defaults}
-        chosen = (f"{name}={value}" for name, value in values.items() if value != defaults[name])
-        return f"{self.kind}({', '.join(chosen)})"
+        settings = [f"{name}={value}" for name, value in values.items() if value != defaults[name]]
+        return f"{self.kind}({', '.join(settings)})"
 
     @property
     def visible(self) -> bool:
-        """Whether who takes part is seen, and counted as seen."""
+        """Whether the adversary sees the participants, and the charge assumes it."""
         return False
 
     @property
     def cap(self) -> int | None:
-        """Most rounds of one unit, which the ledger enforces; None: all."""
+        """Most rounds of one unit, which the ledger enforces; None for no cap."""
         return None
 
     @property
     def least_separation(self) -> int:
-        """Least distance between two indices at which one unit takes part; 1: it may in all."""
+        """Least distance between two indices at which one unit takes part."""
         return 1
 
     @property
     def of_declared(self) -> bool:
-        """Whether cohorts are drawn from all declared units, also those that are not there."""
+        """Whether cohorts are drawn from all declared units, absent ones included."""
         return False
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """Sentences on what a promise leaves out because of who takes part when."""
+        """Sentences on what a promise does not cover because of the cohorts."""
         return ()
 
     @property
     def buffered(self) -> bool:
-        """Whether units are asked one by one, and a release is made of those that arrive first."""
+        """Whether units are asked one by one, and a release is made of the next answers."""
         return False
 
     @property
     def coin_rate(self) -> float | None:
-        """The rate, where an independent coin for each unit is all there is; None: it is not."""
+        """The rate, if the law is one independent coin per unit; else None."""
         return None
 
     @property
     def num_groups(self) -> int:
-        """The number of public groups, of which each unit has one; 1: there are none."""
+        """The number of public groups, of which each unit has one; 1 without groups."""
         return 1
 
     @property
@@ -124,38 +124,38 @@ class Sampling(Checked, ABC):
 
     @property
     def own_groups(self) -> tuple[OwnGroup, ...]:
-        """Groups with budgets of their own, the strictest first; empty: all units have one."""
+        """Groups with budgets of their own, the strictest first; empty with one budget for all."""
         return ()
 
     def group_at(self, index: int) -> int | None:
-        """Return the group whose turn an index is, from 0 on; None: every unit's."""
+        """Return the group whose turn the index is, from 0 on; None if every unit may take part."""
         return None
 
     def next_group(self, sizes: Mapping[int, int]) -> int:
-        """Return the group that one more unit is dealt to, by the groups' sizes so far."""
+        """Return the group that one more unit is dealt to, given the groups' sizes so far."""
         return 0
 
     def largest_group(self, num_units: int) -> int:
-        """Return the size of the largest group, where units are dealt in turn."""
+        """Return the size of the largest group, as units are dealt in turn."""
         return num_units
 
     def with_scales(
         self, noise_multiplier: float, multiplier_for: Callable[[float], float]
     ) -> Self:
-        """Return the law where each unit adds its own noise: each group what its budget asks for.
+        """Return the law with each group's noise by its budget, where units add their own noise.
 
         Args:
-            noise_multiplier: Of units with the largest budget.
-            multiplier_for: Returns that of an epsilon.
+            noise_multiplier: Noise multiplier of units with the largest budget.
+            multiplier_for: Returns the noise multiplier for an epsilon.
         """
         return self
 
     def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
-        """Return what a release costs a unit of a group, from what `event` charges."""
+        """Return the price of a release for a unit of a group, given what `event` charges."""
         return event
 
     def history_for(self, group: int, history: FrozenHistory) -> FrozenHistory:
-        """Return what releases cost a unit of a group, from what `event` charges."""
+        """Return the price of releases for a unit of a group, given what `event` charges."""
         return freeze([(self.event_for(group, event), count) for event, count in history])
 
     def cohort_law(self, num_units: int) -> tuple[int, float]:
@@ -163,47 +163,47 @@ class Sampling(Checked, ABC):
         return num_units, min(1.0, self.expected_cohort(num_units) / num_units)
 
     def turns(self, rounds: int) -> int:
-        """Return in how many of these rounds one unit can take part: what it is charged."""
+        """Return the number of these rounds that one unit can take part in, which is its charge."""
         turns = -(-rounds // self.least_separation)
         return min(turns, self.cap or turns)
 
-    def require_uncapped(self, why: str) -> None:
+    def require_uncapped(self, reason: str) -> None:
         """Refuse a cap where it can't be kept.
 
         Args:
-            why: The reason, as a sentence without its full stop.
+            reason: The reason, as a sentence without its full stop.
 
         Raises:
-            IncompatibleOptions: If there is one.
+            IncompatibleOptions: If there is a cap.
         """
         if self.cap is not None:
             raise IncompatibleOptions(
-                f"{why}: leave participation_cap={self.cap} out, and plan fewer rounds"
+                f"{reason}: leave participation_cap={self.cap} out, and plan fewer rounds"
             )
 
-    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return the places of a cohort among so many, from 0 on.
+    def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return the indices of a cohort, below `size`.
 
         Args:
-            rng: Of coins and draws.
-            places: Number of units, or of declared ones where cohorts are drawn from these.
+            rng: Source of coins and draws.
+            size: Number of units, or of declared ones where cohorts are drawn from these.
             groups: The group of each unit, where groups have budgets of their own.
 
         Raises:
-            ValueError: If the law leaves open who is chosen by what.
+            ValueError: If the law does not determine the choice.
         """
         raise ValueError(f"a plan with {self} needs its selection: pass it as selection=")
 
     @abstractmethod
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return what a round with that noise is charged as, out of `num_units` units."""
+        """Return the event that a round with that noise is charged as, with `num_units` units."""
 
     @abstractmethod
     def expected_cohort(self, num_units: int) -> float:
         """Return the public constant that stands for the size of a cohort."""
 
     def expected_weight(self, num_units: int) -> float:
-        """Return what such a cohort adds to a count of it; less where some units count less."""
+        """Return the expected sum of weights of a cohort; some units may weigh less than 1."""
         return self.expected_cohort(num_units)
 
     @abstractmethod
@@ -211,25 +211,25 @@ class Sampling(Checked, ABC):
         """Return one phrase for people.
 
         Args:
-            unit: Word for those who are sampled.
+            unit: Word for a sampled unit.
         """
 
     def check(self, num_units: int) -> None:
-        """Refuse what can't be charged.
+        """Refuse a roster that the law does not fit.
 
         Raises:
-            OptionError: If the rule does not fit that roster.
+            OptionError: If the law does not fit that roster.
         """
         _ = self.event(1.0, num_units)  # checks itself, whatever the noise
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampling(Sampling):
-    """An independent secret coin for each unit: the one sampling that earns full amplification.
+    """An independent secret coin for each unit: the one sampling with full amplification.
 
     Attributes:
         sampling_rate: Probability of each unit in each round, in (0, 1]; 1 means all units.
-        participation_cap: Most rounds of one unit, where all units take part; None: all.
+        participation_cap: Most rounds of one unit, allowed if all units take part; None for no cap.
     """
 
     kind: ClassVar[str] = "poisson"
@@ -265,9 +265,9 @@ class PoissonSampling(Sampling):
         """The rate."""
         return self.sampling_rate
 
-    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return the places whose coin came up; possibly none. See `Sampling.draw`."""
-        return heads_of(rng.bernoulli(self.sampling_rate, places))
+    def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return the indices whose coin came up; possibly none. See `Sampling.draw`."""
+        return heads_of(rng.bernoulli(self.sampling_rate, size))
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Poisson-sampled Gaussian."""
@@ -294,7 +294,7 @@ class TruncatedPoissonSampling(Sampling):
 
     Attributes:
         sampling_rate: Probability of each unit before the cut, in (0, 1].
-        max_cohort: No cohort is larger. Above the expected size plus 4.5 of its roots the cut is
+        max_cohort: Largest size of a cohort. Above mean + 4.5 * sqrt(mean) of the size the cut is
             nearly free.
     """
 
@@ -312,12 +312,12 @@ class TruncatedPoissonSampling(Sampling):
 
     @property
     def of_declared(self) -> bool:
-        """Whether coins are flipped for all declared units: a cut depends on how many there are."""
+        """True: a cut depends on the number of units that coins are flipped for."""
         return True
 
-    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
-        """Return the places whose coin came up, or a part of them. See `Sampling.draw`."""
-        heads = heads_of(rng.bernoulli(self.sampling_rate, places))
+    def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
+        """Return the indices whose coin came up, or a part of them. See `Sampling.draw`."""
+        heads = heads_of(rng.bernoulli(self.sampling_rate, size))
         return _uniform_part(heads, self.max_cohort, rng)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
@@ -345,10 +345,10 @@ class TruncatedPoissonSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class UtilityPoissonSampling(Sampling):
-    """Secret coins whose rates follow noisy utilities, none above a public bound.
+    """Secret coins whose rates follow noisy utilities, up to a public bound.
 
     Attributes:
-        largest_rate: Upper bound on every unit's rate in (0, 1]: what is charged.
+        largest_rate: Upper bound on every unit's rate in (0, 1], which is charged.
         cohort: Expected size that the rates aim at: the public denominator.
     """
 
@@ -399,7 +399,7 @@ class FixedSizeSampling(Sampling):
     """A uniform secret draw of exactly `cohort` units: not a Poisson sample, nor charged as one.
 
     Attributes:
-        cohort: Units in every round.
+        cohort: Number of units in every round.
     """
 
     kind: ClassVar[str] = "fixed-size"
@@ -407,12 +407,12 @@ class FixedSizeSampling(Sampling):
 
     @property
     def of_declared(self) -> bool:
-        """Whether absent units keep their place: nobody's chance rises when others leave."""
+        """True: absent units stay in the draw, so no unit's chance rises when others leave."""
         return True
 
-    def draw(self, rng: SecureRandom, places: int, groups: Sequence[int] = ()) -> list[int]:
+    def draw(self, rng: SecureRandom, size: int, groups: Sequence[int] = ()) -> list[int]:
         """Return a uniform draw. See `Sampling.draw`."""
-        return _uniform_part(list(range(places)), self.cohort, rng)
+        return _uniform_part(list(range(size)), self.cohort, rng)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Gaussian on a fixed-size sample."""
@@ -425,7 +425,7 @@ class FixedSizeSampling(Sampling):
         return float(self.cohort)
 
     def cohort_law(self, num_units: int) -> tuple[int, float]:
-        """Return the size, which is no secret. See `Sampling.cohort_law`."""
+        """Return the size, which is public. See `Sampling.cohort_law`."""
         return self.cohort, 1.0
 
     def describe(self, unit: str = "client") -> str:
@@ -435,16 +435,16 @@ class FixedSizeSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class SeenSampling(Sampling):
-    """A cohort that is seen, of a public size.
+    """A visible cohort of a public size.
 
-    Nothing is amplified: a unit is charged in full for each round that it takes part in, and only
-    a participation cap bounds how many those are.
+    Nothing is amplified: a unit is charged in full for each round that it takes part in, and only a
+    participation cap bounds the number of those.
 
     Attributes:
         cohort: Largest number of units per round: the public denominator.
         participation_cap: Most rounds of one unit, which the ledger enforces; a round with more
-            noise than the least counts as the part of one that it costs. None: each round is
-            charged to all units.
+            noise than the least counts by its price, as a part of one. None: each round is charged
+            to all units.
     """
 
     relations: ClassVar[tuple[NeighboringRelation, ...]] = _PUBLIC_ROSTER
@@ -453,7 +453,7 @@ class SeenSampling(Sampling):
 
     @property
     def visible(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     @property
@@ -462,7 +462,7 @@ class SeenSampling(Sampling):
         return self.participation_cap
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
-        """Return a Gaussian in full."""
+        """Return a Gaussian without amplification."""
         return GaussianEvent(noise_multiplier=noise_multiplier)
 
     def expected_cohort(self, num_units: int) -> float:
@@ -480,11 +480,11 @@ class SeenSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class VisibleSampling(SeenSampling):
-    """A cohort that is seen: chosen by utility, by public metadata, or by a public draw.
+    """A visible cohort, chosen by utility, by public metadata, or by a public draw.
 
     Attributes:
-        separation: Least distance between the indices of two rounds with the same unit; 1: it may
-            take part in any two rounds. Correlated noise needs as many as it has bands.
+        separation: Least distance between the indices of two rounds with the same unit. Correlated
+            noise needs at least the number of its bands.
         Others: See `SeenSampling`.
     """
 
@@ -498,7 +498,9 @@ class VisibleSampling(SeenSampling):
 
     def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
-        apart = f", each at least {self.separation} rounds apart" if self.separation > 1 else ""
+        apart = ""
+        if self.separation > 1:
+            apart = f", each at least {self.separation} rounds apart"
         return (
             f"none: {self.cohort} {unit}s a round are chosen in sight{apart}, and charged in full"
         )
@@ -516,17 +518,17 @@ class VisibleSampling(SeenSampling):
 
 @dataclass(frozen=True, kw_only=True)
 class BufferedSampling(SeenSampling):
-    """A buffer that is released whenever `cohort` contributions have arrived, in sight.
+    """A visible buffer that is released whenever `cohort` contributions have arrived.
 
-    Who arrives when is no secret coin. A unit contributes to an index at most once, whenever it was
-    asked.
+    The order of arrival is no secret coin. A unit contributes to an index at most once, whenever it
+    was asked.
     """
 
     kind: ClassVar[str] = "buffered"
 
     @property
     def buffered(self) -> bool:
-        """Always."""
+        """Always true."""
         return True
 
     @property
@@ -539,7 +541,7 @@ class BufferedSampling(SeenSampling):
         )
 
     def require_filled(self, num_units: int, rounds: int) -> None:
-        """Refuse a cap at which units can't fill so many buffers.
+        """Refuse a cap at which units can't fill all buffers.
 
         Raises:
             OptionError: With what to write instead.
@@ -561,15 +563,15 @@ class BufferedSampling(SeenSampling):
 
 
 def heads_of(coins: NDArray[np.bool_]) -> list[int]:
-    """Return the places whose coin came up."""
+    """Return the indices whose coin came up."""
     heads: list[int] = np.flatnonzero(coins).tolist()
     return heads
 
 
-def _uniform_part(places: list[int], size: int, rng: SecureRandom) -> list[int]:
-    """Return a uniformly random part of at most `size` places."""
-    if len(places) <= size:
-        return places
+def _uniform_part(indices: list[int], size: int, rng: SecureRandom) -> list[int]:
+    """Return a uniformly random part of at most `size` indices."""
+    if len(indices) <= size:
+        return indices
     # 52-bit scores tie with probability below n^2 / 2^53.
-    order = np.argsort(rng.uniforms(len(places)), kind="stable")
-    return [places[number] for number in order[:size]]
+    order = np.argsort(rng.uniforms(len(indices)), kind="stable")
+    return [indices[number] for number in order[:size]]

@@ -1,9 +1,9 @@
-"""Schedules of noise from round to round: shapes that know no budget.
+"""Schedules of noise from round to round: shapes that do not depend on a budget.
 
 A `NoiseSchedule` is declared before the training. It gives each round a weight in (0, 1], the
 relative spend of that round; the round's noise multiplier is `scale / weight`. Calibration solves
-for the one number `scale`, so that all rounds together spend the target: what is scheduled is
-noise, never "epsilons that add up". Composition does not care about order, so a shape that spends
+for the one number `scale`, so that all rounds together spend the target: the schedule is one of
+noise, never of "epsilons that add up". Composition does not depend on order, so a shape that spends
 early costs exactly as much as its mirror that spends late.
 
     >>> schedule = NoiseSchedule(name="step")
@@ -13,8 +13,8 @@ early costs exactly as much as its mirror that spends late.
     (4.0, 4.0, 2.0, 2.0)
 
 Design: a shape has few levels, as each distinct noise multiplier costs the accountant one
-privacy-loss distribution. The rounded weights are what is charged *and* what is drawn, so the
-rounding can cost a little utility and never privacy.
+privacy-loss distribution. The rounded weights are both charged *and* drawn, so the rounding can
+cost a little utility and never privacy.
 
 References:
     Lee and Kifer 2018, "Concentrated differentially private gradient descent with adaptive
@@ -94,17 +94,17 @@ class NoiseSchedule(Arguments):
     - `step`: f for the first half of the rounds (rounded down), then 1.
 
     `seed_rule` is early: 1 for the first half of the rounds, then a line down to f in the last.
-    `custom` takes one weight a round.
+    `custom` takes one weight per round.
 
     Attributes:
         name: The shape: constant, seed_rule, linear, exponential, step, cosine or custom.
         spend: Where the larger part of the budget goes, "early" or "late"; one is the other in
             reverse. None is the shape's own: early for seed_rule, late for all others. Must be None
-            for custom, whose weights say it.
+            for custom, whose weights have an order.
         floor: The smallest relative spend, in [1e-6, 1]. Without effect on constant and custom.
-        levels: The most distinct weights there may be. None leaves each round its own.
-        weights: For custom only: one a round, positive and finite, in any unit; the largest becomes
-            1 and the smallest must be at least 1e-6 of it.
+        levels: Most distinct weights. None allows one for each round.
+        weights: For custom only: one per round, positive and finite, in any unit; the largest
+            becomes 1 and the smallest must be at least 1e-6 of it.
     """
 
     name: str = "constant"
@@ -179,15 +179,15 @@ class NoiseSchedule(Arguments):
         A shape with more than `levels` distinct weights becomes piecewise constant: the rounds,
         ordered by weight, are cut into at most `levels` blocks of about equal size, and equal
         weights always share a block. So a monotone shape becomes a staircase, whose long flat
-        stretches stay as they are. Each block's weight is the root mean square of its members,
-        which keeps the sum of squares. Then all are divided by the largest, so that `scale` remains
-        the smallest multiplier; calibration makes up for that factor.
+        stretches stay. Each block's weight is the root mean square of its members, which keeps the
+        sum of squares. Then all are divided by the largest, so that `scale` remains the smallest
+        multiplier; calibration makes up for that factor.
 
         Args:
             rounds: Number of planned releases, at least 1.
 
         Returns:
-            One weight a round, in (0, 1]; the largest is exactly 1, and weights of one level are
+            One weight per round, in (0, 1]; the largest is exactly 1, and weights of one level are
             exactly equal.
 
         Raises:
@@ -236,7 +236,7 @@ def _rounded_to_levels(weights: _Weights, levels: int) -> _Weights:
         return weights
     rounded = np.empty_like(values)
     top, rounds_left = len(values), len(weights)
-    # From the largest weight down, each block takes its even share of the rounds that are left.
+    # From the largest weight down, each block takes its even share of the remaining rounds.
     for levels_left in range(levels, 0, -1):
         if top == 0:
             break

@@ -4,15 +4,15 @@
     >>> second_figure(history, 1e-5, ours=epsilon(history, 1e-5)).epsilon
     3.502...
 
-Each release becomes an event of that library, its accountant composes them, and nothing of our
-bounds, distributions or convolutions takes part. What the two figures share is the list of events:
-that a round is charged as the right one has to be believed, or read in `fl_dp/plan/` and
-`fl_dp/mechanisms/`. For truncated samples, Laplace noise and samples of fixed size our own bounds
-call functions of that library, so there only the composition is computed twice.
+Each release becomes an event of that library, its accountant composes them, and none of our bounds,
+distributions or convolutions takes part. The two figures share the list of events: that a round is
+charged as the right one can be checked only in `fl_dp/plan/` and `fl_dp/mechanisms/`. For truncated
+samples, Laplace noise and samples of fixed size our own bounds call functions of that library, so
+there only the composition is computed twice.
 
-The grid of the losses follows from the events: the variance that rounding to it adds, a twelfth of
-the interval squared, is at most half a per cent of the variance of the losses. Where a finer grid
-costs little, it is finer. A history whose grid would take many seconds has no second figure.
+The events determine the grid of the losses: the variance that rounding to it adds, a twelfth of the
+interval squared, is at most half a per cent of the variance of the losses. Where a finer grid costs
+little, it is finer. A history whose grid would take many seconds has no second figure.
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ TOLERANCE = 0.01
 
 _MOST_POINTS = 50_000  # of all grids together: about a second
 _MOST_RENYI_EVENTS = 20  # different ones, each with some seconds of series at worst
-_FINEST, _COARSEST = 1e-4, 5e-3  # of the losses' variance: what rounding to the grid may add
+_FINEST, _COARSEST = 1e-4, 5e-3  # share of the losses' variance that rounding to the grid may add
 _TAIL = 10.0  # standard deviations: dp-accounting leaves out e^-50 of the mass
 _POINTS_OF_TRUNCATED = 5.0  # a truncated sample is a mixture of many, and takes so much longer
 
-# Written down here once more, and not shared with our own bounds: a second figure is to notice it
-# if they read a relation wrongly.
+# A copy, not shared with our own bounds: a second figure shows if they read a relation wrongly.
 _RELATIONS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
     NeighboringRelation.ZERO_OUT: dpa.NeighboringRelation.REPLACE_SPECIAL,
@@ -65,7 +64,7 @@ _RELATIONS = {
 
 
 class _NoFigure(ValueError):
-    """dp-accounting has no figure for a history, or one that takes long; the text says why."""
+    """dp-accounting has no figure for a history, or a slow one; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +72,9 @@ class SecondFigure:
     """Epsilon as dp-accounting computes it, or why it computes none.
 
     Attributes:
-        how: The accountant and the neighbours that it was asked for; or why there is no figure.
-        epsilon: Its figure; None: there is none.
-        ours: Our bound that it stands beside; None where it has none.
+        how: The accountant and its neighbours, or why there is no figure.
+        epsilon: Its figure; None if there is none.
+        ours: Our bound to compare it with; None if there is none.
     """
 
     how: str
@@ -84,10 +83,12 @@ class SecondFigure:
 
     @property
     def difference(self) -> float:
-        """The part of our bound by which the figure is above it; negative if it is below."""
+        """The figure relative to our bound, less 1; negative if it is below."""
         if self.epsilon is None or self.ours is None or self.epsilon == self.ours:
             return 0.0
-        return self.epsilon / self.ours - 1.0 if self.ours else math.inf
+        if not self.ours:
+            return math.inf
+        return self.epsilon / self.ours - 1.0
 
     @property
     def above_ours(self) -> bool:
@@ -103,17 +104,17 @@ def second_figure(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     slack: float = 0.0,
 ) -> SecondFigure:
-    """Return the epsilon at `delta` that dp-accounting computes for what was released.
+    """Return the epsilon at `delta` that dp-accounting computes for the releases.
 
     There is none if that library has no event for a release under that relation, if the history is
-    so large that its figure would take many seconds, or if our bound is what a gate guarantees.
+    so large that its figure would take many seconds, or if our bound is a gate's guarantee.
 
     Args:
         history: All releases.
-        delta: In (0, 1).
-        ours: Our bounds for the same history. The smallest stands beside distributions of losses;
-            beside Renyi DP that of Renyi DP.
-        neighboring_relation: Which populations are neighbours.
+        delta: Delta in (0, 1).
+        ours: Our bounds for the same history. The smallest is compared with distributions of
+            losses, that of Renyi DP with Renyi DP.
+        neighboring_relation: Defines which populations are neighbours.
         slack: Lambda, twice of which is added to epsilon, as it is to ours.
     """
     if ours.best_name == "filter":
@@ -138,7 +139,7 @@ def second_figure(
 def _epsilon_of(
     history: FrozenHistory, delta: float, relation: NeighboringRelation
 ) -> tuple[float, str]:
-    """Return their epsilon and the name of their accountant.
+    """Return the library's epsilon and the name of its accountant.
 
     Raises:
         _NoFigure: If there is none.
@@ -205,13 +206,11 @@ def _event_of_renyi(event: PrivacyEvent, relation: NeighboringRelation) -> dpa.D
         case ZcdpEvent(rho=rho):
             return dpa.ZCDpEvent(rho * relation.distance**2)
         case RandomStoppingEvent(releases=releases, mean_runs=mean, shape=shape):
-            one_run = dpa.ComposedDpEvent(
-                [
-                    dpa.SelfComposedDpEvent(_event_of_renyi(release, relation), count)
-                    for release, count in releases
-                ]
-            )
-            return RepeatAndSelectDpEvent(one_run, mean, shape)
+            composed = [
+                dpa.SelfComposedDpEvent(_event_of_renyi(release, relation), count)
+                for release, count in releases
+            ]
+            return RepeatAndSelectDpEvent(dpa.ComposedDpEvent(composed), mean, shape)
         case _:
             return dpa.UnsupportedDpEvent()
 
@@ -238,9 +237,9 @@ def _interval(history: FrozenHistory, relation: NeighboringRelation) -> float:
     variance = math.fsum(
         count * variance for (_, count), (_, variance) in zip(history, spans, strict=True)
     )
-    of_one = math.sqrt(12.0 * variance / releases)
-    interval = max(math.sqrt(_FINEST) * of_one, width / _MOST_POINTS)
-    if not interval <= math.sqrt(_COARSEST) * of_one:
+    widest = math.sqrt(12.0 * variance / releases)
+    interval = max(math.sqrt(_FINEST) * widest, width / _MOST_POINTS)
+    if not interval <= math.sqrt(_COARSEST) * widest:
         raise _NoFigure(
             f"with {len(history)} different releases, of which each spends as little as here, "
             "dp-accounting's grid of privacy losses would take much longer than a second"
@@ -249,7 +248,7 @@ def _interval(history: FrozenHistory, relation: NeighboringRelation) -> float:
 
 
 def _span_and_variance(event: PrivacyEvent, relation: NeighboringRelation) -> tuple[float, float]:
-    """Return about how far apart the privacy losses of one release lie, and their variance."""
+    """Return roughly the span of the privacy losses of one release, and their variance."""
     distance = float(relation.distance)
     match event:
         case GaussianEvent(noise_multiplier=z):
@@ -267,7 +266,7 @@ def _span_and_variance(event: PrivacyEvent, relation: NeighboringRelation) -> tu
 
 
 def _of_mixture(z: float, q: float) -> tuple[float, float]:
-    """Return the same for `(1-q) N(0, z^2) + q N(1, z^2)` against `N(0, z^2)`, by quadrature."""
+    """Return both for `(1-q) N(0, z^2) + q N(1, z^2)` against `N(0, z^2)`, by quadrature."""
     x = np.linspace(-_TAIL * z, 1.0 + _TAIL * z, 4001)
     losses = loss_of_mixture(x, z, q)
     weights = np.exp(-0.5 * (x / z) ** 2)

@@ -1,7 +1,7 @@
-"""The noise of a secure sum: how many shares of it an adversary can't take away.
+"""The noise of a secure sum: the number of shares that an adversary can't subtract.
 
-Each client of a sum adds a share of noise to its own values before they are masked. What is charged
-is the noise of the shares that are certain to be in the sum and unknown to the adversary.
+Each client of a sum adds a share of noise to its own values before they are masked. The charge
+counts the shares that are certain to be in the sum and unknown to the adversary.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from fl_dp.promise import ceiling, epsilon_at_delta
 from .budget import PrivacyBudget
 
 MASKS_DELTA = 2.0**-100
-"""Probability with which masks, seeds and signatures are taken to fail: computational."""
+"""Assumed probability that masks, seeds or signatures fail: computational."""
 
 _COLLUDING = ((10, 1), (20, 2), (200, 5), (math.inf, 10))
-_CHANNEL_VARIANCE = 2.25  # of the rounding channel that turns a Gaussian into a discrete one
+_CHANNEL_VARIANCE = 2.25  # of the rounding channel that makes a Gaussian discrete
 _SAMPLER = 2.0**-48  # error of a log-ratio of one draw in float64
 
 
 def usual_colluding(nodes: int) -> int:
-    """Return the number of nodes, of `nodes`, that may collude unless a setting says otherwise."""
+    """Return the default number of colluding nodes, out of `nodes`."""
     return next(colluding for most, colluding in _COLLUDING if nodes <= most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SharedNoise:
-    """Who takes part in a secure sum, and how many of them may be lost or collude.
+    """Numbers of nodes that take part in a secure sum, and that may be lost or collude.
 
     All rules are in integers: in floats `1 <= (1 - 5/6) * 6` is false.
 
     Attributes:
         cohort: Clients of the sum, `n`.
         least: Fewest repliers that the sum is opened with.
-        colluding: Nodes that may show what they added, and lie.
+        colluding: Nodes that may reveal their shares of noise, and lie.
         committee: Members who hold shares of every client's seeds, `L`.
         threshold: Members who can open together, `t`.
         cross_check: Whether members agree on one set of repliers before they open.
@@ -83,7 +83,7 @@ class SharedNoise:
 
     @property
     def colluding_members(self) -> int:
-        """Members who may collude: no more than collude in all, however they were chosen."""
+        """Members who may collude: at most all colluding nodes, however members were chosen."""
         return min(self.colluding, self.committee)
 
     @property
@@ -93,57 +93,58 @@ class SharedNoise:
 
     @property
     def lies(self) -> int:
-        """Honest members who may be told of other repliers than the rest."""
+        """Honest members to whom the server may name other repliers than to the rest."""
         return 0 if self.cross_check else self.committee - self.threshold
 
     @property
     def guaranteed(self) -> int:
         """Fewest clients of any sum that a lying server can open, colluding ones included: `N`."""
-        told = self.least * self.honest_members - self.lies * self.cohort
-        return -(-told // (self.honest_members - self.lies))
+        named = self.least * self.honest_members - self.lies * self.cohort
+        return -(-named // (self.honest_members - self.lies))
 
     def honest_shares(self, *, server_lies: bool) -> int:
-        """Return how many shares of noise no adversary can subtract from an opened sum.
+        """Return the number of shares of noise that no adversary can subtract from an opened sum.
 
         Args:
-            server_lies: Whether the server may tell members different repliers; it needs nodes that
-                know each other's keys to promise anything then.
+            server_lies: Whether the server may name different repliers to members; a promise then
+                needs nodes that know each other's keys.
         """
-        return (self.guaranteed if server_lies else self.least) - self.colluding
+        clients = self.guaranteed if server_lies else self.least
+        return clients - self.colluding
 
 
 def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> float:
     """Return the multiplier that shares of noise amount to.
 
     Args:
-        scale: Of one share, in grid steps.
+        scale: Scale of one share, in grid steps.
         sensitivity: L2 distance, in grid steps, by which one unit moves the sum.
-        shares: Those that no adversary can subtract.
+        shares: Number of shares that no adversary can subtract.
 
     Raises:
         ValueError: If the shares are too small to be taken for a Gaussian.
     """
-    left = shares * scale**2 - _CHANNEL_VARIANCE
-    if not left > 0.0:
+    variance = shares * scale**2 - _CHANNEL_VARIANCE
+    if not variance > 0.0:
         raise ValueError(f"{shares} shares of scale {scale:.4g} are too little noise to account")
-    return float(left**0.5 / sensitivity)
+    return float(variance**0.5 / sensitivity)
 
 
 def shared_noise_slack(
     releases: int, size: int, shares: int, *, noise_scale: float = LEAST_NOISE_SCALE
 ) -> float:
-    """Return lambda: how far log-ratios of all sums may lie from those of Gaussians.
+    """Return lambda: the largest difference of the log-ratios of all sums from those of Gaussians.
 
     With it, (epsilon, delta) of Gaussians is (epsilon + 2 lambda, e^lambda delta) of the sums. It
-    has three parts a coordinate: that a sum of discrete Gaussians around real centres is one but
-    for `tau`, that this one is post-processed from a continuous Gaussian but for `eta` (Peikert
-    2010, "An Efficient and Parallel Gaussian Sampler for Lattices"), and the sampler's float64.
+    has three parts per coordinate: a sum of discrete Gaussians around real centres is one but for
+    `tau`, which is post-processed from a continuous Gaussian but for `eta` (Peikert 2010, "An
+    Efficient and Parallel Gaussian Sampler for Lattices"), and the sampler computes in float64.
 
     Args:
-        releases: Sums.
-        size: Coordinates of each.
-        shares: Of noise, in each.
-        noise_scale: Of one share, in grid steps.
+        releases: Number of sums.
+        size: Number of coordinates of each.
+        shares: Shares of noise in each.
+        noise_scale: Scale of one share, in grid steps.
     """
     require_count(releases=releases, size=size, shares=shares)
     require_positive(noise_scale=noise_scale)
@@ -151,14 +152,15 @@ def shared_noise_slack(
     # From the 64th on, k / (k + 1) is so near 1 that the last one's neighbour bounds each.
     first = min(shares - 1, 64)
     tau = sum(_theta(noise_scale**2 * k / (k + 1)) for k in range(1, first + 1))
-    tau += (shares - 1 - first) * _theta(noise_scale**2 * first / (first + 1)) if first else 0.0
+    if first:
+        tau += (shares - 1 - first) * _theta(noise_scale**2 * first / (first + 1))
     channel, whole = _theta(_CHANNEL_VARIANCE), _theta(shares * noise_scale**2)
     eta = math.log1p(2.0 * whole) - math.log1p(-2.0 * channel)
     return releases * size * (10.0 * tau + eta) + sampler_slack(releases * size * shares)
 
 
 def sampler_slack(draws: int) -> float:
-    """Return how far the log-ratio of `draws` draws of noise may lie from its law's, by float64."""
+    """Return the error of the log-ratio of `draws` draws of noise, by float64."""
     return draws * _SAMPLER
 
 
@@ -168,19 +170,19 @@ def _theta(variance: float) -> float:
 
 
 def within_slack(budget: PrivacyBudget, slack: float) -> PrivacyBudget:
-    """Return what is left of a budget for the Gaussians that secure sums are charged as.
+    """Return the part of a budget that remains for the Gaussians that secure sums are charged as.
 
     Args:
-        budget: What may be spent in all.
-        slack: From `shared_noise_slack`.
+        budget: The whole budget.
+        slack: Slack from `shared_noise_slack`.
 
     Raises:
-        ValueError: If nothing is left.
+        ValueError: If nothing remains.
     """
-    left = budget.epsilon - 2.0 * slack
-    if left <= 0.0 or budget.delta <= MASKS_DELTA:
+    epsilon = budget.epsilon - 2.0 * slack
+    if epsilon <= 0.0 or budget.delta <= MASKS_DELTA:
         raise ValueError(
             f"{epsilon_at_delta(budget.epsilon, budget.delta)} is less than a secure "
             f"sum's own error, epsilon {ceiling(2.0 * slack, 2)}: write a larger budget"
         )
-    return PrivacyBudget(epsilon=left, delta=(budget.delta - MASKS_DELTA) * math.exp(-slack))
+    return PrivacyBudget(epsilon=epsilon, delta=(budget.delta - MASKS_DELTA) * math.exp(-slack))

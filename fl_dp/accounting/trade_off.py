@@ -3,8 +3,8 @@
     >>> curve = trade_off({PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.05): 100})
     >>> curve(np.array([0.001, 0.01]))
 
-An adversary sees what was released and says whether one unit took part. A false positive is to say
-so of a unit that did not. No adversary lies above the curve, whatever it computes.
+An adversary sees the releases and guesses whether one unit took part. A false positive is a wrong
+guess that it did. No adversary lies above the curve, whatever it computes.
 
 Reference:
     Wasserman and Zhou 2010; Dong, Roth and Su 2022, "Gaussian Differential Privacy".
@@ -28,7 +28,7 @@ from .gaussian_formulas import mu_squared
 from .loss_distributions import losses_of_removal, reporting_interval
 
 TradeOff: TypeAlias = Callable[[ArrayLike], NDArray[np.float64]]
-"""From false-positive rates in [0, 1] to the largest true-positive rates."""
+"""Maps false-positive rates in [0, 1] to the largest true-positive rates."""
 
 
 def epsilon_delta_trade_off(epsilon: float, delta: float) -> TradeOff:
@@ -47,8 +47,8 @@ def epsilon_delta_trade_off(epsilon: float, delta: float) -> TradeOff:
         # e^epsilon may overflow; 0 false positives leave delta all the same.
         with np.errstate(divide="ignore"):
             grown = np.exp(np.minimum(np.log(alarm) + epsilon, 0.0))
-        kept = 1.0 - math.exp(-epsilon) * np.maximum(1.0 - delta - alarm, 0.0)
-        return np.minimum(np.minimum(grown + delta, kept), 1.0)
+        complement = 1.0 - math.exp(-epsilon) * np.maximum(1.0 - delta - alarm, 0.0)
+        return np.minimum(np.minimum(grown + delta, complement), 1.0)
 
     return curve
 

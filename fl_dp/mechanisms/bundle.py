@@ -194,9 +194,8 @@ class GaussianBundle:
         """The mechanism of each sum of scalars, in the order of `scalar_values`."""
         mechanisms = []
         if self.count_noise_std is not None:
-            mechanisms.append(
-                GaussianMechanism(noise_multiplier=self.count_noise_std, clipping_norm=1.0)
-            )
+            count = GaussianMechanism(noise_multiplier=self.count_noise_std, clipping_norm=1.0)
+            mechanisms.append(count)
         if self._centred:
             assert self.scalar_noise_std is not None  # checked at construction
             centred = GaussianMechanism(

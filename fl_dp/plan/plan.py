@@ -285,7 +285,7 @@ class Plan(Arguments, ABC):
             self.event_budget.delta,
             already_spent=self.other_releases,
             neighboring_relation=self.neighboring_relation,
-            what=f"in {self.charged_rounds} rounds",
+            context=f"in {self.charged_rounds} rounds",
         )
 
     def with_spent_budget(self) -> Self:

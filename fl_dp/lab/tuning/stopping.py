@@ -193,7 +193,7 @@ def stopping_plans(settings: Settings) -> tuple[Plan, Plan]:
             privacy.epsilon,
             draft.budget.delta,
             neighboring_relation=draft.neighboring_relation,
-            what="in a random number of trainings",
+            context="in a random number of trainings",
         )
     except ValueError as error:
         raise ValueError(
