@@ -103,7 +103,7 @@ class Round:
         """Add the noise, divide, and write the model."""
         noise = self.stream.next(MECHANISM.law, self.size, SecureRandom(), index=0)
         mean = noise.view(np.float64)
-        self.clipped.each_block(
+        self.clipped.visit_blocks(
             lambda total, place: MECHANISM.release(
                 total, noise[place], divided_by=self.cohort, out=mean[place]
             )

@@ -465,7 +465,7 @@ def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> Non
                 f"{node} will answer with array '{spec.name}' as {dtype[:20]} of shape {shape}, "
                 f"and the model has {spec.form.declared} of shape {spec.shape}: {_SAME_MODEL}"
             )
-    foreign = identity.arrays.keys() - {spec.name for spec in layout.released} - layout.kept
+    foreign = identity.arrays.keys() - {spec.name for spec in layout.released} - layout.server_only
     if foreign:
         raise RehearsalFailed(
             f"{node} will answer with {len(foreign)} arrays that the model does not have: "

@@ -78,7 +78,7 @@ def log_promise(plan: Plan, ledger: SpentLedger, record_plan: RecordPlan | None)
         plan.clipping_norm,
         plan.release.clipping.kind,
         _describe_noise(plan),
-        plan.place,
+        plan.noise_location,
         plan.denominator,
     )
     if record_plan is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fl_dp.option_errors import require_compatible, require_positive
 from fl_dp.plan import Plan
-from fl_dp.plan.exclusions import EXCLUSIONS, Asked
+from fl_dp.plan.exclusions import EXCLUSIONS, TrainingOptions
 from fl_dp.updates.compression_options import CompressionOptions
 
 from .selection import LawSelection, Selection
@@ -28,7 +28,7 @@ def check_together(
         require_positive(weight_cap=weight_cap)
     require_compatible(
         EXCLUSIONS,
-        Asked(
+        TrainingOptions(
             plan=plan,
             utility=selection.utility,
             charged_unit=selection.unit,

@@ -1,6 +1,6 @@
-"""Plans: what a training will release, how often, and at what price. No Flower, no torch.
+"""Plans: the releases of a training, their number and their price. No Flower, no torch.
 
-One kind a file; `plan` has the questions that all of them answer.
+One kind per file; `plan` has the questions that all of them answer.
 """
 
 from .as_json import plan_from_dict

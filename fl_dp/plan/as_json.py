@@ -1,4 +1,4 @@
-"""Plans read from plain JSON values: `kind` says which class the other fields are of."""
+"""Plans read from plain JSON values: `kind` names the class of the other fields."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ KINDS: dict[str, type[Plan]] = {
         DistributedRecordsPlan,
     )
 }
-"""Every kind of plan, by the name that it is written with."""
+"""Every kind of plan, by its name in JSON."""
 
 _ANOTHER_MACHINE = 1e-9  # relative: its functions of floating-point numbers may round otherwise
 
 
-def plan_from_dict(written: Mapping[str, Any]) -> Plan:
+def plan_from_dict(document: Mapping[str, Any]) -> Plan:
     """Return the plan that `Plan.to_dict` described.
 
     Raises:
         ValueError: If the kind or a field is unknown to this version, a field is out of range, or
-            what follows from the fields is written otherwise.
+            the slack does not follow from the fields.
     """
-    given = dict(written)
-    slack = given.pop("slack", 0.0)  # follows from the rest
-    plan: Plan = decode(known_kind(KINDS, given.get("kind"), of="plan"), given, "plan")
+    values = dict(document)
+    slack = values.pop("slack", 0.0)  # follows from the rest
+    plan: Plan = decode(known_kind(KINDS, values.get("kind"), of="plan"), values, "plan")
     if not math.isclose(slack, plan.slack, rel_tol=_ANOTHER_MACHINE):
         raise ValueError(f"its slack is {slack!r:.60}, and that of the plan is {plan.slack!r}")
     return plan

@@ -1,4 +1,4 @@
-"""Releases of the next answers, whoever gives them: buffers as in FedBuff, with noise.
+"""Releases of the next answers, from any clients: buffers as in FedBuff, with noise.
 
 Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation".
 """
@@ -17,11 +17,11 @@ from .server_noise import ServerNoisePlan
 class BufferedPlan(ServerNoisePlan):
     """A buffer that is released, with noise at the server, whenever it is full.
 
-    Privacy: as of `CentralPlan`, for one client, against who sees who took part. When an answer
-    arrives was taken not to depend on data.
+    Privacy: as of `CentralPlan`, for one client, against an adversary who sees the participants.
+    The time at which an answer arrives is assumed not to depend on data.
 
     Attributes:
-        sampling: The buffer's size, and how many buffers a client is asked for at most.
+        sampling: The buffer's size, and the most buffers that a client is asked for.
         Others: See `ServerNoisePlan`.
     """
 

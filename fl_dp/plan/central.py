@@ -1,4 +1,4 @@
-"""DP-FedAvg as McMahan et al. 2018 have it: fresh noise at the server in every round."""
+"""DP-FedAvg as in McMahan et al. 2018: fresh noise at the server in every round."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class CentralPlan(ServerNoisePlan):
     the updates and with the noise.
 
     Attributes:
-        sampling: How each cohort is sampled.
-        schedule: How the noise changes over the rounds, declared beforehand.
+        sampling: Law of each cohort.
+        schedule: Change of the noise over the rounds, declared beforehand.
         total_weight: Public sum of all clients' weights; see `Release`.
         unit: `client`, or `record`. One record of a client moves its update by up to twice the
             clipping norm, hence under replace-one neighbours.
         units_per_node: Units that a node hosts at most; see `Hosting`.
-        coins_at_nodes: Each node flips the coins of its own units; see `Hosting`.
+        coins_at_nodes: Whether each node flips the coins of its own units; see `Hosting`.
         Others: See `ServerNoisePlan`.
     """
 
@@ -65,12 +65,12 @@ class CentralPlan(ServerNoisePlan):
 
     @property
     def release(self) -> Release:
-        """What a round publishes."""
+        """The release of a round."""
         return replace(super().release, total_weight=self.total_weight)
 
     @property
     def hosting(self) -> Hosting:
-        """How units lie on nodes."""
+        """Hosting of units on nodes."""
         return Hosting(units_per_node=self.units_per_node, coins_at_nodes=self.coins_at_nodes)
 
     def check(self) -> None:
@@ -87,7 +87,7 @@ class CentralPlan(ServerNoisePlan):
             self._check_nodes()
 
     def _check_nodes(self) -> None:
-        """Refuse what a node that sums its units can't keep to."""
+        """Refuse options that a node that sums its units can't keep."""
         law = self.sampling
         if self.neighboring_relation is _ADD_OR_REMOVE:
             raise IncompatibleOptions(

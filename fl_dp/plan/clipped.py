@@ -1,4 +1,4 @@
-"""What bounds an update, for kinds of plans: a rule, with metrics beside it, or one fixed norm."""
+"""Bounds on updates, for kinds of plans: any rule, with metrics beside it, or one fixed norm."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ class RuleClippedPlan(Plan):
     """A kind whose updates are bounded by any rule, and which may release metrics beside them.
 
     Attributes:
-        clipping: What bounds one client's update.
+        clipping: Rule that bounds one client's update.
         metrics: Metrics of the clients that each round releases; see `Release`.
-        scalar_noise_std: Noise on each metric and on the bits of adaptive clipping; see `Release`.
+        scalar_noise_std: Standard deviation of the noise on each metric and on the bits of adaptive
+            clipping; see `Release`.
         Others: See `Plan`.
     """
 
@@ -35,12 +36,13 @@ class RuleClippedPlan(Plan):
 
     @property
     def release(self) -> Release:
-        """What a round publishes."""
+        """The release of a round."""
+        # Whether its noise is enough depends on the multiplier, which a draft does not have.
+        scalar_noise_std = None if self.is_draft else self.scalar_noise_std
         return Release(
             clipping=self.clipping,
             metrics=self.metrics,
-            # Whether its noise is enough depends on the multiplier, which a draft has not.
-            scalar_noise_std=None if self.is_draft else self.scalar_noise_std,
+            scalar_noise_std=scalar_noise_std,
             contribution_check=self.contribution_check,
         )
 
@@ -50,7 +52,7 @@ class NormClippedPlan(Plan):
     """A kind whose updates are bounded by one norm, the same in every round.
 
     Attributes:
-        clipping: That norm.
+        clipping: The norm.
         Others: See `Plan`.
     """
 
@@ -58,7 +60,7 @@ class NormClippedPlan(Plan):
 
     @property
     def release(self) -> Release:
-        """One bounded sum, and nothing beside it but a count."""
+        """One bounded sum, with at most a count beside it."""
         if not isinstance(self.clipping, FixedClipping):
             raise OptionError(
                 f"a {self.kind} plan clips to one fixed norm: take fixed clipping, got "

@@ -1,4 +1,4 @@
-"""Noise that later rounds take away again: its coefficients, what it supposes, and its words.
+"""Noise that later rounds partly subtract: its coefficients, its conditions, and its description.
 
     >>> CorrelatedPlan(
     ...     budget=PrivacyBudget(epsilon=8.0, delta=1e-4),
@@ -7,9 +7,7 @@
     ...     correlation=Banded.optimal(rounds=200, bands=8),
     ... ).calibrated()
 
-A participation is charged as one Gaussian of the plan's multiplier, its effect on later rounds
-included: no round is touched by two participations of one unit, as these are at least as many
-indices apart as there are bands.
+`CorrelatedPlan` says how participations are charged.
 
 Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization".
 """
@@ -50,20 +48,20 @@ class Banded(Arguments):
         """Return the coefficients with the least error of all models.
 
         Args:
-            rounds: Of the training.
+            rounds: Number of rounds of the training.
             bands: At most the least distance between two rounds of one client.
-            momentum: Of the server optimizer.
+            momentum: Momentum of the server optimizer.
         """
         return cls(coefficients=optimal_coefficients(rounds, bands, momentum))
 
     @property
     def bands(self) -> int:
-        """How many rounds one draw of noise reaches, its own included."""
+        """Number of rounds that one draw of noise affects, its own included."""
         return len(self.coefficients)
 
     @property
     def in_words(self) -> str:
-        """What the noise does, for the statement."""
+        """Description of the noise, for the statement."""
         return (
             f"noise of neighbouring rounds is correlated: each round takes part of the noise of "
             f"{self._earlier} before it away"
@@ -75,20 +73,20 @@ class Banded(Arguments):
         return "the round" if count == 1 else f"the {count} rounds"
 
     @property
-    def kept(self) -> str:
-        """What the server keeps, for the statement."""
+    def memory_in_words(self) -> str:
+        """Description of the server's memory, for the statement."""
         return f"the noise of {self._earlier} before stays in its memory while it trains"
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What the promise leaves out."""
+        """Sentences on what the promise does not cover."""
         return (
             "an intruder in the server's memory while it trains: the noise of "
             f"{self._earlier} before lies there, and opens as many sums that were released",
         )
 
     def check(self, sampling: Sampling) -> None:
-        """Refuse more bands than lie between two rounds of a client.
+        """Refuse more bands than there are rounds from one participation of a client to the next.
 
         Raises:
             OptionError: With what to write instead.

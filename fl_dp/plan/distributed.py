@@ -23,9 +23,9 @@ class DistributedPlan(SharedNoisePlan, RuleClippedPlan):
     that collude with it, who see nothing but opened sums.
 
     Attributes:
-        sampling: All clients, coins that nodes flip themselves, or a cohort that is seen.
+        sampling: All clients, coins that nodes flip themselves, or a visible cohort.
         units_per_node: Units that a node hosts at most; see `Hosting`.
-        coins_at_nodes: Each node flips the coins of its own units; see `Hosting`.
+        coins_at_nodes: Whether each node flips the coins of its own units; see `Hosting`.
         Others: See `SharedNoisePlan` and `RuleClippedPlan`.
     """
 
@@ -37,11 +37,11 @@ class DistributedPlan(SharedNoisePlan, RuleClippedPlan):
 
     @property
     def hosting(self) -> Hosting:
-        """How clients lie on nodes."""
+        """Hosting of clients on nodes."""
         return Hosting(units_per_node=self.units_per_node, coins_at_nodes=self.coins_at_nodes)
 
     def check(self) -> None:
-        """Refuse a cohort that rests, or that nodes of several clients would be told of."""
+        """Refuse a cohort that rests, or whose units would have to be named to nodes."""
         super().check()
         self.sampling.require_uncapped(
             "a server that lies chooses the cohorts, so a secure sum charges every round to "

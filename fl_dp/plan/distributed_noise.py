@@ -29,30 +29,30 @@ _MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
 
 @dataclass(frozen=True, kw_only=True)
 class SecureSum(Arguments):
-    """Options of the secure sums of a training. None: the default for the number of nodes.
+    """Options of the secure sums of a training; None stands for the default.
 
     Attributes:
         least: Fewest repliers that a sum is opened with; default: 90 % of the nodes.
-        colluding: Nodes that may tell the server what they added; default: 1 up to 10 nodes, 2 up
+        colluding: Nodes that may reveal their shares to the server; default: 1 up to 10 nodes, 2 up
             to 20, 5 up to 200, 10 above; of a sum, and in a plan with a roster of all nodes.
         committee: Members who hold shares of every client's seeds; default: all nodes up to 20,
             else 40, and 60 from 500 on.
         threshold: Members who can open a sum together; default: 80 % of the committee, or more
             where that many may collude.
-        degree: Neighbours that a client shares masks with, even; default: everybody up to 64
+        degree: Even number of neighbours that a client shares masks with; default: all up to 64
             nodes, else 20 up to 200 and 40 above, twice as many where over 10 % may drop out.
-        bits: Each coordinate is summed modulo 2^bits; default: 16, or 20 where needed. With fewer
-            than hold what nodes can reach, sums are rotated, and then cut.
-        element_cap: Largest entry of one node's sum, in clipping norms; default: all that its
-            units can reach, or a quarter of it where that saves bits.
-        cross_check: Members agree on one set of repliers before they open: one more exchange, and
-            a lying server opens no sum below `least`.
-        roster: Owners' nodes know each other's identities from a file. Needed for the promise
-            against a server that lies.
+        bits: Each coordinate is summed modulo 2^bits; default: 16, or 20 where needed. Sums that
+            need more bits are rotated, and then cut.
+        element_cap: Largest entry of one node's sum, in clipping norms; default: all that its units
+            can reach, or a quarter of it where that saves bits.
+        cross_check: Whether members agree on one set of repliers before they open: one more
+            exchange, and a lying server opens no sum below `least`.
+        roster: Whether owners' nodes know each other's identities from a file, which the promise
+            against a lying server needs.
         reply_after: Seconds after which every node answers, so that its time does not show its
             coins; needed with coins at the nodes below `sampling_rate=1`, and not used without.
             None: as soon as it is ready.
-        max_parameters: Most coordinates of the model, which the accounting's own error is for.
+        max_parameters: Most coordinates of the model that the accounting's own error covers.
     """
 
     least: int | None = None
@@ -76,8 +76,8 @@ class SecureSum(Arguments):
         super().__post_init__()
         require_count(**{"secure_sum.max_parameters": self.max_parameters})
         for name in ("least", "committee", "threshold"):
-            if (given := getattr(self, name)) is not None:
-                require_count(**{f"secure_sum.{name}": given})
+            if (count := getattr(self, name)) is not None:
+                require_count(**{f"secure_sum.{name}": count})
         if self.colluding is not None and self.colluding < 0:
             raise OptionError(f"secure_sum.colluding must be at least 0, got {self.colluding}")
         if self.bits is not None and not 4 <= self.bits <= 32:
@@ -109,8 +109,10 @@ class SecureSum(Arguments):
         colluding = self.colluding
         if colluding is None:
             colluding = usual_colluding(nodes)
-        committee = self.committee or next(size for most, size in _COMMITTEE if nodes <= most)
-        committee = min(committee, nodes) if self.committee is None else committee
+        committee = self.committee
+        if committee is None:
+            usual = next(size for most, size in _COMMITTEE if nodes <= most)
+            committee = min(usual, nodes)
         if committee > nodes:
             raise OptionError(
                 f"secure_sum.committee = {committee} members are more than the {nodes} "
@@ -119,8 +121,7 @@ class SecureSum(Arguments):
         never_both = (committee + min(colluding, committee)) // 2 + 1
         return SharedNoise(
             cohort=nodes,
-            # Of integers: 0.9 * 10 is above 9 in no float, but that is no proof.
-            least=-(-9 * nodes // 10) if self.least is None else self.least,
+            least=self._least_of(nodes),
             colluding=colluding,
             committee=committee,
             threshold=self.threshold or max(never_both, -(-4 * committee // 5)),
@@ -128,14 +129,17 @@ class SecureSum(Arguments):
         )
 
     def neighbours(self, nodes: int) -> int:
-        """Return how many neighbours a client of `nodes` nodes shares masks with."""
+        """Return the number of neighbours that a client of `nodes` nodes shares masks with."""
         if self.degree is not None:
             return self.degree
         if nodes <= _MOST_EVERYBODY:
             return nodes + nodes % 2  # even, and at least everybody else
-        least = -(-9 * nodes // 10) if self.least is None else self.least
         usual = 20 if nodes <= 200 else 40
-        return usual if 10 * least >= 9 * nodes else 2 * usual
+        return usual if 10 * self._least_of(nodes) >= 9 * nodes else 2 * usual
+
+    def _least_of(self, nodes: int) -> int:
+        """Return the fewest repliers, in integers: floats are no proof that 0.9 * 10 is 9."""
+        return -(-9 * nodes // 10) if self.least is None else self.least
 
 
 _COMMITTEE = ((20, 20), (499, 40), (inf, 60))
@@ -145,13 +149,13 @@ _COMMITTEE = ((20, 20), (499, 40), (inf, 60))
 class DistributedNoise:
     """Gaussian noise in shares: each node adds one to its own values before they are masked.
 
-    A noise multiplier is that of the shares which are certain to be in a sum and which nobody who
-    is not trusted knows: with a roster of the nodes' identities against a server that lies,
-    without one against a server that follows the protocol.
+    A noise multiplier counts the shares that are certain to be in a sum and unknown to all
+    untrusted parties: with a roster of the nodes' identities against a server that lies, without
+    one against a server that follows the protocol.
 
     Attributes:
-        nodes: Of a sum.
-        units_in_sum: Of one node, at most; see `Hosting.most_drawn`.
+        nodes: Number of nodes of a sum.
+        units_in_sum: Most units of one node in a sum; see `Hosting.most_drawn`.
         sums: Planned rounds and other releases; the accounting's own error is for twice as many.
         secure_sum: Options of the sums.
     """
@@ -178,17 +182,17 @@ class DistributedNoise:
 
     @cached_property
     def shares(self) -> SharedNoise:
-        """Who takes part in a sum, and how many shares of noise are certain."""
+        """The numbers of nodes in a sum, and of certain shares of noise."""
         return self.secure_sum.noise(self.nodes)
 
     @property
     def honest_shares(self) -> int:
-        """Shares of noise that a noise multiplier is made of."""
+        """Number of shares of noise that a noise multiplier counts."""
         return self.shares.honest_shares(server_lies=self.secure_sum.roster)
 
     @property
     def releases(self) -> int:
-        """The number of sums that are accounted: those planned, and repetitions of failed ones."""
+        """Number of sums in the accounting: the planned ones, and repetitions of failed ones."""
         return _ATTEMPTS * self.sums
 
     @cached_property
@@ -198,10 +202,10 @@ class DistributedNoise:
         return shared_noise_slack(self.releases, self.secure_sum.max_parameters, self.nodes)
 
     def event_budget(self, budget: PrivacyBudget) -> PrivacyBudget:
-        """Return what is left of a budget for the Gaussians that sums are charged as.
+        """Return the part of a budget that remains for the Gaussians that sums are charged as.
 
         Raises:
-            ValueError: If nothing is left.
+            ValueError: If nothing remains.
         """
         return within_slack(budget, self.slack)
 
@@ -209,11 +213,11 @@ class DistributedNoise:
         """Return a round's sums on the integers of a secure sum.
 
         Args:
-            bundle: How units are clipped, and what is summed.
-            size: Of the updates.
+            bundle: The sums, and the clipping of units.
+            size: Number of coordinates of the updates.
 
         Raises:
-            ValueError: If the model is larger than was accounted, or bits are too few.
+            ValueError: If the model is larger than the accounting covers, or bits are too few.
         """
         self._require_accounted("model", size)
         if self.secure_sum.reply_after is not None:
@@ -225,16 +229,16 @@ class DistributedNoise:
     ) -> SharedBundle:
         """Return the sum of a statistic on the integers of a secure sum.
 
-        Its coordinates are few, and one unit may fill one of them: words are as wide as they can
-        be, and no entry is cut below what a node can reach.
+        Its coordinates are few, and one unit may fill one of them: words are as wide as possible,
+        and no entry is cut below what a node can reach.
 
         Args:
-            mechanism: How units are clipped, and the noise on the sum.
-            size: Coordinates.
+            mechanism: The clipping of units, and the noise on the sum.
+            size: Number of coordinates.
             units_per_node: Units that a node hosts at most; all of them take part.
 
         Raises:
-            ValueError: If there are more than was accounted.
+            ValueError: If there are more coordinates than the accounting covers.
         """
         self._require_accounted("statistic", size)
         bundle = GaussianBundle(
@@ -248,23 +252,23 @@ class DistributedNoise:
         )
         return words.fit(bundle, size)
 
-    def _require_accounted(self, what: str, size: int) -> None:
+    def _require_accounted(self, name: str, size: int) -> None:
         if size > (most := self.secure_sum.max_parameters):
             raise OptionError(
-                f"the {what} has {size} coordinates, and the plan accounts for {most}: write "
+                f"the {name} has {size} coordinates, and the plan accounts for {most}: write "
                 f"secure_sum.max_parameters={size}"
             )
 
     def noise_std(self, shared: SharedBundle) -> float:
         """Return the standard deviation of all nodes' noise on a statistic, in its own units.
 
-        Of everybody's shares, whoever replied: how many did is no part of an answer.
+        It counts all shares, whoever replied: the number of replies stays secret.
         """
         (segment,) = shared.segments
         return shared.noise_scale * sqrt(self.nodes) / segment.scale
 
     def in_shares(self, shared: SharedBundle) -> str:
-        """Return how exact a statistic is, in words."""
+        """Return the accuracy of a statistic, in words."""
         return (
             f"it comes in shares, of which {self.honest_shares} have to be enough: those of all "
             f"{self.nodes} nodes together have {self.noise_std(shared):.4g}"
@@ -286,8 +290,8 @@ class DistributedNoise:
         """Refuse sums that are not the plan's, and bits that are too few for the least noise.
 
         Args:
-            bundle: Of the round with the least noise.
-            units_in_sum: Units of one node that a sum has at most.
+            bundle: The bundle of the round with the least noise.
+            units_in_sum: Most units of one node in a sum.
             sums: Rounds and other releases of the plan.
             num_clients: Units of the roster.
 
@@ -309,7 +313,7 @@ class DistributedNoise:
         self.shared_bundle(bundle, 1)
 
     def of_public_models(self, event: PrivacyEvent) -> PrivacyEvent:
-        """Return what a round costs against who sees its released model alone.
+        """Return the price of a round against an adversary who sees its released model alone.
 
         Then no share is known, and a server that follows the protocol opens no sum below `least`.
         """

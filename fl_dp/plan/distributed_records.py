@@ -20,13 +20,13 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
     """Each node sums its records' clipped gradients, adds a share of noise, and masks the sum.
 
     Privacy: for one record, against the server and the nodes that collude with it. Sum over sum it
-    is DP-SGD on the union of all records, of which no node says how many it has.
+    is DP-SGD on the union of all records; no node reveals its number of records.
 
     Attributes:
-        num_clients: Clients, each a node, on which the records lie.
-        num_records: About as many records as all of them have: it divides, and the contribution
-            check compares it with a noisy count.
-        max_records: Records that one client has at most; public.
+        num_clients: Number of clients with records, each a node.
+        num_records: Approximate number of all records: the divisor, which the contribution check
+            compares with a noisy count.
+        max_records: Most records of one client; public.
         sampling: Coins of each record in each round, which its node flips; by default all take
             part.
         clipping: L2 bound on the gradient of one record.
@@ -41,7 +41,7 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
 
     @property
     def num_units(self) -> int:
-        """The records."""
+        """The number of records."""
         return self.num_records
 
     @property
@@ -51,16 +51,16 @@ class DistributedRecordsPlan(SharedNoisePlan, NormClippedPlan):
 
     @property
     def sampling_rate(self) -> float:
-        """The rate, as it was written."""
+        """The rate of the law, as it was written."""
         return self.sampling.sampling_rate
 
     @property
     def hosting(self) -> Hosting:
-        """How records lie on nodes."""
+        """Hosting of records on nodes."""
         return Hosting(units_per_node=self.max_records, coins_at_nodes=True, nodes=self.num_clients)
 
     def check(self) -> None:
-        """Refuse a training without records, and a cap: nobody counts rounds of a record."""
+        """Refuse a training without records, and a cap: no ledger counts rounds of a record."""
         require_count(num_records=self.num_records)
         super().check()
         self.sampling.require_uncapped(

@@ -1,8 +1,8 @@
-"""What can stand beside a kind of plan and what can't: one row each, with the reason.
+"""Options that can't be combined with a kind of plan: one row each, with the reason.
 
-What a kind can't be has no field there. These rows lie between a plan and what a strategy has
-besides it: the selection, the weights, DP-SGD inside clients, and how updates travel. The guide's
-table is written from the same rows.
+Options that a kind can't have have no field in it. These rows are about a plan and a strategy's
+other options: the selection, the weights, DP-SGD inside clients, and the encoding of updates. The
+guide's table is written from the same rows.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _PLAIN = CompressionOptions()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a training asks for, as far as rules look at it.
+class TrainingOptions:
+    """Options of a training, as far as rules depend on them.
 
     Attributes:
-        plan: What is promised to clients; None: nothing.
-        utility: What the selection asks clients for, if anything.
-        charged_unit: Whose release the selection's own is, `client` or `record`.
+        plan: The promise to clients; None for none.
+        utility: Name of the utility that the selection asks clients for, if any.
+        charged_unit: Unit of the selection's own releases, `client` or `record`.
         looks_at_norms: Whether the selection reads each update's norm.
         draws_cohorts: Whether the selection is more than coins, so that it has to be asked.
-        weight_cap: Records that earn the full weight; None: all weigh the same.
+        weight_cap: Number of records that earn the full weight; None: all weigh the same.
         dp_sgd: Whether clients train by DP-SGD.
-        compression: How updates travel.
+        compression: Encoding of updates.
         roster_may_grow: Whether more clients may take part than are declared.
     """
 
@@ -60,7 +60,7 @@ class Asked:
 
     @property
     def tells_the_server(self) -> bool:
-        """Whether clients are asked for a utility, or for how many records they have."""
+        """Whether clients are asked for a utility, or for their number of records."""
         return self.utility is not None or self.weight_cap is not None
 
     @property
@@ -70,7 +70,7 @@ class Asked:
 
     @property
     def masked(self) -> bool:
-        """Whether updates travel under masks, as integers that have to add up."""
+        """Whether updates are sent under masks, as integers that have to add up."""
         return self.plan is not None and self.plan.masked
 
     @property
@@ -79,7 +79,7 @@ class Asked:
         return self.plan is not None and not self.plan.roster_can_grow
 
 
-EXCLUSIONS: tuple[Exclusion[Asked], ...] = (
+EXCLUSIONS: tuple[Exclusion[TrainingOptions], ...] = (
     Exclusion(
         options=("selection", "unit"),
         when=lambda asked: (
@@ -137,4 +137,4 @@ EXCLUSIONS: tuple[Exclusion[Asked], ...] = (
         "DP-SGD inside clients no metrics",
     ),
 )
-"""Every combination that is always wrong, in the order in which they are looked for."""
+"""Every combination that is always wrong, in the order of the checks."""

@@ -1,4 +1,4 @@
-"""Fields of a plan that somebody wrote without knowing its kind, as settings are."""
+"""Fields of a plan that were written without knowing its kind, as settings are."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from fl_dp.option_errors import IncompatibleOptions
 from .plan import Plan
 
 
-def plan_of(kind: type[Plan], given: Mapping[str, Any]) -> Plan:
-    """Return a plan of a kind, where what was given means something for that kind.
+def plan_of(kind: type[Plan], values: Mapping[str, Any]) -> Plan:
+    """Return a plan of a kind, if all values mean something for that kind.
 
     Args:
-        kind: Of the plan.
-        given: Fields by name, without those that were left out.
+        kind: The class of the plan.
+        values: Values of fields by name; omitted fields are missing.
 
     Raises:
         TypeError: If a field is of the wrong type, or missing.
         ValueError: If a kind has no such field, or a value is out of range.
     """
-    known = {field.name for field in fields(kind)}
-    for name in given:
-        if name not in known:
+    names = {field.name for field in fields(kind)}
+    for name in values:
+        if name not in names:
             raise IncompatibleOptions(
-                f"{name} means nothing where noise is added {kind.place} ({kind.kind} plans): "
-                "leave it out"
+                f"{name} means nothing where noise is added {kind.noise_location} ({kind.kind} "
+                "plans): leave it out"
             )
-    return kind(**given)
+    return kind(**values)

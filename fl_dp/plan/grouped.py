@@ -18,7 +18,7 @@ from .server_noise import ServerNoisePlan
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedPlan(ServerNoisePlan):
-    """Fresh noise at the server, which all share; who allows less takes part less often.
+    """Fresh noise at the server for all groups; clients with smaller budgets take part less often.
 
     Privacy: as of `CentralPlan`, for one client, by the budget of its group. Groups are public.
 

@@ -1,4 +1,4 @@
-"""Hosting of privacy units: how many lie on a node, and who flips their coins.
+"""Hosting of privacy units: how many a node has, and which party flips their coins.
 
 A unit is a client, or a record whose node adds up the clipped gradients of its own: one sum over
 all nodes is then one step of DP-SGD on the union of their records.
@@ -15,16 +15,16 @@ from fl_dp.option_errors import OptionError
 
 @dataclass(frozen=True, kw_only=True)
 class Hosting:
-    """The place of privacy units on Flower's nodes.
+    """The distribution of privacy units over Flower's nodes.
 
     Attributes:
         units_per_node: Privacy units that a node hosts at most. Above 1, a node answers with the
             sum of its units' clipped updates, and is trusted to clip them.
-        coins_at_nodes: Each node flips the coins of its own units and does not say how many came
-            up; it is trusted with them.
+        coins_at_nodes: Whether each node flips the coins of its own units and keeps their number
+            secret; it is trusted with them.
         nodes: Number of nodes where units are records: a unit is then the gradient of one record,
-            and a node does not say how many it has, up to `units_per_node`. None: units are
-            clients, on as many nodes as it takes.
+            and a node keeps its number of records secret, up to `units_per_node`. None: units are
+            clients, on as many nodes as needed.
     """
 
     units_per_node: int = 1
@@ -49,27 +49,27 @@ class Hosting:
 
     @property
     def limit(self) -> str:
-        """Name of the option that says how many units a node hosts at most."""
+        """Name of the option for the most units of a node."""
         return "max_records" if self.of_records else "units_per_node"
 
     @property
     def sampled(self) -> str:
-        """Word for one of those whom a round samples."""
+        """Word for a unit that a round samples."""
         return "record" if self.of_records else "client"
 
     @property
     def distinct_units_per_node(self) -> int:
-        """Units of one node that the server tells apart at most: of records it knows none."""
+        """Most units of one node that the server distinguishes: 1 where they are records."""
         return 1 if self.of_records else self.units_per_node
 
     def nodes_of(self, units: int) -> int:
-        """Return how many nodes host `units` units."""
+        """Return the number of nodes that host `units` units."""
         return -(-units // self.units_per_node) if self.nodes is None else self.nodes
 
     def most_drawn(self, sampling: Sampling) -> int:
-        """Return how many units of one node a round has, but for a probability below 1e-8.
+        """Return the most units of one node in a round, except with a probability below 1e-8.
 
-        Nothing rests on it but the range of a sum: what is beyond is cut.
+        Only the range of a sum depends on it: a larger sum is cut.
         """
         if not self.coins_at_nodes or sampling.coin_rate is None:
             return self.units_per_node
@@ -83,7 +83,7 @@ class Hosting:
         return self.units_per_node > 1 or self.coins_at_nodes
 
     def trusted(self, sampling: Sampling) -> str:
-        """Return who is trusted, and with what, where the server adds the noise."""
+        """Return the trusted parties where the server adds the noise, in words."""
         if self.coins_at_nodes:
             return (
                 "the server, with sums and noise; each node, with its units' updates and their "
@@ -102,7 +102,7 @@ class Hosting:
         """Refuse more records than the nodes can have.
 
         Args:
-            declared: Units of the roster.
+            declared: Number of units of the roster.
 
         Raises:
             OptionError: With what to write instead.

@@ -29,24 +29,24 @@ _EVERYBODY = PoissonSampling(sampling_rate=1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlan(NormClippedPlan):
-    """Every client clips its update, adds noise and sends one message a round.
+    """Every client clips its update, adds noise and sends one message per round.
 
     Privacy: for one client's messages over all rounds (the unit, unless `unit` says otherwise),
     against the server itself, which sees each message and who sent it.
 
     Attributes:
         clipping: Bound on one client's update, of the scheme's norm.
-        scheme: How a client makes its noise: a name of `fl_dp.mechanisms.schemes.SCHEMES`.
+        scheme: Noise scheme of a client: a name of `fl_dp.mechanisms.schemes.SCHEMES`.
             `noise_multiplier` is that of one client's own noise.
-        sampling: All clients, a cohort that is seen, or public groups with budgets of their own,
-            whose clients add their own noise in every round; `budget` has the largest of them.
-        schedule: How the noise changes over the rounds, declared beforehand.
+        sampling: All clients, a visible cohort, or public groups with budgets of their own, whose
+            clients add their own noise in every round; `budget` has the largest of them.
+        schedule: Change of the noise over the rounds, declared beforehand.
         unit: `client`, or `record`; see `CentralPlan`.
         Others: See `Plan`.
     """
 
     kind: ClassVar[str] = "local"
-    place: ClassVar[str] = "at each client"
+    noise_location: ClassVar[str] = "at each client"
     of_sums: ClassVar[bool] = False
     trusts_server: ClassVar[bool] = False
 
@@ -57,7 +57,7 @@ class LocalPlan(NormClippedPlan):
 
     @property
     def hosting(self) -> Hosting:
-        """One client a node."""
+        """One client per node."""
         return Hosting()
 
     @property
@@ -76,12 +76,12 @@ class LocalPlan(NormClippedPlan):
 
     @property
     def mechanism(self) -> str:
-        """What each client does."""
+        """The noise and the clipping of each client."""
         return f"noise of the {self.scheme} scheme at each client, on its clipped update"
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """That the server could send another app."""
+        """A server that sends another app."""
         return (ANOTHER_APP,)
 
     def check(self) -> None:
@@ -101,24 +101,21 @@ class LocalPlan(NormClippedPlan):
             )
 
     def scheme_of(self, noise_multiplier: float) -> ClientScheme:
-        """Return what makes one client's message private."""
+        """Return the scheme that makes one client's message private."""
         return client_scheme(
             self.scheme, noise_multiplier=noise_multiplier, clipping_norm=self.clipping_norm
         )
 
     def event_at(self, noise_multiplier: float) -> PrivacyEvent:
-        """Return the event of one message, in full: the server sees who sent it."""
+        """Return the event of one message without amplification: the server sees who sent it."""
         return self.scheme_of(noise_multiplier).event()
 
     def noise_of_mean(self, noise_multiplier: float) -> float:
-        """Return that of all messages, each of which weighs the inverse of its variance."""
+        """Return the noise of all messages, each weighted by the inverse of its variance."""
         return self.scheme_of(noise_multiplier).noise_std / math.sqrt(self.denominator)
 
     def calibrated(self) -> Self:
-        """Return the plan with noise; with groups, also what the last one's is over each other's.
-
-        See `Plan.calibrated`.
-        """
+        """Return the plan with noise, and with each group's scale. See `Plan.calibrated`."""
         plan = super().calibrated()
         law = self.sampling.with_scales(plan.noise_multiplier, self.multiplier_for)
         return replace(plan, sampling=law)

@@ -4,11 +4,11 @@
     >>> left.in_words
     'Error of the released sum: standard deviation 0.12 on each coordinate of a round's mean, ...'
 
-Gaussian noise of standard deviation s on d numbers has about the length s sqrt(d). Of T rounds the
-lengths of independent noise add up by their squares, to sqrt(T) times that. The updates add up to T
-times the clipping norm C at most: if every mean is that long, and all point the same way.
-So the ratio of the two sums is the best case of every training, whatever the data are. At ratio r a
-share `1 / (1 + r^2)` of the squared length of what the model becomes is the clients'.
+Gaussian noise of standard deviation s on d numbers has length s sqrt(d), roughly. Over T rounds the
+lengths of independent noise add up by their squares, to sqrt(T) times that. The updates add up to
+at most T times the clipping norm C: if every mean is that long, and all point the same way. So the
+ratio of the two sums is the best case of every training, whatever the data. At ratio r the clients
+have a share `1 / (1 + r^2)` of the squared length of the model's change.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .plan import Plan
 from .record_plan import RecordPlan
 
 HOPELESS = 3.0
-"""Ratio of noise to updates from which on a training is warned of.
+"""Ratio of noise to updates from which on a training gets a warning.
 
-A tenth of the squared length of what the model becomes is then the clients', at the very best.
+Then at most a tenth of the squared length of the model's change comes from clients.
 """
 
 
@@ -37,8 +37,8 @@ class NoiseLeft:
     """Lengths of noise and of updates.
 
     Attributes:
-        size: Numbers that are trained.
-        releases: Rounds, or steps of DP-SGD.
+        size: Number of trained parameters.
+        releases: Number of rounds, or of steps of DP-SGD.
         of_one: Length of the noise on the mean of one of them, root mean square over all.
         of_all: Length of the noise on the sum of their means.
         longest: Largest length of one mean: the clipping norm of the first round.
@@ -54,7 +54,7 @@ class NoiseLeft:
 
     @property
     def ratio(self) -> float:
-        """Noise on the sum of all means over the longest that this sum can be."""
+        """Length of the noise on the sum of all means, over the largest length of that sum."""
         return self.of_all / (self.releases * self.longest)
 
     @property
@@ -88,7 +88,7 @@ class NoiseLeft:
 
     @property
     def warning(self) -> str | None:
-        """What to say, and to write instead, where noise hides all that could be learned."""
+        """Warning with advice, where noise hides all that could be learned; else None."""
         if self.ratio < HOPELESS:
             return None
         return (
@@ -105,14 +105,14 @@ def noise_left(plan: Plan, size: int) -> NoiseLeft:
     Where clipping follows a quantile, noise and updates change alike.
 
     Args:
-        plan: Of the training, with at least one round.
-        size: Numbers that clients and server exchange and train.
+        plan: Plan of the training, with at least one round.
+        size: Number of parameters that clients and server exchange and train.
     """
     stds = [plan.noise_of_mean(multiplier) for multiplier in plan.noise_multipliers]
     root = math.sqrt(size)
     of_all = of_one = root * math.sqrt(sum(std * std for std in stds))
     if (coefficients := plan.coefficients) is not None:
-        # What one round's fresh noise does to the rounds from it on: the first column of C^-1.
+        # The effect of one round's fresh noise from that round on: the first column of C^-1.
         impulse = np.eye(1, plan.rounds)[0]
         column = lfilter([1.0], np.array(coefficients) / COEFFICIENT_ONE, impulse)
         fresh = root * plan.bundle(plan.noise_multiplier, size=size).updates.noise_std
@@ -134,11 +134,11 @@ def noise_left_of_records(
     """Return the noise of DP-SGD at clients beside gradients, on the mean over a round's clients.
 
     Args:
-        plan: Of DP-SGD.
-        size: Numbers that are trained.
+        plan: Plan of DP-SGD.
+        size: Number of trained parameters.
         batch_size: Public constant that the sum of a step is divided by.
         clients: Number of clients whose models a round averages.
-        rounds: Of the training.
+        rounds: Number of rounds of the training.
     """
     std = plan.noise_multiplier * plan.clipping_norm / batch_size / math.sqrt(clients)
     of_one, releases = math.sqrt(size) * std, rounds * plan.steps

@@ -1,8 +1,8 @@
-"""The questions that every kind of plan answers, and what all kinds have in common.
+"""The questions that every kind of plan answers, and the common part of all kinds.
 
-A kind is one frozen dataclass in one file, with the fields that mean something for it and no
-other. It hands out both the mechanism that makes a round's noise and the event that charges for it,
-from the same object, so that the accounting can't drift from what runs.
+A kind is one frozen dataclass in one file, with only the fields that mean something for it. The
+same object returns both the mechanism of a round's noise and the event that charges for it, so that
+the accounting can't differ from what runs.
 
     >>> plan = CentralPlan(
     ...     budget=PrivacyBudget(epsilon=2.0, delta=200**-1.1),
@@ -49,7 +49,7 @@ from .distributed_noise import DistributedNoise
 from .hosting import Hosting
 from .release import Release
 
-_MOST_ROUNDS = 10_000_000  # a plan that somebody else wrote must not fill the reader's memory
+_MOST_ROUNDS = 10_000_000  # a foreign plan must not fill the reader's memory
 _CONSTANT = NoiseSchedule()
 _MARGIN = 1e-9  # above rounding: the same plan must fit on another machine, too
 _LEAST_BUDGET = 1e-9
@@ -65,32 +65,32 @@ ANOTHER_APP = (
     "a server that sends another app than the one agreed on: a node runs it, unless its SuperNode "
     "verifies apps (`--trusted-entities`)"
 )
-"""Left out of every promise against the server, as Flower's nodes get their code from it."""
+"""Not covered by any promise against the server: Flower's nodes get their code from it."""
 AROUND_A_GATE = (
     "an app that gets around its site's gate: no gate has seen that its site keeps apps apart"
 )
-"""Left out in its place, where all nodes are behind gates."""
+"""Not covered instead, where all nodes are behind gates."""
 ITEMS_OF_SEVERAL_RECORDS = (
     "an app whose data set makes an item of several records (mix-up, overlapping windows, "
     "statistics of the whole set), or that carries something from one record to the next outside "
     "of its model"
 )
-"""Left out of every promise to single records: no check sees what an item is made of."""
+"""Not covered by any promise to single records: no check sees how an item is made."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan(Arguments, ABC):
-    """What a training will release, how often, and at what price.
+    """The releases of a training, their number, and their price.
 
-    A plan without its noise multiplier is a draft: what is refused shows at once, and `calibrated`
-    finds the noise. Nothing can be released by a draft.
+    A plan without its noise multiplier is a draft: errors show at once, and `calibrated` finds the
+    noise. A draft can't release anything.
 
     Attributes:
-        budget: Never exceeded, whatever happens to the rounds.
-        rounds: Models that are planned to be released; 0 for a plan of `other_releases` alone.
-        num_clients: Clients of the declared roster; public.
-        neighboring_relation: Which populations are neighbours.
-        other_releases: What else is released under this budget, such as private statistics.
+        budget: The budget, which is never exceeded, whatever happens to the rounds.
+        rounds: Number of planned models; 0 for a plan of `other_releases` alone.
+        num_clients: Number of clients of the declared roster; public.
+        neighboring_relation: Defines which populations are neighbours.
+        other_releases: Other releases under this budget, such as private statistics.
         contribution_check: Whether each round also releases a noisy number of the units that
             contribute; see `Release`.
         noise_multiplier: Noise standard deviation over the clipping norm, in the rounds with the
@@ -98,15 +98,15 @@ class Plan(Arguments, ABC):
     """
 
     kind: ClassVar[str]
-    """The name that it is written with."""
-    place: ClassVar[str]
+    """The kind's name in JSON and settings."""
+    noise_location: ClassVar[str]
     """The place where noise is added, in one phrase."""
     of_sums: ClassVar[bool] = True
-    """Whether noise is that of a cohort's sums, or one message has noise of its own."""
+    """Whether a cohort's sums get noise; else each message has noise of its own."""
     trusts_server: ClassVar[bool] = True
-    """Whether the server is trusted with what clients send in the clear."""
+    """Whether the server is trusted with clear messages of clients."""
     masked: ClassVar[bool] = False
-    """Whether updates travel under masks, as integers that have to add up."""
+    """Whether updates are sent under masks, as integers that have to add up."""
 
     budget: PrivacyBudget
     rounds: int
@@ -120,37 +120,37 @@ class Plan(Arguments, ABC):
 
         @property
         def sampling(self) -> Sampling:
-            """How each cohort is sampled."""
+            """Law of each cohort."""
 
         @property
         def clipping(self) -> Clipping:
-            """What bounds one unit's update."""
+            """Rule that bounds one unit's update."""
 
-    # What a kind may have, and what it is where a kind has none.
+    # Optional properties of a kind, with their defaults.
 
     @property
     def num_units(self) -> int:
-        """Units of the declared roster."""
+        """Number of units of the declared roster."""
         return self.num_clients
 
     @property
     def unit(self) -> str:
-        """Whose the promise is: `client` or `record`."""
+        """Unit of the promise: `client` or `record`."""
         return "client"
 
     @property
     def schedule(self) -> NoiseSchedule:
-        """How the noise changes over the rounds, declared beforehand."""
+        """Change of the noise over the rounds, declared beforehand."""
         return _CONSTANT
 
     @property
     def coefficients(self) -> tuple[int, ...] | None:
-        """Those of noise that is correlated over rounds; None: each round's is independent."""
+        """Coefficients of noise that is correlated over rounds; None for independent noise."""
         return None
 
     @property
     def noise(self) -> DistributedNoise | None:
-        """Noise in shares under secure sums; None: one party adds all that a release has."""
+        """Noise in shares under secure sums; None: one party adds all of a release's noise."""
         return None
 
     @property
@@ -160,7 +160,7 @@ class Plan(Arguments, ABC):
 
     @property
     def slack(self) -> float:
-        """Lambda: a bound on how far log-ratios of all releases lie from those of their events.
+        """Lambda: a bound on the difference of all releases' log-ratios from those of their events.
 
         A promise is larger than its events' by `2 lambda` in epsilon and `e^lambda` in delta.
         """
@@ -176,35 +176,35 @@ class Plan(Arguments, ABC):
     @property
     @abstractmethod
     def release(self) -> Release:
-        """What a round publishes."""
+        """The release of a round."""
 
     @property
     @abstractmethod
     def hosting(self) -> Hosting:
-        """How units lie on nodes."""
+        """Hosting of units on nodes."""
 
     @property
     @abstractmethod
     def adversary(self) -> str:
-        """Against whom the promise holds, in words."""
+        """The adversary of the promise, in words."""
 
     @property
     @abstractmethod
     def trusted(self) -> str:
-        """Who is trusted, and with what, in words."""
+        """The trusted parties, and what they are trusted with, in words."""
 
     def trusted_behind_gates(self) -> str:
-        """Return who is trusted where each node is behind its owner's gate, in words."""
+        """Return the trusted parties where each node is behind its owner's gate, in words."""
         return self.trusted
 
     @property
     @abstractmethod
     def mechanism(self) -> str:
-        """What makes a round private, in words."""
+        """The mechanism of a round, in words."""
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """Sentences on what the promise leaves out because of its kind."""
+        """Sentences on what the promise does not cover because of its kind."""
         return ()
 
     @abstractmethod
@@ -215,7 +215,7 @@ class Plan(Arguments, ABC):
             ValueError: With what to write instead.
         """
 
-    # What follows from the answers.
+    # Consequences of the answers.
 
     def __post_init__(self) -> None:
         """Validate.
@@ -226,7 +226,8 @@ class Plan(Arguments, ABC):
         """
         self._check_law()
         read_fields(self, but=["clipping", "sampling"])  # the rules and laws of the kind
-        if self.rounds < (0 if self.other_releases else 1):
+        least = 0 if self.other_releases else 1
+        if self.rounds < least:
             raise OptionError(
                 f"rounds must be at least 1, or 0 where other_releases are planned, got "
                 f"{self.rounds}"
@@ -265,7 +266,7 @@ class Plan(Arguments, ABC):
     def calibrated(self) -> Self:
         """Return the plan with the least noise at which everything planned fits the budget.
 
-        Beyond epsilon 100 it goes by bounds in closed form, at once, and asks for a little more
+        Above epsilon 100 it uses bounds in closed form, which are fast and ask for a little more
         noise than necessary.
 
         Raises:
@@ -274,7 +275,7 @@ class Plan(Arguments, ABC):
         return replace(self, noise_multiplier=self.multiplier_for(self.event_budget.epsilon))
 
     def multiplier_for(self, target_epsilon: float) -> float:
-        """Return the least noise multiplier whose events, all that are planned, spend an epsilon.
+        """Return the least noise multiplier whose planned events spend an epsilon.
 
         Raises:
             ValueError: If no noise does.
@@ -294,7 +295,7 @@ class Plan(Arguments, ABC):
         return replace(self, budget=replace(self.budget, epsilon=spends))
 
     def require_fits(self) -> Self:
-        """Return the plan itself, if all that is planned fits its budget.
+        """Return the plan itself, if everything planned fits its budget.
 
         Raises:
             ValueError: If it does not, with the rounds that would.
@@ -336,7 +337,7 @@ class Plan(Arguments, ABC):
 
     @property
     def expected_weight(self) -> float:
-        """What such a cohort adds to a count; see `Sampling.expected_weight`."""
+        """Expected sum of weights of a cohort; see `Sampling.expected_weight`."""
         return self.sampling.expected_weight(self.num_units)
 
     @property
@@ -347,8 +348,8 @@ class Plan(Arguments, ABC):
     def noise_of_mean(self, noise_multiplier: float) -> float:
         """Return the standard deviation of the noise on each coordinate of a round's mean.
 
-        Noise of everybody is counted, also what is not charged for. Correlated noise is that of one
-        participation (`noise_left` knows its sum).
+        It counts the noise of all parties, also where the charge does not. Correlated noise is that
+        of one participation (`noise_left` knows its sum).
         """
         return noise_multiplier * self.clipping_norm / self.denominator
 
@@ -356,46 +357,47 @@ class Plan(Arguments, ABC):
     def noise_multipliers(self) -> tuple[float, ...]:
         """Planned noise multiplier of each round."""
         self.require_noise()
-        return self.schedule.multipliers(self.noise_multiplier, self.rounds) if self.rounds else ()
+        if not self.rounds:
+            return ()
+        return self.schedule.multipliers(self.noise_multiplier, self.rounds)
 
     @property
     def charged_rounds(self) -> int:
-        """The number of rounds that one client is charged for at most."""
+        """Most rounds that one client is charged for."""
         return self.charged_of(self.rounds)
 
     def charged_of(self, reserved: int) -> int:
         """Return the most rounds, of `reserved` ones, that one client is charged for.
 
-        Under a participation cap the cap's worth of them; where clients take turns, as many as one
-        client can have.
+        A participation cap limits them; where clients take turns, so does the number of turns.
         """
         return self.sampling.turns(reserved)
 
     def charged_event(self, event: PrivacyEvent) -> PrivacyEvent:
-        """Return what a round adds to what one client is charged for at most.
+        """Return the most that a round adds to the charge of one client.
 
-        Under a participation cap a round of the least noise, whatever its own: of which rounds a
-        client's cap consists, nobody knows beforehand.
+        Under a participation cap it is a round of the least noise, whatever its own: it is unknown
+        beforehand which rounds fill a client's cap.
         """
         if self.sampling.cap is None:
             return event
         return self.event_at(self.noise_multiplier)
 
     def cap_share(self, noise_multiplier: float) -> float:
-        """Return what a round takes of a client's participation cap, in rounds of the least noise.
+        """Return a round's part of a client's participation cap, in rounds of the least noise.
 
-        Gaussians without sampling add up by their squared inverse multipliers, in any order and
-        however they are chosen, as each is a composition of smaller ones that are all alike.
+        Gaussians without sampling add up by their squared inverse multipliers, in any order and for
+        any adaptive choice, as each is a composition of smaller equal ones.
         """
         if len(set(self.noise_multipliers)) <= 1:
             return 1.0
         return (self.noise_multiplier / noise_multiplier) ** 2
 
     def event_of(self, round: int) -> PrivacyEvent:
-        """Return what a round is charged as.
+        """Return the event that a round is charged as.
 
         Args:
-            round: Its number, from 1.
+            round: The round's number, from 1.
 
         Raises:
             ValueError: If there is no such round.
@@ -405,19 +407,18 @@ class Plan(Arguments, ABC):
         return self.event_at(self.noise_multipliers[round - 1])
 
     def event_at(self, noise_multiplier: float) -> PrivacyEvent:
-        """Return what a round of that noise multiplier is charged as."""
+        """Return the event that a round of that noise multiplier is charged as."""
         return self.sampling.event(noise_multiplier, self.num_units)
 
     def rounds_at(self, noise_multiplier: float) -> FrozenHistory:
-        """Return what the charged rounds are when the least noise is `noise_multiplier`."""
+        """Return the charged rounds if the least noise is `noise_multiplier`."""
         if not self.charged_rounds:
             return ()
         multipliers = self.schedule.multipliers(noise_multiplier, self.charged_rounds)
         if self.sampling.cap is not None:
             multipliers = (noise_multiplier,) * self.charged_rounds  # see `charged_event`
-        return freeze(
-            [(self.event_at(each), count) for each, count in Counter(multipliers).items()]
-        )
+        counts = Counter(multipliers)
+        return freeze([(self.event_at(multiplier), count) for multiplier, count in counts.items()])
 
     @cached_property
     def history(self) -> FrozenHistory:
@@ -435,12 +436,13 @@ class Plan(Arguments, ABC):
         clipping_norms: tuple[float, ...] | None = None,
         size: int = 1,
     ) -> GaussianBundle:
-        """Return what makes a round of that noise multiplier private, as sums.
+        """Return the sums of a round of that noise multiplier, with their noise.
 
         Args:
-            noise_multiplier: Of the round as a whole.
-            clipping_norms: Those of this round, where they change; the first round's by default.
-            size: Coordinates of the model, which widen correlated noise by a hair.
+            noise_multiplier: Noise multiplier of the round as a whole.
+            clipping_norms: Clipping norms of this round, where they change; by default the first
+                round's.
+            size: Number of coordinates of the model, which widen correlated noise by a hair.
         """
         return self.release.bundle(
             noise_multiplier,
@@ -455,10 +457,10 @@ class Plan(Arguments, ABC):
     def filter(self, *, room: float = 1.0) -> PrivacyFilter:
         """Return the gate that every release of the plan has to pass, with nothing spent.
 
-        Where groups have budgets of their own, it has to pass that of each.
+        Where groups have budgets of their own, it has to pass the gate of each.
 
         Args:
-            room: What epsilon of the budget is multiplied by.
+            room: Factor on the budget's epsilon.
         """
         law = self.sampling
         if not law.own_groups:
@@ -476,7 +478,7 @@ class Plan(Arguments, ABC):
         return DeclaredFilter(budget, history, neighboring_relation=self.neighboring_relation)
 
     def epsilon(self, history: History | None = None) -> EpsilonBounds:
-        """Return what the releases of `history` spend together, by default all that are planned."""
+        """Return the epsilon of the releases together, by default of all planned ones."""
         releases = self.history if history is None else freeze(history)
         if not releases:
             return epsilon((), self.budget.delta)
@@ -485,32 +487,35 @@ class Plan(Arguments, ABC):
         return bounds.plus(2.0 * self.slack)
 
     def own_epsilons(self, history: History | None = None) -> tuple[EpsilonBounds, ...]:
-        """Return `epsilon` for each group with a budget of its own, never more than that."""
+        """Return `epsilon` for each group with a budget of its own, at most that budget."""
         releases = self.history if history is None else freeze(history)
         law = self.sampling
-        return tuple(
-            self.epsilon(law.history_for(number, releases)).within(group.budget)
-            for number, group in enumerate(law.own_groups)
-        )
+        bounds: list[EpsilonBounds] = []
+        for number, group in enumerate(law.own_groups):
+            bound = self.epsilon(law.history_for(number, releases))
+            bounds.append(bound.within(group.budget))
+        return tuple(bounds)
 
     def tight_epsilon(self, history: History, *, interval: float | None = None) -> float:
         """Return the smallest of the bounds of `epsilon` that every kind of event has.
 
         Args:
-            history: Releases.
+            history: The releases.
             interval: Discretisation of the privacy loss, that of reports by default.
         """
         releases = freeze(history)
+        if not releases:
+            return 0.0
         bound = tight_epsilon(
             releases,
             self.event_budget.delta,
             neighboring_relation=self.neighboring_relation,
             interval=interval,
         )
-        return bound + 2.0 * self.slack if releases else 0.0
+        return bound + 2.0 * self.slack
 
     def charges_like(self, other: Plan) -> bool:
-        """Tell whether another plan differs in nothing but what a round releases."""
+        """Return whether another plan differs only in what a round releases."""
         if type(self) is not type(other):
             return False
         charged = [field.name for field in fields(self) if field.name not in _OF_RELEASES]
@@ -523,11 +528,11 @@ class Plan(Arguments, ABC):
             OptionError: If it is a draft.
         """
         self.require_noise()
-        written: dict[str, Any] = encode(self)
-        return written
+        document: dict[str, Any] = encode(self)
+        return document
 
     def _fitting_rounds(self) -> int | None:
-        """Return how many rounds fit the budget; None where noise changes over the rounds."""
+        """Return the number of rounds that fit the budget; None where their noise differs."""
         rounds = self.rounds_at(self.noise_multiplier)
         if len(rounds) != 1:
             return None  # fewer rounds would be other rounds
@@ -541,7 +546,7 @@ class Plan(Arguments, ABC):
         )
 
     def _check_relation(self) -> None:
-        """Refuse neighbours for whom the law of cohorts is not charged."""
+        """Refuse neighbours for which the law of cohorts is not charged."""
         if self.neighboring_relation not in self.sampling.relations:
             raise IncompatibleOptions(
                 f"{self.sampling} is charged on a public roster, and nothing is promised under "
@@ -549,7 +554,7 @@ class Plan(Arguments, ABC):
             )
 
     def _check_own_groups(self) -> None:
-        """Refuse a budget that is none of the groups', and what would be charged at their rates."""
+        """Refuse a budget that is no group's, and other releases with the groups' rates."""
         law = self.sampling
         if not law.own_groups:
             return
@@ -568,13 +573,13 @@ class Plan(Arguments, ABC):
             )
 
     def _check_law(self) -> None:
-        """Refuse another law than the kind's; its class alone counts, as a subclass is another."""
+        """Refuse other laws than the kind's; a subclass is another law."""
         if "sampling" not in vars(self):
             return
         law, hint = self.sampling, hints_of(type(self))["sampling"]
         laws = get_args(hint) or (hint,)
         if type(law) not in laws:
-            names = " or ".join(known.kind for known in laws)
+            names = " or ".join(allowed.kind for allowed in laws)
             raise IncompatibleOptions(f"a {self.kind} plan has cohorts by {names}, got {law}")
 
     def check_noise(self) -> None:
@@ -583,9 +588,9 @@ class Plan(Arguments, ABC):
         Raises:
             ValueError: With what to write instead.
         """
-        # Made for their own checks: charged and gated, before anything of the plan is released.
+        # For their own checks, before anything of the plan is released.
         _ = self.rounds_at(self.noise_multiplier), self.filter()
-        # Scalars fit every round, or no round starts.
+        # Scalars have to fit every round before the first one starts.
         _ = self.bundle(max(self.noise_multipliers, default=self.noise_multiplier))
         self._check_exactness()
         if self.budget.delta >= 1.0 / self.num_units:
@@ -597,23 +602,23 @@ class Plan(Arguments, ABC):
             )
 
     def _check_exactness(self) -> None:
-        """Refuse more units than sums hold without a rounding, all of them or those of one node."""
-        # The finer the noise, the finer the grid, and the fewer units it sums without a rounding.
-        units, whose, lower = self.num_units, "clients", ""
+        """Refuse more units than sums hold without rounding, of the roster or of one node."""
+        # The finer the noise, the finer the grid, and the fewer units it sums without rounding.
+        units, name, lower = self.num_units, "clients", ""
         if (hosted := self.hosting.units_per_node) > units:
-            units, whose = hosted, "units of one node"
+            units, name = hosted, "units of one node"
             lower = f", or write less than {self.hosting.limit}={hosted}"
         if self.bundle(self.noise_multiplier).max_units < units:
             raise OptionError(
                 f"noise_multiplier {self.noise_multiplier:.4g} is too small to sum "
-                f"{units} {whose} exactly: use at least "
+                f"{units} {name} exactly: use at least "
                 f"{least_noise_multiplier(units, self.clipping_norm)}, or a smaller epsilon"
                 f"{lower}"
             )
 
 
 def require_distant_records(plan: Plan) -> None:
-    """Refuse a unit of one record of a client under relations that move it by less than twice.
+    """Refuse units of one record under relations that charge less than twice the clipping norm.
 
     Raises:
         OptionError: If the unit is neither a client nor a record.

@@ -1,4 +1,4 @@
-"""The plan of DP-SGD inside clients: what one client's records spend over the whole training.
+"""The plan of DP-SGD inside clients: the price of one client's records over the whole training.
 
     >>> plan = RecordPlan.calibrate(
     ...     PrivacyBudget(epsilon=2.0, delta=1e-5),
@@ -7,11 +7,12 @@
     >>> plan.noise_multiplier
     1.3...
 
-Records of different clients are different records, so what holds for one client's ledger holds for
-the federation: its epsilon is the largest of any client, not the sum.
+Records of different clients are different records, so the federation's epsilon is the largest of
+any client, not the sum.
 
 References:
     Abadi et al. 2016, "Deep Learning with Differential Privacy", algorithm 1.
+
     McSherry 2009, "Privacy Integrated Queries", theorem 4 (parallel composition).
 """
 
@@ -37,7 +38,7 @@ _SMALLEST_NORM = 1e-10
 
 
 class RecordPlanArguments(TypedDict):
-    """Keywords of both ways to build a `RecordPlan`: its attributes but for budget and noise."""
+    """Keywords of both constructors of a `RecordPlan`: its attributes but for budget and noise."""
 
     sampling_rate: float
     steps: int
@@ -52,23 +53,24 @@ class RecordPlan(Arguments):
 
     Privacy: for one record of one client over the whole training (the unit), neighbours as
     `neighboring_relation` says, against an adversary who sees every model that the client sends,
-    the server included, and knows all other records. Which rounds the client takes part in and how
-    many it has says nothing of a record: neither is hidden, and neither amplifies.
+    the server included, and knows all other records. The rounds that a client takes part in, and
+    their number, reveal nothing of a record: neither is hidden, and neither amplifies.
 
     Attributes:
-        budget: Never exceeded: a client whose ledger is spent contributes nothing.
+        budget: The budget, which is never exceeded: a client whose ledger is spent contributes
+            nothing.
         noise_multiplier: Noise standard deviation on the sum of clipped gradients of one step, over
             `clipping_norm`.
         sampling_rate: Probability of each record in each step; the same public constant for all
-            clients, so that nothing depends on how many records one has.
-        steps: Steps of one participation.
+            clients, so that nothing depends on a client's number of records.
+        steps: Number of steps of one participation.
         participations: Rounds of one client that the noise is planned for.
         clipping_norm: L2 bound on the gradient of one record.
-        neighboring_relation: `zero-out` (how many records a client has is public), or
+        neighboring_relation: `zero-out` (a client's number of records is public), or
             `add-or-remove-one` (it is not; the same numbers, but every client has to divide by a
             public constant), or `replace-one`.
-        training: A name of the training that outlives restarts, by which clients' ledgers know
-            how much of the budget it has spent; empty: Flower's run is it.
+        training: A name of the training that outlives restarts, by which clients' ledgers know how
+            much of the budget it has spent; empty: Flower's run is it.
     """
 
     budget: PrivacyBudget
@@ -98,13 +100,13 @@ class RecordPlan(Arguments):
             )
 
     @classmethod
-    def calibrate(cls, budget: PrivacyBudget, **given: Unpack[RecordPlanArguments]) -> Self:
+    def calibrate(cls, budget: PrivacyBudget, **options: Unpack[RecordPlanArguments]) -> Self:
         """Return the plan with the least noise at which all planned participations fit the budget.
 
         Raises:
             ValueError: If an argument is out of range, or no noise is large enough.
         """
-        draft = cls(budget=budget, noise_multiplier=1.0, **given)
+        draft = cls(budget=budget, noise_multiplier=1.0, **options)
         noise_multiplier = calibrate_noise_multiplier(
             budget.epsilon,
             DECLARED_SHARE * budget.delta,
@@ -121,15 +123,15 @@ class RecordPlan(Arguments):
         *,
         delta: float,
         max_epsilon: float | None = None,
-        **given: Unpack[RecordPlanArguments],
+        **options: Unpack[RecordPlanArguments],
     ) -> Self:
-        """Return the plan of a given noise, whose budget is `max_epsilon` or what it spends.
+        """Return the plan of a given noise; its budget is `max_epsilon`, or what the noise spends.
 
         Raises:
             ValueError: If an argument is out of range.
         """
         budget = PrivacyBudget(epsilon=1.0 if max_epsilon is None else max_epsilon, delta=delta)
-        plan = cls(budget=budget, noise_multiplier=noise_multiplier, **given)
+        plan = cls(budget=budget, noise_multiplier=noise_multiplier, **options)
         if max_epsilon is not None:
             return plan
         spent = epsilon(
@@ -140,13 +142,13 @@ class RecordPlan(Arguments):
         return replace(plan, budget=PrivacyBudget(epsilon=spent.best, delta=delta))
 
     def within(self, allowed: PrivacyBudget) -> Self:
-        """Return the plan by which the same rounds fit a smaller budget: with more noise.
+        """Return the plan with enough noise for the same rounds to fit a smaller budget.
 
-        A client whose owner allows less than the run asks for goes by it, so that it takes part in
-        all of its rounds, and not only until its budget is spent.
+        With it, a client whose owner allows less than the run asks for takes part in all of its
+        rounds, and not only until its budget is spent.
 
         Args:
-            allowed: What the owner allows. What lies above the plan's own budget is not used.
+            allowed: The owner's budget. The part above the plan's own budget is not used.
 
         Returns:
             The plan itself if its noise is enough; never one with less noise.
@@ -170,7 +172,7 @@ class RecordPlan(Arguments):
         )
 
     def epsilon(self, participations: int | None = None) -> EpsilonBounds:
-        """Return what a client spends in `participations`, by default the planned ones."""
+        """Return the epsilon of a client in `participations`, by default the planned ones."""
         count = self.participations if participations is None else participations
         return epsilon(
             {self.event: count * self.steps},

@@ -17,7 +17,7 @@ from fl_dp.mechanisms.clipping_rules import require_clipping
 from fl_dp.option_errors import OptionError
 
 # A part of noise std r times the round's own costs the rest a factor (1 - r^-2)^-1/2: solved for r.
-# Bits and metrics lie in [-1/2, 1/2], so half of it does for them; they may cost 5 %.
+# Bits and metrics lie in [-1/2, 1/2], so half of it is enough for them; they may cost 5 %.
 _CHEAP_SCALARS = 0.5 / math.sqrt(1.0 - 1.05**-2)
 # The same of the number of contributions, at 1 % and at most; below a tenth of the cohort it gains
 # nothing. A round whose count has noise std s tells nobody from three quarters of a cohort of m by
@@ -33,18 +33,19 @@ class Release:
     """Bounds on updates, scalars that are released beside them, and the denominator of their sum.
 
     Attributes:
-        clipping: What bounds one client's update.
+        clipping: Rule that bounds one client's update.
         metrics: Metrics of the clients that each round releases with the updates, at no charge of
             their own: the updates get a little more noise instead.
-        scalar_noise_std: Noise on the sum of each metric and of the bits of adaptive clipping,
-            both scaled to [-1/2, 1/2]. None: a twentieth of the expected cohort, or more where that
-            would cost the updates above 5 %.
-        total_weight: Public sum of all clients' weights in [0, 1], which the denominator is made
-            of (the estimator `f~f` of McMahan et al. 2018); None: every client weighs 1.
-        contribution_check: Each round also releases a noisy number of the units that contribute,
-            at no charge of its own: the updates get at most 1 % more noise, or up to 5 % where few
-            clients or rounds would tell too late. A training without contributions then
-            ends early. With noise at the clients the server sees each message anyway, and counts.
+        scalar_noise_std: Standard deviation of the noise on the sum of each metric and of the bits
+            of adaptive clipping, both scaled to [-1/2, 1/2]. Default: 0.05 x expected cohort, or
+            more where that would add over 5 % to the updates' noise.
+        total_weight: Public sum of all clients' weights in [0, 1], from which the denominator is
+            computed (the estimator `f~f` of McMahan et al. 2018); None: every client weighs 1.
+        contribution_check: Whether each round also releases a noisy number of the units that
+            contribute, at no charge of its own: the updates get at most 1 % more noise, or up to 5
+            % where few clients or rounds would show a failure too late. A training without
+            contributions then ends early. With noise at the clients the server sees each message
+            anyway, and counts.
     """
 
     clipping: Clipping
@@ -57,7 +58,7 @@ class Release:
         """Validate.
 
         Raises:
-            ValueError: If the clipping is none.
+            TypeError: If the clipping is no rule.
         """
         require_clipping(self.clipping)
 
@@ -98,13 +99,14 @@ class Release:
         """Return the sums of a round, and the noise of each.
 
         Args:
-            noise_multiplier: Of the round as a whole.
+            noise_multiplier: Noise multiplier of the round as a whole.
             expected_cohort: The public constant that stands for the size of a cohort.
-            rounds: Of the training.
+            rounds: Number of rounds of the training.
             counted: Whether the number of contributions needs noise.
-            clipping_norms: Those of this round, where they change; the first round's by default.
-            coefficients: Of the updates' correlated noise; None: it is independent.
-            size: Coordinates of the model, for the scale of correlated noise.
+            clipping_norms: Clipping norms of this round, where they change; by default the first
+                round's.
+            coefficients: Coefficients of the updates' correlated noise; None: it is independent.
+            size: Number of coordinates of the model, for the scale of correlated noise.
         """
         bit = self.adaptive_clipping is not None
         scalars = int(bit) + len(self.metrics)
@@ -129,7 +131,7 @@ class Release:
         )
 
     def denominator(self, expected_cohort: float, num_clients: int) -> float:
-        """Return the public constant that a round's sum is divided by: what a cohort weighs."""
+        """Return the public divisor of a round's sum: a cohort's expected weight."""
         if self.total_weight is None:
             return expected_cohort
         return expected_cohort * self.total_weight / num_clients

@@ -1,4 +1,4 @@
-"""What the kinds have in common whose noise the server adds, once for a cohort's sums."""
+"""The common part of the kinds whose noise the server adds, once to a cohort's sums."""
 
 from __future__ import annotations
 
@@ -22,34 +22,32 @@ class ServerNoisePlan(RuleClippedPlan):
     Its fields are those of `RuleClippedPlan`.
     """
 
-    place: ClassVar[str] = "at the server"
+    noise_location: ClassVar[str] = "at the server"
 
     @property
     def hosting(self) -> Hosting:
-        """One unit a node."""
+        """One unit per node."""
         return Hosting()
 
     @property
     def adversary(self) -> str:
-        """Whoever sees the models."""
+        """Anyone who sees the models."""
         others = "all other clients' data"
         if self.unit == "record":
             others = "all other records, those of the same client included"
-        seen = (
-            "sees who took part"
-            if self.sampling.visible
-            else "does not see who took part in which round"
-        )
-        return f"sees every released model and knows {others}; {seen}"
+        cohorts = "does not see who took part in which round"
+        if self.sampling.visible:
+            cohorts = "sees who took part"
+        return f"sees every released model and knows {others}; {cohorts}"
 
     @property
     def trusted(self) -> str:
-        """The server, and nodes as far as they host several units."""
+        """The server, and nodes that host several units."""
         return self.hosting.trusted(self.sampling)
 
     @property
     def mechanism(self) -> str:
-        """What is summed, and what goes with it."""
+        """The sum, and the metrics with it."""
         text = f"Gaussian on an integer grid, on the sum of {_CLIPPING[self.clipping.kind]}"
         if self.metrics:
             names = ", ".join(metric.name for metric in self.metrics)

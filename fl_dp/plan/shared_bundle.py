@@ -1,10 +1,10 @@
-"""The sums of a round under a secure sum: how nodes clip, and how they put values on integers.
+"""The sums of a round under a secure sum: the clipping at nodes, and their values on integers.
 
-The words of a secure sum have few bits, which the sum's range and its noise share. A choice of
-bits and of the largest entry of one node fixes the grid: the finest at which no sum wraps around.
+The words of a secure sum have few bits, which the sum's range and its noise share. A choice of bits
+and of the largest entry of one node fixes the grid: the finest at which no sum wraps around.
 
-Fewer bits than hold what nodes can reach are enough, where they are asked for: sums are rotated,
-so that few entries are large, and those are cut. That costs accuracy, never privacy.
+On request, fewer bits than nodes' values need are enough: sums are rotated, so that few entries are
+large, and those are cut. That costs accuracy, never privacy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fl_dp.mechanisms.rotation import largest_stretch
 from fl_dp.option_errors import OptionError
 
 MOST_BITS = 32
-_SMALL_CAP = 0.25  # of what a node can reach: only an update of a few entries has one beyond
+_SMALL_CAP = 0.25  # of a node's largest entry: only updates of few entries exceed it
 _SPREAD = 8.0  # deviations of a rotated vector's entries: one in 1e13 is beyond
 _LEAST_ROOM = 4.0  # for values, in deviations of the sum's noise
 _BELOW = 1.0 - 2.0**-20  # so that rounding leaves room
@@ -39,8 +39,8 @@ class SharedBundle:
     (`SharedNoise.honest_shares`).
 
     Attributes:
-        bundle: How units are clipped, and what is summed; its own noise is not used.
-        share: What each node adds, and how the sum is read.
+        bundle: The sums and the clipping of units; its own noise is not used.
+        share: The noise of each node, and the decoding of the sum.
         bits: Each coordinate is summed modulo 2^bits.
     """
 
@@ -50,12 +50,12 @@ class SharedBundle:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Of the coordinates: the updates, then each scalar of the bundle in its order."""
+        """Segments of the coordinates: the updates, then each scalar of the bundle in its order."""
         return self.share.segments
 
     @property
     def noise_scale(self) -> float:
-        """Of one node's noise, in grid steps."""
+        """Scale of one node's noise, in grid steps."""
         return self.share.noise_scale
 
     def encode(
@@ -69,7 +69,7 @@ class SharedBundle:
         Args:
             updates: Sum of its units' clipped updates, in the updates' units, not in grid steps.
             scalars: Sums of its units' scalars, in the order and units of `scalar_values`.
-            rng: Where the noise comes from.
+            rng: Source of the noise.
         """
         values: list[ArrayLike] = [updates, *scalars]
         return self.share.encode(values, rng)
@@ -77,20 +77,20 @@ class SharedBundle:
     def decode(self, total: NDArray[np.int64]) -> tuple[NDArray[np.float64], list[float]]:
         """Return the noisy sum of updates and those of scalars, in the units of `encode`."""
         updates, *scalars = self.share.decode(total)
-        return updates, [float(each[0]) for each in scalars]
+        return updates, [float(segment[0]) for segment in scalars]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WordSize:
-    """Public numbers that fix how a round is put on integers.
+    """Public numbers that fix the grid of a round.
 
     Attributes:
-        noise: Who takes part.
-        shares: Of noise, that no adversary can subtract.
-        units_in_sum: Of one node, at most: those whose sum it sends.
-        bits: Of a word; None: 16, or 20 where those give too little noise.
-        element_cap: Largest entry of one node, in clipping norms; None: what its units can reach,
-            or a quarter of it; with `bits`, also what they leave for rotated updates.
+        noise: Numbers of nodes of a sum.
+        shares: Shares of noise that no adversary can subtract.
+        units_in_sum: Most units of one node in its sum.
+        bits: Bits of a word; None: 16, or 20 where those give too little noise.
+        element_cap: Largest entry of one node, in clipping norms; None: all that its units can
+            reach, or a quarter of it; with `bits`, also what they leave for rotated updates.
     """
 
     noise: SharedNoise
@@ -103,70 +103,76 @@ class WordSize:
         """Return the round on the finest grid at which no sum wraps around.
 
         Args:
-            bundle: How units are clipped, and what is summed.
-            size: Of the updates.
+            bundle: The sums and the clipping of units.
+            size: Number of coordinates of the updates.
 
         Raises:
-            ValueError: If the grid would be so coarse that shares of noise are below two
-                steps, with the bits that are enough.
+            ValueError: If the grid would be so coarse that shares of noise are below two steps,
+                with the number of bits that is enough.
         """
+        narrow = self.bits is not None
         for bits in (16, 20) if self.bits is None else (self.bits,):
-            if (share := self._found(bundle, size, bits, narrow=self.bits is not None)) is not None:
+            share = self._fitting_share(bundle, size, bits, narrow=narrow)
+            if share is not None:
                 return SharedBundle(bundle=bundle, share=share, bits=bits)
         raise OptionError(self._too_few(bundle, size))
 
     @property
     def _caps(self) -> tuple[float, ...]:
         """Largest entries of a node to try, in clipping norms."""
+        if self.element_cap is not None:
+            return (self.element_cap,)
         most = float(self.units_in_sum)
-        return (most, _SMALL_CAP * most) if self.element_cap is None else (self.element_cap,)
+        return most, _SMALL_CAP * most
 
-    def _found(
+    def _fitting_share(
         self, bundle: GaussianBundle, size: int, bits: int, *, narrow: bool
     ) -> NoiseShare | None:
         """Return the share that `bits` bits hold; None if there is none."""
         caps = [(cap, False) for cap in self._caps]
-        narrow = narrow and self.element_cap is None  # who gives a cap wants no other
+        narrow = narrow and self.element_cap is None  # a given cap is the only one
         if narrow:
-            # What a unit moves in all sums, in norms of its update.
+            # The effect of a unit on all sums, in norms of its update.
             whole = bundle.updates.noise_multiplier / bundle.noise_multiplier
             spread = _SPREAD * whole * self.units_in_sum / math.sqrt(largest_stretch(size))
             caps += [(spread, True)]
         for cap, rotated in caps:
-            if found := self._noise_scale(bundle, size, bits, cap, rotated):
-                return self._share(bundle, size, found, cap, rotated)
+            if noise_scale := self._noise_scale(bundle, size, bits, cap, rotated):
+                return self._share(bundle, size, noise_scale, cap, rotated)
         return self._cut(bundle, size, bits) if narrow else None
 
     def _noise_scale(
         self, bundle: GaussianBundle, size: int, bits: int, cap: float, rotated: bool
     ) -> float:
-        """Return the largest scale at which sums fit `bits` bits; 0 if none is accounted."""
+        """Return the largest scale at which sums fit `bits` bits; 0 if there is none."""
 
         def fits(noise_scale: float) -> bool:
-            return self._share(bundle, size, noise_scale, cap, rotated).fits(
-                self.noise.cohort, bits
-            )
+            share = self._share(bundle, size, noise_scale, cap, rotated)
+            return share.fits(self.noise.cohort, bits)
 
         low, high = LEAST_NOISE_SCALE, 2.0 ** (bits - 1)
         if not fits(low):
             return 0.0
         # Both the noise and the values, in steps, grow with the scale.
         while low < (middle := (low + high) / 2.0) < high:
-            low, high = (middle, high) if fits(middle) else (low, middle)
+            if fits(middle):
+                low = middle
+            else:
+                high = middle
         return low
 
     def _cut(self, bundle: GaussianBundle, size: int, bits: int) -> NoiseShare | None:
-        """Return the rotated share that is cut at what words leave beside the least noise.
+        """Return the rotated share that is cut to the range that words have beside the least noise.
 
-        None: if that is so little that even a sum no longer than its noise would be cut.
+        None if that is so little that even a sum no longer than its noise would be cut.
         """
         nodes, cap = self.noise.cohort, 1.0
         share = self._share(bundle, size, LEAST_NOISE_SCALE, cap, rotated=True)
         noise = math.sqrt(nodes) * share.noise_scale
-        left = (2.0 ** (bits - 1) - 1.0) * _BELOW - WRAPS * noise
-        if left < _LEAST_ROOM * noise:
+        room = (2.0 ** (bits - 1) - 1.0) * _BELOW - WRAPS * noise
+        if room < _LEAST_ROOM * noise:
             return None
-        cap *= left / nodes / share.segments[0].cap
+        cap *= room / nodes / share.segments[0].cap
         return self._share(bundle, size, LEAST_NOISE_SCALE, cap, rotated=True)
 
     def _share(
@@ -174,8 +180,8 @@ class WordSize:
     ) -> NoiseShare:
         """Return the share on the grid at which the whole has the bundle's multiplier.
 
-        Each sum has a grid of its own: with the same noise in steps, its multiplier is the
-        bundle's own for that sum, and the squares of their inverses add up as they do there.
+        Each sum has a grid of its own: with the same noise in steps, its multiplier is the bundle's
+        own for that sum, and the squares of their inverses add up in the same way.
         """
         share = self._of_steps(bundle, size, noise_scale, cap, rotated, 1.0)
         multiplier = shared_noise_multiplier(noise_scale, share.sensitivity, self.shares)
@@ -194,24 +200,24 @@ class WordSize:
         """Return the share on grids at which each sum's own noise is `steps` steps."""
         scalars = zip(bundle.scalar_names, bundle.scalar_mechanisms, strict=True)
         segments = [_segment("updates", size, bundle.updates, steps, cap)]
-        segments += [_segment(name, 1, each, steps, self.units_in_sum) for name, each in scalars]
+        for name, mechanism in scalars:
+            segments.append(_segment(name, 1, mechanism, steps, self.units_in_sum))
         if rotated:  # spread over the updates' coordinates
-            segments = [replace(each, cap=segments[0].cap) for each in segments]
+            segments = [replace(segment, cap=segments[0].cap) for segment in segments]
         return NoiseShare(segments=tuple(segments), noise_scale=noise_scale, rotated=rotated)
 
     def _too_few(self, bundle: GaussianBundle, size: int) -> str:
-        """Return what to write instead of too few bits."""
+        """Return an error for too few bits, with what to write instead."""
         tried = self.bits or 20
-        enough = (
-            bits
-            for bits in range(tried + 1, MOST_BITS + 1)
-            if self._found(bundle, size, bits, narrow=True) is not None
-        )
-        write = next((f"secure_sum.bits={bits}" for bits in enough), "a larger noise_multiplier")
+        instead = "a larger noise_multiplier"
+        for bits in range(tried + 1, MOST_BITS + 1):
+            if self._fitting_share(bundle, size, bits, narrow=True) is not None:
+                instead = f"secure_sum.bits={bits}"
+                break
         return (
             f"{tried} bits are too few for sums of {self.noise.cohort} nodes at noise multiplier "
             f"{bundle.noise_multiplier:.4g}: a share of noise would be below "
-            f"{LEAST_NOISE_SCALE:.3g} grid steps; write {write}"
+            f"{LEAST_NOISE_SCALE:.3g} grid steps; write {instead}"
         )
 
 

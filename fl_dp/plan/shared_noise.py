@@ -1,4 +1,4 @@
-"""What the kinds have in common in which each node adds a share of the noise, under masks."""
+"""The common part of the kinds in which each node adds a share of the noise, under masks."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _ONCE_LATE = (
 
 @dataclass(frozen=True, kw_only=True)
 class SharedNoisePlan(Plan):
-    """Noise in shares, one a node, on a sum that a committee of nodes opens.
+    """Noise in shares, one per node, on a sum that a committee of nodes opens.
 
     Attributes:
-        secure_sum: Terms of the secure sums.
-        schedule: How the noise changes over the rounds, declared beforehand.
+        secure_sum: Options of the secure sums.
+        schedule: Change of the noise over the rounds, declared beforehand.
         Others: See `Plan`.
     """
 
-    place: ClassVar[str] = "in shares at the nodes"
+    noise_location: ClassVar[str] = "in shares at the nodes"
     trusts_server: ClassVar[bool] = False
     masked: ClassVar[bool] = True
 
@@ -53,11 +53,11 @@ class SharedNoisePlan(Plan):
     @property
     @abstractmethod
     def sampling(self) -> PoissonSampling | VisibleSampling:
-        """How each cohort is sampled."""
+        """Law of each cohort."""
 
     @cached_property
     def noise(self) -> DistributedNoise:
-        """The shares of noise in a sum, and how exact they are."""
+        """The shares of noise in a sum, and their error."""
         sampling, hosting, units, terms = self.sampling, self.hosting, self.num_units, self._terms
         if sampling.visible:
             units = round(self.expected_cohort)
@@ -70,14 +70,14 @@ class SharedNoisePlan(Plan):
 
     @property
     def _terms(self) -> SecureSum:
-        """The terms, with as many nodes that collude as a cohort may have."""
+        """The options, with as many colluding nodes as a cohort may have."""
         terms, sampling = self.secure_sum, self.sampling
         if self.is_draft:
             terms = terms.with_most_bits()  # how many are enough depends on the multiplier
         chosen = sampling.coin_rate is None
         if not (chosen and terms.roster and terms.colluding is None):
             return terms
-        # A server that lies chooses the cohort, and all who collude may be in it.
+        # A server that lies chooses the cohort, and all colluding nodes may be in it.
         usual = usual_colluding(self.hosting.nodes_of(self.num_units))
         cohort = round(self.expected_cohort)
         if cohort < usual + 2:
@@ -90,7 +90,7 @@ class SharedNoisePlan(Plan):
 
     @property
     def roster_can_grow(self) -> bool:
-        """No: noise in shares is planned for as many nodes as there are."""
+        """False: noise in shares is planned for the declared nodes."""
         return False
 
     @property
@@ -100,7 +100,7 @@ class SharedNoisePlan(Plan):
 
     @property
     def event_budget(self) -> PrivacyBudget:
-        """What is left of the budget for the Gaussians that sums are charged as."""
+        """The part of the budget for the Gaussians that sums are charged as."""
         return self.noise.event_budget(self.budget)
 
     @property
@@ -118,9 +118,11 @@ class SharedNoisePlan(Plan):
     @property
     def trusted(self) -> str:
         """Each node's own software, and enough nodes of a sum."""
-        units = "" if self.hosting.units_per_node == 1 else ", with the updates of its units,"
+        units = ""
         if self.hosting.of_records:
             units = ", with its records and their coins,"
+        elif self.hosting.units_per_node > 1:
+            units = ", with the updates of its units,"
         return self._trusted(f"each node's own software{units}")
 
     def trusted_behind_gates(self) -> str:
@@ -128,9 +130,9 @@ class SharedNoisePlan(Plan):
         return self._trusted("each site's own gate")
 
     def _trusted(self, software: str) -> str:
-        roster = (
-            " and the roster of nodes that their owners agreed on" if self.secure_sum.roster else ""
-        )
+        roster = ""
+        if self.secure_sum.roster:
+            roster = " and the roster of nodes that their owners agreed on"
         return (
             f"{software} to clip and to add its share of noise; at least "
             f"{self.noise.honest_shares} nodes of a sum not to collude{roster}"
@@ -138,7 +140,7 @@ class SharedNoisePlan(Plan):
 
     @property
     def mechanism(self) -> str:
-        """What each node does."""
+        """The clipping and the noise of each node."""
         shares = self.noise.shares
         least = shares.guaranteed if self.secure_sum.roster else shares.least
         return (
@@ -149,8 +151,8 @@ class SharedNoisePlan(Plan):
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What no secure sum promises."""
-        told: tuple[str, ...] = (
+        """What no secure sum covers."""
+        sentences: tuple[str, ...] = (
             "norms and honesty of malicious clients: each can spoil a sum, and none learns more",
             "a sum that always opens: nodes that stay away, or lie, make it fail, and it stays "
             "charged",
@@ -159,22 +161,22 @@ class SharedNoisePlan(Plan):
             ANOTHER_APP,
         )
         if self.secure_sum.roster:
-            return told
+            return sentences
         return (
             "a server that invents nodes, swaps keys or tells members different repliers: nodes "
             "have no roster of identities (`roster` of the secure sum)",
-            *told,
+            *sentences,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain JSON values, and lambda beside them.
+        """Return the plan as plain JSON values, with lambda.
 
-        Whoever recomputes epsilon without this package needs it.
+        A recomputation of epsilon without this package needs it.
         """
         return super().to_dict() | {"slack": self.slack}
 
     def gate(self, budget: PrivacyBudget, history: FrozenHistory) -> PrivacyFilter:
-        """Return the gate: of the declared releases, and of no more sums than are accounted."""
+        """Return the gate for the declared releases, and no more sums than are accounted."""
         return DeclaredFilter(
             self.noise.event_budget(budget),
             history,
@@ -183,9 +185,9 @@ class SharedNoisePlan(Plan):
         )
 
     def noise_of_mean(self, noise_multiplier: float) -> float:
-        """Return that of all shares, not only of those that are charged for."""
-        everybody = self.noise.shares.cohort / self.noise.honest_shares
-        return super().noise_of_mean(noise_multiplier) * math.sqrt(everybody)
+        """Return the noise of all shares, not only of the charged ones."""
+        ratio = self.noise.shares.cohort / self.noise.honest_shares
+        return super().noise_of_mean(noise_multiplier) * math.sqrt(ratio)
 
     def shared_bundle(
         self,
@@ -194,21 +196,22 @@ class SharedNoisePlan(Plan):
         size: int,
         clipping_norms: tuple[float, ...] | None = None,
     ) -> SharedBundle:
-        """Return what makes a round private under a secure sum.
+        """Return the sums of a round under a secure sum, with their noise.
 
         Args:
-            noise_multiplier: Of the round as a whole.
-            size: Coordinates of the model.
-            clipping_norms: Those of this round, where they change; the first round's by default.
+            noise_multiplier: Noise multiplier of the round as a whole.
+            size: Number of coordinates of the model.
+            clipping_norms: Clipping norms of this round, where they change; by default the first
+                round's.
 
         Raises:
-            ValueError: If the model is larger than was accounted.
+            ValueError: If the model is larger than the accounting covers.
         """
         bundle = self.bundle(noise_multiplier, clipping_norms=clipping_norms)
         return self.noise.shared_bundle(bundle, size)
 
     def check(self) -> None:
-        """Refuse what is no secret under a secure sum."""
+        """Refuse options that would reveal secrets under a secure sum."""
         if self.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
             raise IncompatibleOptions(
                 "a unit that is alone at its node takes its share of the noise with it: write "

@@ -1,4 +1,4 @@
-"""Clients' updates: where arrays lie in a flat vector, how they are read, clipped and summed.
+"""Clients' updates: the layout of arrays in a flat vector, and reading, clipping and summing.
 
 They may know Flower's arrays and the mechanisms; no message, no ledger.
 """

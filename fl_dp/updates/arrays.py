@@ -1,14 +1,13 @@
 """The numbers inside a Flower `Array`: read without a copy, written in the form they came in.
 
-An `Array` holds the bytes of an .npy file. Its sender chose every byte, its header included,
-so nothing is unpickled, and nothing is allocated by what a header claims: the view that is returned
-is as long as the bytes that came.
+An `Array` holds the bytes of an .npy file. Its sender chose every byte, its header included, so
+nothing is unpickled, and no header decides how much is allocated: the returned view is as long as
+the bytes that came.
 
-NumPy has no bfloat16. Its numbers travel in two ways: as two-byte void items, which is what
-`np.save` makes of an `ml_dtypes` array (JAX, TensorFlow), or as 16-bit integers under the declared
-dtype "bfloat16", which is what a PyTorch user can build from `tensor.view(torch.uint16)`; Flower
-itself can't hold a PyTorch bfloat16 tensor. Both are computed with as float32, which holds every
-bfloat16.
+NumPy has no bfloat16. Its numbers come in two ways: as two-byte void items, which `np.save` makes
+of an `ml_dtypes` array (JAX, TensorFlow), or as 16-bit integers under the declared dtype
+"bfloat16", which a PyTorch user can build from `tensor.view(torch.uint16)`; Flower itself can't
+hold a PyTorch bfloat16 tensor. Both are computed as float32, which holds every bfloat16.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array
@@ -29,15 +28,15 @@ _STYPE = "numpy.ndarray"
 _BFLOAT16 = "bfloat16"
 _VOID16 = np.dtype("V2")  # of what ml_dtypes defines, only bfloat16 is two bytes long
 _BITS16 = (np.dtype(np.uint16), np.dtype(np.int16))
-_LONGEST_HEADER = 2048  # bytes: room for 64 axes, and little for whoever wants us busy parsing
+_LONGEST_HEADER = 2048  # bytes: room for 64 axes, and little parsing for an attacker to cause
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayForm:
-    """Form in which the numbers of an array are written.
+    """Form of the numbers of an array.
 
     Attributes:
-        shape: Of the array; `()` for a scalar.
+        shape: Shape of the array; `()` for a scalar.
         declared: `Array.dtype`, a name such as "float32" or "bfloat16".
         stored: The dtype of the .npy file's items; void or integer for bfloat16.
         bfloat16: Whether the items are bfloat16.
@@ -50,7 +49,7 @@ class ArrayForm:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Dtype that NumPy computes with: float32 for bfloat16, else what is stored."""
+        """Dtype that NumPy computes with: float32 for bfloat16, else the stored one."""
         return np.dtype(np.float32) if self.bfloat16 else self.stored
 
 
@@ -78,7 +77,9 @@ def read(array: Array) -> tuple[ArrayForm, NDArray[Any]]:
         raise ValueError("it is no .npy file") from error
     bfloat16 = stored == _VOID16 or (array.dtype == _BFLOAT16 and stored in _BITS16)
     form = ArrayForm(shape=items.shape, declared=array.dtype, stored=stored, bfloat16=bfloat16)
-    return form, widened(items.view(np.uint16)) if bfloat16 else items
+    if bfloat16:
+        return form, widened(items.view(np.uint16))
+    return form, items
 
 
 def values_of(array: Array) -> NDArray[np.floating]:
@@ -97,18 +98,19 @@ def array_of(values: NDArray[np.floating], form: ArrayForm) -> Array:
     """Write numbers in a given form, in C order.
 
     Args:
-        values: As many as `form.shape` holds, of any floating dtype. They are rounded to nearest
-            even (bfloat16 by way of float32, as PyTorch does); what is too large becomes infinite.
-        form: What `read` gave for the array that this one replaces.
+        values: As many numbers as `form.shape` holds, of any floating dtype. They are rounded to
+            nearest even (bfloat16 by way of float32, as PyTorch does); too large ones become
+            infinite.
+        form: The form that `read` returned for the array to replace.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         numbers = np.asarray(values, dtype=form.dtype).reshape(form.shape)
     if not form.bfloat16:
-        return written(numbers)
-    return written(narrowed(numbers).view(form.stored), declared=form.declared)
+        return plain_array(numbers)
+    return plain_array(narrowed(numbers).view(form.stored), declared=form.declared)
 
 
-def written(items: NDArray[Any], *, declared: str | None = None) -> Array:
+def plain_array(items: NDArray[Any], *, declared: str | None = None) -> Array:
     """Return the items as Flower would write them, copied once instead of three times.
 
     Args:
@@ -121,27 +123,27 @@ def written(items: NDArray[Any], *, declared: str | None = None) -> Array:
     def copy(out: NDArray[Any]) -> None:
         out[...] = flat
 
-    return made(items.dtype, items.shape, copy, declared=declared)
+    return filled_array(items.dtype, items.shape, copy, declared=declared)
 
 
-def made(
+def filled_array(
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
     write: Callable[[NDArray[Any]], None],
     *,
     declared: str | None = None,
 ) -> Array:
-    """Return an array as Flower would write it, whose numbers are written where they travel.
+    """Return an array as Flower would write it; `write` fills its bytes without a copy.
 
     Args:
-        dtype: Of its plain numbers.
-        shape: Of the array.
-        write: Given the flat array of its numbers in C order, zeros so far, to write into.
+        dtype: Dtype of its plain numbers.
+        shape: Shape of the array.
+        write: Writes into the flat array of its numbers in C order, which holds zeros.
         declared: `Array.dtype`, by default that of the numbers.
     """
     size = math.prod(shape)
     header = _header(dtype, shape)
-    # A stream hands out its only bytes without a copy, where nobody has a view of them any more.
+    # A stream returns its only bytes without a copy once no view of them is left.
     stream = io.BytesIO(bytes(len(header) + size * dtype.itemsize))
     view = stream.getbuffer()
     view[: len(header)] = header
@@ -152,7 +154,7 @@ def made(
 
 @lru_cache(maxsize=256)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return what an .npy file of such an array begins with."""
+    """Return the header of an .npy file of such an array."""
     stream = io.BytesIO()
     described = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     npy.write_array_header_1_0(stream, described)
@@ -183,9 +185,8 @@ def _items(data: bytes) -> tuple[np.dtype[Any], NDArray[Any]]:
         raise ValueError("its items are not plain numbers")
     if len(data) - len(header) != math.prod(shape) * stored.itemsize:
         raise ValueError("it is not as long as its header says")
-    items: NDArray[Any] = np.ndarray(
-        shape, stored, data, len(header), order="F" if fortran_order else "C"
-    )
+    order: Literal["C", "F"] = "F" if fortran_order else "C"
+    items: NDArray[Any] = np.ndarray(shape, stored, data, len(header), order=order)
     return stored, items
 
 

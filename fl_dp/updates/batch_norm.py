@@ -1,13 +1,17 @@
 """Running statistics of BatchNorms: found in a model, and repaired where they were averaged.
 
-They are averages, not parameters. A private training would clip them and add noise to them like all
-else, which ruins the model without an error.
+They are averages, not parameters. A private training would clip them and add noise to them, which
+ruins the model without an error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 
 from .arrays import array_of, read
 
@@ -20,8 +24,8 @@ _ENDINGS = ("running_mean", RUNNING_VARIANCE, "moving_mean", "moving_variance") 
 def running_statistics(model: ArrayRecord) -> list[str]:
     """Return the names of arrays that hold running means and variances, in the model's order.
 
-    Arrays without names, as a list of them becomes, are told by their places: PyTorch counts
-    batches behind a variance, and a fresh layer of Keras is ones, zeros, zeros, ones.
+    Arrays without names, as in a list, are recognised by their order: PyTorch counts batches after
+    a variance, and a fresh layer of Keras is ones, zeros, zeros, ones.
 
     Raises:
         ValueError: If an array can't be read.
@@ -30,20 +34,24 @@ def running_statistics(model: ArrayRecord) -> list[str]:
     if not all(name.isdecimal() for name in names):
         return [name for name in names if name.endswith(_ENDINGS)]
     arrays = [read(array)[1] for array in model.values()]
-    found: list[str] = []
-    for place in range(1, len(arrays)):
-        mean, variance = arrays[place - 1 : place + 1]
+    statistics: list[str] = []
+    for index in range(1, len(arrays)):
+        mean, variance = arrays[index - 1 : index + 1]
         if variance.ndim != 1 or mean.shape != variance.shape:
             continue
-        behind = arrays[place + 1] if place + 1 < len(arrays) else variance
-        counted = behind.shape == () and np.issubdtype(behind.dtype, np.integer)
-        layer = arrays[max(0, place - 3) : place + 1]
-        fresh = [each.shape for each in layer] == [variance.shape] * 4 and all(
-            (each == value).all() for each, value in zip(layer, (1, 0, 0, 1), strict=True)
-        )
+        following = arrays[index + 1] if index + 1 < len(arrays) else variance
+        counted = following.shape == () and np.issubdtype(following.dtype, np.integer)
+        fresh = _is_fresh_layer(arrays[max(0, index - 3) : index + 1])
         if fresh or (counted and (variance > 0).all()):
-            found += names[place - 1 : place + 1]
-    return found
+            statistics += names[index - 1 : index + 1]
+    return statistics
+
+
+def _is_fresh_layer(layer: Sequence[NDArray[Any]]) -> bool:
+    """Return whether arrays are those of a fresh BatchNorm of Keras."""
+    if len(layer) != 4 or any(array.shape != layer[-1].shape for array in layer):
+        return False
+    return all((array == value).all() for array, value in zip(layer, (1, 0, 0, 1), strict=True))
 
 
 def with_sound_variances(model: ArrayRecord) -> ArrayRecord:
@@ -53,14 +61,14 @@ def with_sound_variances(model: ArrayRecord) -> ArrayRecord:
     returns NaN.
 
     Args:
-        model: Under PyTorch's names; itself unchanged, and returned if nothing is negative.
+        model: A model under PyTorch's names; unchanged, and returned if nothing is negative.
     """
-    mended = {}
+    repaired = {}
     for name, array in model.items():
         if name.endswith(RUNNING_VARIANCE):
             form, values = read(array)
             if np.issubdtype(form.dtype, np.floating) and (values < 0.0).any():
-                mended[name] = array_of(np.maximum(values, 0.0), form)
-    if not mended:
+                repaired[name] = array_of(np.maximum(values, 0.0), form)
+    if not repaired:
         return model
-    return ArrayRecord({name: mended.get(name, array) for name, array in model.items()})
+    return ArrayRecord({name: repaired.get(name, array) for name, array in model.items()})

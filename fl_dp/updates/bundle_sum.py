@@ -1,4 +1,4 @@
-"""Sums of one round: each unit's clipped update and the scalars that go with it.
+"""Sums of one round: each unit's clipped update and its scalars.
 
     >>> sums = BundleSum(bundle, layout, origin)
     >>> norm = sums.add(only_array_record(reply.content), {"loss": 0.7})
@@ -30,7 +30,7 @@ class BundleSum:
     Privacy: whatever one unit sends, it moves each sum by at most that sum's clipping norm.
 
     Attributes:
-        bundle: How units are clipped and what is summed.
+        bundle: The sums and the clipping of units.
         updates: The sum of clipped updates.
         scalars: The sums of encoded scalars, integer-valued float64, shape `(bundle.scalars,)`.
     """
@@ -41,8 +41,8 @@ class BundleSum:
         """Start from zero.
 
         Args:
-            bundle: How units are clipped and what is summed.
-            layout: Of the model that was sent out.
+            bundle: The sums and the clipping of units.
+            layout: Layout of the model that was sent out.
             origin: That model, flattened. Not copied: it must not change.
 
         Raises:
@@ -69,7 +69,7 @@ class BundleSum:
             weight: Public factor in [0, 1] on the clipped update.
 
         Returns:
-            What `ClippedSum.add` returns.
+            The norm that `ClippedSum.add` returns.
 
         Raises:
             RefusedUpdate: As `ClippedSum.add` does; nothing was added, to no sum.
@@ -87,28 +87,29 @@ class BundleSum:
 
         Args:
             vectors: As for `ClippedSum.add_rows`.
-            measured: The metrics of each.
+            measured: The metrics of each unit.
         """
         norms = self.updates.add_rows(vectors)
-        for norm, of_unit in zip(norms, measured, strict=True):
-            self._add_scalars(norm, of_unit, 1.0)
+        for norm, metrics in zip(norms, measured, strict=True):
+            self._add_scalars(norm, metrics, 1.0)
         return norms
 
     def add_node(self, arrays: ArrayRecord, scalars: Sequence[float], *, max_units: int) -> None:
         """Add the sums that a node made of at most `max_units` units of its own.
 
         Args:
-            arrays: What `updates.steps` returned at the node.
-            scalars: What `scalars` held at the node.
-            max_units: How many units the node hosts, a public number.
+            arrays: The result of `updates.steps` at the node.
+            scalars: The values of `scalars` at the node.
+            max_units: Number of units that the node hosts, which is public.
 
         Raises:
-            RefusedUpdate: If they are no such sums, or more than `max_units` can reach. Nothing
-                was added.
+            RefusedUpdate: If they are no such sums, or more than `max_units` can reach. Nothing was
+                added.
         """
         sums = np.array(scalars, dtype=np.float64)
+        mechanisms = self.bundle.scalar_mechanisms
         bounds = np.array(
-            [max_units * each.clipping_norm / each.grid for each in self.bundle.scalar_mechanisms]
+            [max_units * mechanism.clipping_norm / mechanism.grid for mechanism in mechanisms]
         )
         # "not <=" instead of ">": a NaN has to fail, too.
         if sums.shape != bounds.shape or not (np.abs(sums) <= bounds).all():

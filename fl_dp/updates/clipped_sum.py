@@ -7,9 +7,9 @@
 
 An update is read for its norm first; with the next one, or when the sum is asked for, it is scaled,
 rounded and added. So each goes through memory once, block by block. Several threads share the
-blocks; NumPy lets go of the interpreter inside them. What is computed for a block depends on
-nothing but the block, and the blocks' squares are summed without rounding, so neither timing nor
-the number of threads can change a bit.
+blocks; NumPy releases the interpreter inside them. A block's result depends on nothing but the
+block, and the blocks' squares are summed without rounding, so neither timing nor the number of
+threads can change a bit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _EXACT_INTEGERS = 2.0**53
 
 @dataclass(frozen=True)
 class _Piece:
-    """A block's part of one array, and where it goes."""
+    """A block's part of one array, and its destination."""
 
     array: int
     entries: slice
@@ -55,7 +55,7 @@ class _Block:
     """The same stretch of every flat vector, as views; small arrays share one."""
 
     group: int
-    place: slice
+    stretch: slice
     pieces: tuple[_Piece, ...]
     update: NDArray[np.float64]
     origin: NDArray[np.float64]
@@ -87,22 +87,24 @@ class _Sum:
         self._update = np.empty(layout.size, dtype=np.float64)
         self._scales: Sequence[float] | None = None  # of the update that is still to be added
         self._groups = groups
-        self._blocks = [
-            _Block(
-                group=index,
-                place=slice(start, stop),
-                pieces=tuple(self._pieces(start, stop)),
-                update=self._update[start:stop],
-                origin=origin[start:stop],
-                total=self._total[start:stop],
-            )
-            for index, group in enumerate(groups)
-            for start in range(group.start, group.stop, _BLOCK)
-            for stop in [min(start + _BLOCK, group.stop)]
-        ]
+        self._blocks: list[_Block] = []
+        for index, group in enumerate(groups):
+            for start in range(group.start, group.stop, _BLOCK):
+                stretch = slice(start, min(start + _BLOCK, group.stop))
+                self._blocks.append(self._block(index, stretch))
+
+    def _block(self, group: int, stretch: slice) -> _Block:
+        return _Block(
+            group=group,
+            stretch=stretch,
+            pieces=tuple(self._pieces(stretch.start, stretch.stop)),
+            update=self._update[stretch],
+            origin=self._origin[stretch],
+            total=self._total[stretch],
+        )
 
     def _pieces(self, start: int, stop: int) -> Iterator[_Piece]:
-        """Yield what lies between two places of the flat vector."""
+        """Yield the pieces of arrays between two positions of the flat vector."""
         specs = self.layout.released
         first = bisect_right(specs, start, key=lambda spec: spec.start) - 1
         for index in range(first, len(specs)):
@@ -114,7 +116,7 @@ class _Sum:
             yield _Piece(array=index, entries=entries, update=self._update[low:high])
 
     def _values_of(self, unit: ArrayRecord | NDArray[np.float64]) -> _Values:
-        """Read a unit's model, or take its update as it is.
+        """Read a unit's model, or return its update.
 
         Raises:
             RefusedUpdate: If it is not such a model.
@@ -130,14 +132,14 @@ class _Sum:
     def total(self) -> NDArray[np.float64]:
         """The sum so far, shape `(layout.size,)`: memory that later updates are added to."""
         if self._scales is not None:
-            self.each_block(lambda total, place: None)
+            self.visit_blocks(lambda total, stretch: None)
         return self._total
 
-    def each_block(self, use: Callable[[NDArray[np.float64], slice], object]) -> None:
+    def visit_blocks(self, use: Callable[[NDArray[np.float64], slice], object]) -> None:
         """Let threads use the sum so far block by block, each while the cache has it.
 
         Args:
-            use: Given a block of `total` and its place in the flat vector.
+            use: Called with a block of `total` and its slice of the flat vector.
         """
         last = self._taken_scales()
 
@@ -145,17 +147,14 @@ class _Sum:
             if last is not None:
                 self._add_last(index, last)
             block = self._blocks[index]
-            use(block.total, block.place)
+            use(block.total, block.stretch)
 
         self._for_each_block(add_and_use)
 
     def _load(self, values: _Values) -> list[float]:
-        """Put an update into the scratch memory; return the norm of each group.
+        """Load an update into the scratch memory, and return the norm of each group.
 
-        What was there before is added first. A norm is infinite if an entry is not finite.
-
-        Args:
-            values: The unit's model, the released arrays in order, each flat; or its update.
+        The previous update is added first. A norm is infinite if an entry is not finite.
         """
         squares: list[list[float]] = [[] for _ in self._blocks]
         last = self._taken_scales()
@@ -165,7 +164,7 @@ class _Sum:
                 self._add_last(index, last)
             block = self._blocks[index]
             if isinstance(values, np.ndarray):
-                block.update[...] = values[block.place]
+                block.update[...] = values[block.stretch]
             else:
                 for piece in block.pieces:
                     piece.update[...] = values[piece.array][piece.entries]
@@ -174,13 +173,11 @@ class _Sum:
             squares[index] = _squares(block.update)
 
         self._for_each_block(load)
-        of_group: list[list[float]] = [[] for _ in self._groups]
+        group_squares: list[list[float]] = [[] for _ in self._groups]
         for block, parts in zip(self._blocks, squares, strict=True):
-            of_group[block.group].extend(parts)
-        return [
-            _norm(parts, self._update[group])
-            for parts, group in zip(of_group, self._groups, strict=True)
-        ]
+            group_squares[block.group].extend(parts)
+        groups = zip(group_squares, self._groups, strict=True)
+        return [_norm(parts, self._update[group]) for parts, group in groups]
 
     def _taken_scales(self) -> Sequence[float] | None:
         """Return the scales of an update that is still to be added, once: it may fail."""
@@ -198,20 +195,20 @@ class _Sum:
         np.add(block.total, update, out=block.total)
 
     def _for_each_block(self, work: Callable[[int], None]) -> None:
-        """Call `work` with the number of every block, in threads if that is worth their while."""
+        """Call `work` with the number of every block, in threads if that pays off."""
         threads.share(len(self._blocks), work, at_most=self.layout.size // _BLOCK)
 
 
 class ClippedSum(_Sum):
     """The sum of clipped updates in grid steps, folded in one reply at a time.
 
-    Privacy: whatever one unit sends, it moves `total * grid` by at most `sensitivity` in L2 (zero-
-    out or add/remove neighbours; weights are public). This holds for exact arithmetic: what is
-    added is integers, their sum is exact in any order, and rounding is towards zero.
+    Privacy: whatever one unit sends, it moves `total * grid` by at most `sensitivity` in L2
+    (zero-out or add/remove neighbours; weights are public). This holds for exact arithmetic: all
+    summands are integers, their sum is exact in any order, and rounding is towards zero.
 
     Attributes:
         total: Integer-valued float64 in grid steps, shape `(layout.size,)`.
-        layout: Where each array lies in it.
+        layout: Position of each array in it.
         sensitivity: L2 norm that no unit's contribution exceeds, in the units of the updates.
     """
 
@@ -228,7 +225,7 @@ class ClippedSum(_Sum):
         """Start from zero.
 
         Args:
-            layout: Of the model that was sent out.
+            layout: Layout of the model that was sent out.
             origin: That model, flattened. Not copied: it must not change.
             grid: The grid step in the units of the updates, a `GridMechanism.grid`.
             clipping_norms: One L2 bound on the whole update, or one for each released array in
@@ -239,11 +236,11 @@ class ClippedSum(_Sum):
                 arrays, a bound or the grid is not positive and finite, or float64 can't hold one
                 update on this grid.
         """
-        each = [slice(spec.start, spec.stop) for spec in layout.released]
-        count = len(each)
-        super().__init__(
-            layout, origin, each if len(clipping_norms) == count else [slice(0, layout.size)]
-        )
+        count = len(layout.released)
+        groups = [slice(0, layout.size)]
+        if len(clipping_norms) == count:
+            groups = [slice(spec.start, spec.stop) for spec in layout.released]
+        super().__init__(layout, origin, groups)
         if len(clipping_norms) not in (1, count):
             raise ValueError(
                 f"{len(clipping_norms)} clipping norms for {count} released arrays: give one for "
@@ -270,8 +267,8 @@ class ClippedSum(_Sum):
             weight: Public factor in [0, 1] on the clipped update.
 
         Returns:
-            The L2 norm of the whole update before clipping, private; infinity if it added nothing
-            because of what it was.
+            The L2 norm of the whole update before clipping, private; infinity if it was not finite
+            and added nothing.
 
         Raises:
             RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
@@ -285,20 +282,19 @@ class ClippedSum(_Sum):
         return self._add_clipped(self._values_of(unit), weight)
 
     def add_rows(self, vectors: NDArray[np.floating]) -> list[float]:
-        """Clip the updates of many units and add them: to the bit what `add` makes of each.
+        """Clip the updates of many units and add them, equal to the bit to `add` of each.
 
         Args:
-            vectors: The units' models, float32 or float64 of shape `(units, layout.size)`: a row
-                is what `layout.flatten` gives for one, but for its dtype.
+            vectors: The units' models, float32 or float64 of shape `(units, layout.size)`: a row is
+                the result of `layout.flatten` for one, but for its dtype.
 
         Returns:
-            What `add` would return for each.
-
-        Whatever is raised, nothing was added.
+            The result of `add` for each.
 
         Raises:
-            RefusedUpdate: If it is no such matrix.
-            OverflowError: If more units are added than float64 sums exactly on this grid.
+            RefusedUpdate: If it is no such matrix; nothing was added.
+            OverflowError: If more units are added than float64 sums exactly on this grid; nothing
+                was added.
         """
         rows = np.asarray(vectors)
         fits = rows.ndim == 2 and rows.shape[1] == self.layout.size
@@ -308,21 +304,23 @@ class ClippedSum(_Sum):
                 f"{self.layout.size} columns"
             )
         # An update of several blocks has the threads to itself; rows of one block share them.
-        parts = max(1, min(threads.processors(), len(rows)) if self.layout.size < 2 * _BLOCK else 1)
+        parts = 1
+        if self.layout.size < 2 * _BLOCK:
+            parts = max(1, min(threads.processors(), len(rows)))
         sums = [self._empty() for _ in range(parts)]
         running = [
-            threads.submit(part._add_each, rows[start::parts])
+            threads.submit(part._add_vectors, rows[start::parts])
             for start, part in enumerate(sums[1:], 1)
         ]
         norms = np.empty(len(rows))
-        norms[::parts] = sums[0]._add_each(rows[::parts])
+        norms[::parts] = sums[0]._add_vectors(rows[::parts])
         for start, future in enumerate(running, 1):
             norms[start::parts] = future.result()
         self._count(len(rows))
         for part in sums:  # all rows or none
             self._total += part.total
-        of_units: list[float] = norms.tolist()
-        return of_units
+        unit_norms: list[float] = norms.tolist()
+        return unit_norms
 
     def _empty(self) -> ClippedSum:
         """Return a sum of the same kind that starts from zero."""
@@ -330,15 +328,15 @@ class ClippedSum(_Sum):
             self.layout, self._origin, grid=self.grid, clipping_norms=self._clipping_norms
         )
 
-    def _add_each(self, vectors: NDArray[np.floating]) -> list[float]:
-        specs = self.layout.released
-        return [
-            self._add_clipped([vector[spec.start : spec.stop] for spec in specs], 1.0)
-            for vector in vectors
-        ]
+    def _add_vectors(self, vectors: NDArray[np.floating]) -> list[float]:
+        norms: list[float] = []
+        for vector in vectors:
+            arrays = [vector[spec.start : spec.stop] for spec in self.layout.released]
+            norms.append(self._add_clipped(arrays, 1.0))
+        return norms
 
     def _add_clipped(self, values: _Values, weight: float) -> float:
-        """Add one unit's model, read and counted; return what `add` does."""
+        """Add one unit's model, read and counted, and return its norm, as `add` does."""
         norms = self._load(values)
         norm = math.hypot(*norms)
         if not math.isfinite(norm):
@@ -353,19 +351,18 @@ class ClippedSum(_Sum):
         """Add a node's own sum of at most `max_units` units.
 
         Args:
-            arrays: What `steps` returned at the node.
-            max_units: How many units the node hosts, a public number.
+            arrays: The result of `steps` at the node.
+            max_units: Number of units that the node hosts, which is public.
 
         Raises:
             RefusedUpdate: If it is not such a sum: a name, shape or dtype other than float64, an
-                entry that is no integer, or a norm that `max_units` can't reach. Nothing was
-                added.
+                entry that is no integer, or a norm that `max_units` can't reach. Nothing was added.
             ValueError: If `max_units` is below 1.
             OverflowError: If more units are added than float64 sums exactly on this grid.
         """
         if max_units < 1:
             raise ValueError(f"max_units must be at least 1, got {max_units}")
-        # As many as it could host, whoever took part: the server must not depend on its word.
+        # As many as it could host, whoever took part: the server must not rely on its claim.
         self._count(max_units)
         if any(array.dtype != "float64" for array in arrays.values()):
             raise RefusedUpdate("it is not in float64, in which grid steps are exact")
@@ -383,7 +380,7 @@ class ClippedSum(_Sum):
         return self.layout.in_float64().unflatten(self.total)
 
     def _count(self, units: int) -> None:
-        """Fail before the sums of integers could stop being exact."""
+        """Raise an error before the sums of integers could stop being exact."""
         if self._units + units > self._capacity:
             raise OverflowError(
                 f"at most {self._capacity} units can be summed exactly on this grid: use a larger "
@@ -392,7 +389,7 @@ class ClippedSum(_Sum):
         self._units += units
 
     def _clipping_factor(self, group: slice, norm: float, clipping_norm: float) -> float:
-        """Return what the loaded group is to be multiplied by."""
+        """Return the factor for the loaded group."""
         bound = clipping_norm * _CLIPPING_MARGIN
         if norm <= bound:
             return 1.0
@@ -405,11 +402,11 @@ class ClippedSum(_Sum):
 class PlainSum(_Sum):
     """The weighted sum of updates without clipping or grid, for runs without central noise.
 
-    It bounds no contribution: nothing that is computed from it is private by itself.
+    It bounds no contribution: nothing computed from it is private by itself.
 
     Attributes:
         total: Float64 in the units of the updates, shape `(layout.size,)`.
-        layout: Where each array lies in it.
+        layout: Position of each array in it.
     """
 
     _truncates = False
@@ -418,7 +415,7 @@ class PlainSum(_Sum):
         """Start from zero.
 
         Args:
-            layout: Of the model that was sent out.
+            layout: Layout of the model that was sent out.
             origin: That model, flattened. Not copied: it must not change.
 
         Raises:
@@ -435,7 +432,7 @@ class PlainSum(_Sum):
 
         Returns:
             The L2 norm of the update; infinity if it added nothing, because it or its weight was
-            not finite, or the weight was negative, or their product would drown every other.
+            not finite, the weight was negative, or their product was too large.
 
         Raises:
             RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be

@@ -7,10 +7,10 @@
 Privacy: none of its own, and none lost. An update is encoded after the noise that a client adds, or
 decoded before the server clips it and adds noise, so either way the encoding is post-processing or
 part of what a client may do anyway. The same holds for a model, which is released before it is
-narrowed. That is why the rounding may use NumPy's randomness: no privacy rests on it.
+narrowed. So the rounding may use NumPy's randomness: no privacy rests on it.
 
 Every encoding has a length that depends on the vector's length and the settings alone. The decoder
-goes by what it asked for, never by what a reply claims: anything else is refused before it is
+uses the form that it asked for, never a claim of the reply: anything else is refused before it is
 unpacked.
 """
 
@@ -52,10 +52,10 @@ class Compression(CompressionOptions):
 
         Args:
             update: The whole update, shape `(size,)`.
-            rng: For the rounding of `quantize` and `top_k`.
+            rng: Source of the rounding of `quantize` and `top_k`.
 
         Returns:
-            What `decode` reads; its size does not depend on the numbers.
+            A record for `decode`; its size does not depend on the numbers.
 
         Raises:
             ValueError: If `up` is `none`, or an entry is not finite or beyond 1e300.
@@ -67,18 +67,18 @@ class Compression(CompressionOptions):
         if self.up == "quantize":
             return ArrayRecord(self._levels(update, rng))
         if self.up == "top_k":
-            places = _largest(update, self._kept(update.size))
-            listed = Array(_written_places(places, update.size))
-            return ArrayRecord({"places": listed} | self._levels(update[places], rng))
+            indices = _largest(update, self._sent_count(update.size))
+            encoded = Array(_encoded_indices(indices, update.size))
+            return ArrayRecord({"places": encoded} | self._levels(update[indices], rng))
         raise ValueError("updates are not encoded under up='none': send the model")
 
     def decode(self, encoded: ArrayRecord, size: int) -> NDArray[np.float64]:
         """Return the update that a client encoded, float64 of shape `(size,)`.
 
-        It may be anything but malformed: a float16 can be infinite.
+        It may hold any number, even an infinite float16.
 
         Raises:
-            RefusedUpdate: If it is not what `encode` makes of a vector of this size.
+            RefusedUpdate: If it is no encoding of a vector of this size.
         """
         if self.up == "none":
             raise RefusedUpdate("it is encoded, and nobody asked for that")
@@ -88,15 +88,15 @@ class Compression(CompressionOptions):
         items = {name: _items(encoded, name, form) for name, form in forms.items()}
         if self.up in NARROW_FORMATS:
             return items["values"].astype(np.float64)
-        kept = self._kept(size)
+        count = self._sent_count(size)
         try:
-            numbers = dequantize(Quantized(items["scales"], items["codes"]), kept, self.bits)
+            numbers = dequantize(Quantized(items["scales"], items["codes"]), count, self.bits)
         except ValueError as error:
             raise RefusedUpdate(str(error)) from None
         if self.up == "quantize":
             return numbers
         update = np.zeros(size)
-        update[_read_places(items["places"], kept, size)] = numbers
+        update[_decoded_indices(items["places"], count, size)] = numbers
         return update
 
     def narrow(self, model: ArrayRecord) -> ArrayRecord:
@@ -104,7 +104,7 @@ class Compression(CompressionOptions):
         return model if self.down == "none" else narrow(model, self.down)
 
     def reply_bytes(self, model: ArrayRecord, layout: VectorLayout) -> int:
-        """Return how many bytes the arrays of a client's reply to this model have.
+        """Return the bytes of the arrays in a client's reply to this model.
 
         Public: it depends on shapes and settings alone.
         """
@@ -113,19 +113,23 @@ class Compression(CompressionOptions):
         return sum(map(_file_bytes, self._forms(layout.size).values()))
 
     def _forms(self, size: int) -> dict[str, ArrayForm]:
-        """Return the form of each array that `encode` makes of `size` coordinates."""
+        """Return the form of each array in an encoding of `size` coordinates."""
         if self.up in NARROW_FORMATS:
             return {"values": narrow_form(self.up, (size,))}
-        kept = self._kept(size)
+        count = self._sent_count(size)
         levels = {
-            "scales": form_of("<f8", scales_shape(kept)),
-            "codes": form_of("u1", codes_shape(kept, self.bits)),
+            "scales": form_of("<f8", scales_shape(count)),
+            "codes": form_of("u1", codes_shape(count, self.bits)),
         }
-        return levels if self.up == "quantize" else {"places": _places_form(kept, size)} | levels
+        if self.up == "quantize":
+            return levels
+        return {"places": _indices_form(count, size)} | levels
 
-    def _kept(self, size: int) -> int:
+    def _sent_count(self, size: int) -> int:
         """Return the number of coordinates that are sent, of `size`."""
-        return min(math.ceil(self.fraction * size), size) if self.up == "top_k" else size
+        if self.up != "top_k":
+            return size
+        return min(math.ceil(self.fraction * size), size)
 
     def _levels(self, values: NDArray[np.float64], rng: np.random.Generator) -> dict[str, Array]:
         quantized = quantize(values, self.bits, rng)
@@ -138,9 +142,9 @@ class Compression(CompressionOptions):
 def update_in(
     content: RecordDict, compression: Compression | None, size: int
 ) -> ArrayRecord | NDArray[np.float64]:
-    """Return what a reply holds: a model, or the update of `size` coordinates that it encodes.
+    """Return the content of a reply: a model, or the update of `size` coordinates that it encodes.
 
-    A client that knows nothing of encodings answers with its model and is read as ever.
+    A client without encodings answers with its model, which is read as usual.
 
     Raises:
         RefusedUpdate: If it has not exactly one ArrayRecord, or one that can't be decoded.
@@ -152,55 +156,56 @@ def update_in(
 
 
 def sum_bytes(layout: VectorLayout) -> int:
-    """Return how many bytes the arrays of a node's own sum have, which is in float64."""
+    """Return the bytes of the arrays of a node's own sum, which is in float64."""
     return sum(_file_bytes(spec.form) for spec in layout.in_float64().released)
 
 
 def array_bytes(arrays: ArrayRecord) -> int:
-    """Return how many bytes the arrays of a record have, with the headers of their .npy files."""
+    """Return the bytes of the arrays of a record, with the headers of their .npy files."""
     return sum(len(array.data) for array in arrays.values())
 
 
-def _largest(update: NDArray[np.float64], kept: int) -> NDArray[np.int64]:
-    """Return the places of the largest magnitudes, ascending."""
-    if kept == update.size:
-        return np.arange(kept)
-    # Argpartition leaves them in an order that depends on the magnitudes; ascending, they say less.
-    return np.sort(np.argpartition(np.abs(update), update.size - kept)[update.size - kept :])
+def _largest(update: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """Return the indices of the largest magnitudes, ascending."""
+    if count == update.size:
+        return np.arange(count)
+    # Argpartition's order depends on the magnitudes; an ascending one says less.
+    return np.sort(np.argpartition(np.abs(update), update.size - count)[update.size - count :])
 
 
-def _places_form(kept: int, size: int) -> ArrayForm:
-    """Return how places are written: one bit a coordinate, or one number for each that is kept."""
+def _indices_form(count: int, size: int) -> ArrayForm:
+    """Return the form of encoded indices: one bit per coordinate, or one number per index."""
     number = np.dtype("<u4" if size <= 1 << 32 else "<u8")
     bitmap = math.ceil(size / 8)
-    # The shorter of the two; both ends compute the choice, so that it need not travel.
-    in_bits = bitmap <= number.itemsize * kept
-    return form_of("u1", (bitmap,)) if in_bits else form_of(number, (kept,))
+    # The shorter of the two; both ends compute the choice, so that no message has to name it.
+    if bitmap <= number.itemsize * count:
+        return form_of("u1", (bitmap,))
+    return form_of(number, (count,))
 
 
-def _written_places(places: NDArray[np.int64], size: int) -> NDArray[np.unsignedinteger]:
-    form = _places_form(places.size, size)
+def _encoded_indices(indices: NDArray[np.int64], size: int) -> NDArray[np.unsignedinteger]:
+    form = _indices_form(indices.size, size)
     if form.stored != np.uint8:
-        return places.astype(form.stored)
+        return indices.astype(form.stored)
     bitmap = np.zeros(size, dtype=np.bool_)
-    bitmap[places] = True
+    bitmap[indices] = True
     return np.packbits(bitmap)
 
 
-def _read_places(written: NDArray[Any], kept: int, size: int) -> NDArray[np.int64]:
-    """Return the places of the numbers that were sent, ascending.
+def _decoded_indices(encoded: NDArray[Any], count: int, size: int) -> NDArray[np.int64]:
+    """Return the indices of the numbers that were sent, ascending.
 
     Raises:
-        RefusedUpdate: If they are not `kept` different places of the vector.
+        RefusedUpdate: If they are not `count` different indices of the vector.
     """
-    if written.dtype == np.uint8:
-        places = np.flatnonzero(np.unpackbits(written, count=size))
-        if places.size != kept:
+    if encoded.dtype == np.uint8:
+        indices = np.flatnonzero(np.unpackbits(encoded, count=size))
+        if indices.size != count:
             raise RefusedUpdate("it has not as many coordinates as it was asked for")
-        return places
-    if not ((written[1:] > written[:-1]).all() and (written < size).all()):
+        return indices
+    if not ((encoded[1:] > encoded[:-1]).all() and (encoded < size).all()):
         raise RefusedUpdate("its coordinates are no different places of the vector in order")
-    return written.astype(np.int64)
+    return encoded.astype(np.int64)
 
 
 def _items(encoded: ArrayRecord, name: str, wanted: ArrayForm) -> NDArray[Any]:

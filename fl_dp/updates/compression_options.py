@@ -8,7 +8,7 @@ from fl_dp.arguments import Arguments
 from fl_dp.option_errors import OptionError
 
 NARROW_FORMATS = ("float16", "bfloat16")
-"""Formats that the model may travel down in and updates up; half a float32."""
+"""Formats of half a float32, for models on their way down and updates on their way up."""
 
 MOST_BITS = 16
 

@@ -1,4 +1,4 @@
-"""Places of a model's arrays in the one flat vector that is clipped and released."""
+"""Positions of a model's arrays in the one flat vector that is clipped and released."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms.threads import in_blocks
 
-from .arrays import ArrayForm, array_of, form_of, made, read
+from .arrays import ArrayForm, array_of, filled_array, form_of, read
 
 _USUAL = (np.dtype(np.float32), np.dtype(np.float64))  # what NumPy and PyTorch compute with
 
@@ -20,13 +20,13 @@ _USUAL = (np.dtype(np.float32), np.dtype(np.float64))  # what NumPy and PyTorch 
 class RefusedUpdate(ValueError):
     """A reply that can't be an update of this model; it counts as a zero update.
 
-    Its text names what was wrong with the *form* and carries no value from the client.
+    Its text names the error of its *form* and contains no value from the client.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySpec:
-    """One array that is released: its name, its form and its place in the flat vector."""
+    """One array that is released: its name, its form and its stretch of the flat vector."""
 
     name: str
     form: ArrayForm
@@ -44,13 +44,13 @@ class ArraySpec:
         return self.form.dtype
 
     def accepts(self, declared: str) -> bool:
-        """Tell whether an array of that `Array.dtype` can be read in its place."""
+        """Return whether an array of that `Array.dtype` can be read instead."""
         return declared in {self.form.declared, *(dtype.name for dtype in _USUAL)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorLayout:
-    """The released arrays in order, and the names of those that are not.
+    """The released arrays in order, and the names of the others.
 
     Floating-point arrays of any shape, 0-d and empty ones included, are part of the vector:
     float16, bfloat16, float32, float64 and long double. Integer and boolean arrays (counters,
@@ -58,11 +58,11 @@ class VectorLayout:
 
     Attributes:
         released: The floating-point arrays.
-        kept: Names of the integer and boolean arrays.
+        server_only: Names of the integer and boolean arrays.
     """
 
     released: tuple[ArraySpec, ...]
-    kept: frozenset[str]
+    server_only: frozenset[str]
 
     @classmethod
     def of(cls, arrays: ArrayRecord) -> Self:
@@ -73,7 +73,7 @@ class VectorLayout:
                 boolean, or none is floating-point.
         """
         released: list[ArraySpec] = []
-        kept: set[str] = set()
+        server_only: set[str] = set()
         stop = 0
         for name, array in arrays.items():
             try:
@@ -84,7 +84,7 @@ class VectorLayout:
                 start, stop = stop, stop + values.size
                 released.append(ArraySpec(name=name, form=form, start=start, stop=stop))
             elif np.issubdtype(form.dtype, np.integer) or form.dtype == np.bool_:
-                kept.add(name)
+                server_only.add(name)
             else:
                 raise ValueError(
                     f"array '{name}' has dtype {form.declared}: only floating-point arrays can be "
@@ -92,7 +92,7 @@ class VectorLayout:
                 )
         if not released:
             raise ValueError("the model has no floating-point array to train")
-        return cls(released=tuple(released), kept=frozenset(kept))
+        return cls(released=tuple(released), server_only=frozenset(server_only))
 
     @property
     def size(self) -> int:
@@ -106,38 +106,35 @@ class VectorLayout:
 
     def only_released(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return a record of the released arrays alone, bfloat16 ones as float32."""
-        return ArrayRecord(
-            {
-                spec.name: Array(read(arrays[spec.name])[1])
-                if spec.form.bfloat16
-                else arrays[spec.name]
-                for spec in self.released
-            }
-        )
+        released: dict[str, Array] = {}
+        for spec in self.released:
+            array = arrays[spec.name]
+            released[spec.name] = Array(read(array)[1]) if spec.form.bfloat16 else array
+        return ArrayRecord(released)
 
     def values(self, arrays: ArrayRecord) -> list[NDArray[Any]]:
         """Return the numbers of the released arrays in order, each flat, in its own dtype.
 
-        They are views of the record's bytes where that is possible. What NumPy clients compute with
-        is read whatever the model's own dtype is: an array may always come as float32 or float64.
+        They are views of the record's bytes where that is possible. Arrays in float32 or float64,
+        which NumPy clients compute with, are read whatever the model's own dtype is.
 
         Raises:
             RefusedUpdate: If a name or a shape is not the model's, or a dtype neither that nor
                 float32 or float64, or an array can't be read.
         """
-        foreign = arrays.keys() - {spec.name for spec in self.released} - self.kept
+        foreign = arrays.keys() - {spec.name for spec in self.released} - self.server_only
         if foreign:  # its client trains another model, so the arrays that fit can't be meant
             raise RefusedUpdate("it has an array that the model does not have")
         return list(self._read(arrays))
 
     def converts(self, content: RecordDict) -> bool:
-        """Tell whether a reply that `values` has read has another dtype than the model."""
+        """Return whether a reply that `values` has read has another dtype than the model."""
         usual = {spec.name: (spec.form.declared, spec.dtype.name) for spec in self.released}
-        return any(
-            name in usual and array.dtype not in usual[name]
-            for arrays in content.array_records.values()
-            for name, array in arrays.items()
-        )
+        for arrays in content.array_records.values():
+            for name, array in arrays.items():
+                if name in usual and array.dtype not in usual[name]:
+                    return True
+        return False
 
     def flatten(self, arrays: ArrayRecord) -> NDArray[np.float64]:
         """Return the released arrays as one float64 vector, shape `(size,)`.
@@ -162,12 +159,10 @@ class VectorLayout:
     def merge(self, released: ArrayRecord, model: ArrayRecord) -> ArrayRecord:
         """Return `model` with its released arrays replaced, in the model's order and forms."""
         forms = {spec.name: spec.form for spec in self.released}
-        return ArrayRecord(
-            {
-                name: _in_form(released[name], forms[name]) if name in forms else array
-                for name, array in model.items()
-            }
-        )
+        merged = dict(model)
+        for name, form in forms.items():
+            merged[name] = _in_form(released[name], form)
+        return ArrayRecord(merged)
 
     def _read(self, arrays: ArrayRecord) -> Iterator[NDArray[Any]]:
         for spec in self.released:
@@ -188,19 +183,19 @@ def _array(spec: ArraySpec, vectors: Sequence[NDArray[np.float64]]) -> Array:
     parts = [vector[spec.start : spec.stop] for vector in vectors]
 
     def write(flat: NDArray[Any]) -> None:
-        def write_block(place: slice) -> None:
+        def write_block(block: slice) -> None:
             if len(parts) == 1:
-                flat[place] = parts[0][place]
+                flat[block] = parts[0][block]
             else:
-                np.add(parts[0][place], parts[1][place], out=flat[place], casting="same_kind")
+                np.add(parts[0][block], parts[1][block], out=flat[block], casting="same_kind")
 
         in_blocks(flat.size, write_block)
 
-    return made(spec.dtype, spec.shape, write)
+    return filled_array(spec.dtype, spec.shape, write)
 
 
 def _readable_as(form: ArrayForm, expected: ArrayForm) -> bool:
-    """Tell whether an array in this form says what one in the expected form would."""
+    """Return whether an array in this form can hold the numbers of the expected form."""
     if form.bfloat16 == expected.bfloat16 and form.dtype == expected.dtype:
         return True
     return not form.bfloat16 and form.dtype in _USUAL

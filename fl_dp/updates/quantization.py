@@ -1,9 +1,9 @@
-"""A vector in a few bits a number: stochastic rounding to the levels of its chunk.
+"""A vector in a few bits per number: stochastic rounding to the levels of its chunk.
 
 A chunk's `2**bits` levels are equally spaced from its least number to its largest. A number becomes
 the level below it or the one above, at random, so that it is right on average and off by less than
-their distance. Numbers that lie on the levels already stay what they are: a vector of two values is
-one bit a number, and nothing is lost.
+their distance. Numbers on the levels do not change: a vector of two values is one bit per number,
+and nothing is lost.
 
 Reference: Alistarh et al. 2017, "QSGD", section 3.1.
 """
@@ -30,7 +30,7 @@ class Quantized:
 
     Attributes:
         scales: Least number of each chunk and its distance to the largest, shape `(chunks, 2)`.
-        codes: The levels' numbers, packed, shape `(ceil(size * bits / 8),)`.
+        codes: The numbers of the levels, packed, shape `(ceil(size * bits / 8),)`.
     """
 
     scales: NDArray[np.float64]
@@ -51,8 +51,8 @@ def quantize(values: NDArray[np.float64], bits: int, rng: np.random.Generator) -
     """Round each number to one of its chunk's levels, so that it is right on average.
 
     Args:
-        values: Shape `(size,)`, none beyond `LARGEST`.
-        bits: From 1 to `MOST_BITS`.
+        values: Numbers of shape `(size,)`, none beyond `LARGEST`.
+        bits: Bits per number, from 1 to `MOST_BITS`.
         rng: Decides between the two levels; no privacy rests on it.
     """
     top = (1 << bits) - 1
@@ -63,11 +63,11 @@ def quantize(values: NDArray[np.float64], bits: int, rng: np.random.Generator) -
         starts = np.arange(0, part.size, _CHUNK)
         low = np.minimum.reduceat(part, starts)
         width = np.maximum.reduceat(part, starts) - low
-        # A chunk of one value has no levels to tell apart: all its codes are 0.
+        # A chunk of one value has one level: all its codes are 0.
         levels = np.divide(top, width, out=np.zeros_like(width), where=width > _NARROWEST)
-        places = (part - _each(low, part.size)) * _each(levels, part.size)
+        positions = (part - _repeated(low, part.size)) * _repeated(levels, part.size)
         # E[floor(x + U)] = x for U uniform in [0, 1): right on average. The minimum is for x = top.
-        drawn = np.minimum(np.floor(places + rng.random(part.size)), top)
+        drawn = np.minimum(np.floor(positions + rng.random(part.size)), top)
         codes[packed] = _packed(drawn.astype(np.uint16), bits)
         scales[chunks] = np.stack([low, width], axis=1)
     return Quantized(scales, codes)
@@ -87,13 +87,13 @@ def dequantize(quantized: Quantized, size: int, bits: int) -> NDArray[np.float64
     for block, chunks, packed in _blocks(size, bits):
         part = values[block]
         part[...] = _unpacked(quantized.codes[packed], part.size, bits)
-        part *= _each(step[chunks], part.size)
-        part += _each(low[chunks], part.size)
+        part *= _repeated(step[chunks], part.size)
+        part += _repeated(low[chunks], part.size)
     return values
 
 
 def _blocks(size: int, bits: int) -> Iterator[tuple[slice, slice, slice]]:
-    """Yield where the numbers of each block lie, their scales, and their packed codes."""
+    """Yield the slices of each block's numbers, of their scales, and of their packed codes."""
     for start in range(0, size, _BLOCK):
         stop = min(start + _BLOCK, size)
         yield (
@@ -103,9 +103,9 @@ def _blocks(size: int, bits: int) -> Iterator[tuple[slice, slice, slice]]:
         )
 
 
-def _each(of_chunks: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Return one value a number from one a chunk."""
-    return np.repeat(of_chunks, _CHUNK)[:size]
+def _repeated(chunk_values: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Return one value per number, given one per chunk."""
+    return np.repeat(chunk_values, _CHUNK)[:size]
 
 
 def _packed(codes: NDArray[np.uint16], bits: int) -> NDArray[np.uint8]:

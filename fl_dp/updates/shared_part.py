@@ -1,13 +1,15 @@
-"""Parameters that travel, and those that stay on the node: a filter before clipping.
+"""Parameters that are sent, and those that stay on the node: a filter before clipping.
 
     >>> part = SharedPart.of(["body.weight", "body.bias", "head.weight"], ["body.*"])
     >>> part.shared, part.personal
     (('body.weight', 'body.bias'), ('head.weight',))
 
-What stays has no place in the update, so it takes nothing of the clipping norm and gets no noise.
+Personal parameters are no part of the update: they use nothing of the clipping norm and get no
+noise.
 
 References:
     Arivazhagan et al. 2019, "Federated Learning with Personalization Layers".
+
     Pillutla et al. 2022, "Federated Learning with Partial Model Personalization".
 """
 
@@ -26,11 +28,11 @@ Values = TypeVar("Values")
 
 @dataclass(frozen=True, kw_only=True)
 class SharedPart:
-    """Names of a model's parameters by where they live.
+    """Names of a model's parameters by their location.
 
     Attributes:
-        shared: Those that travel, in the model's order.
-        personal: Those that each unit trains and keeps, in the model's order.
+        shared: Parameters that are sent, in the model's order.
+        personal: Parameters that each unit trains and keeps, in the model's order.
         frozen: Parameters that no client trains: each has them from the first model.
     """
 
@@ -49,9 +51,9 @@ class SharedPart:
         """Return the parts of a model.
 
         Args:
-            names: Of all its arrays, in order.
-            patterns: Names of the parameters to share, with `*` and `?` as in file names; a capital
-                is a capital. None: all that are not frozen.
+            names: Names of all its arrays, in order.
+            patterns: Names of the parameters to share, with `*` and `?` as in file names,
+                case-sensitive. None: all that are not frozen.
             frozen: Names of those that no client trains; a pattern that matches one shares nothing.
 
         Raises:
@@ -59,15 +61,16 @@ class SharedPart:
                 everything.
         """
         trained = [name for name in names if name not in frozen]
-        kept = tuple(name for name in names if name in frozen)
+        untrained = tuple(name for name in names if name in frozen)
         if patterns is None:
-            return cls(shared=tuple(trained), frozen=kept)
+            return cls(shared=tuple(trained), frozen=untrained)
         if isinstance(patterns, str) or not patterns:
+            example = trained[0] if trained else "body.*"
             raise ValueError(
                 f"shared parameters must be a list of names or patterns, got {patterns!r}: write "
-                f"for example ['{trained[0] if trained else 'body.*'}']"
+                f"for example ['{example}']"
             )
-        idle = [each for each in patterns if not matching(trained, [each])]
+        idle = [pattern for pattern in patterns if not matching(trained, [pattern])]
         if idle:
             raise ValueError(
                 f"shared parameters: '{idle[0]}' matches none of the parameters that are trained: "
@@ -80,10 +83,10 @@ class SharedPart:
                 "stays on the node: leave the patterns out, or name fewer"
             )
         personal = tuple(name for name in trained if name not in chosen)
-        return cls(shared=tuple(chosen), personal=personal, frozen=kept)
+        return cls(shared=tuple(chosen), personal=personal, frozen=untrained)
 
     def of_model(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the arrays that travel: what a server starts with.
+        """Return the arrays that are sent: the server's first model.
 
         Raises:
             ValueError: If one is missing.
@@ -112,8 +115,8 @@ class SharedPart:
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """Return the names that any of the patterns matches, in their order."""
-    asked = tuple(patterns)
-    return [name for name in names if any(fnmatchcase(name, each) for each in asked)]
+    all_patterns = tuple(patterns)
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in all_patterns)]
 
 
 def in_order(names: Iterable[str], values: Mapping[str, Values]) -> list[Values]:

@@ -148,7 +148,7 @@ class CentralMode(Mode):
         plan, mechanism, sums = self._plan, self._mechanism, self._sums.updates
         noise = self._stream.next(mechanism.law, self.layout.size, rng, index=self._index)
         mean = noise.view(np.float64)  # in its place: no noise is left behind
-        sums.each_block(
+        sums.visit_blocks(
             lambda total, block: mechanism.release(
                 total, noise[block], divided_by=plan.denominator, out=mean[block]
             )

@@ -40,7 +40,7 @@ from fl_dp.mechanisms import (
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions, require_compatible
 from fl_dp.plan import Banded, SecureSum, SharedNoisePlan, plan_from_dict
-from fl_dp.plan.exclusions import EXCLUSIONS, Asked
+from fl_dp.plan.exclusions import EXCLUSIONS, TrainingOptions
 from fl_dp.plan.shared_bundle import WordSize
 from fl_dp.secagg.masks import packed_bytes
 from fl_dp.updates.compression_options import CompressionOptions
@@ -62,8 +62,8 @@ def planned(secure_sum: SecureSum = ROSTER, **changes: Any) -> SharedNoisePlan:
     return plan
 
 
-def asked(**beside: Any) -> Asked:
-    return Asked(plan=planned(), **beside)
+def asked(**beside: Any) -> TrainingOptions:
+    return TrainingOptions(plan=planned(), **beside)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ from fl_dp.plan import (
     plan_from_dict,
 )
 from fl_dp.plan.as_json import KINDS
-from fl_dp.plan.exclusions import EXCLUSIONS, Asked
+from fl_dp.plan.exclusions import EXCLUSIONS, TrainingOptions
 from fl_dp.plan.fields import plan_of
 from fl_dp.plan.hosting import Hosting
 from fl_dp.plan.release import Release
@@ -164,7 +164,7 @@ def test_a_kind_says_where_noise_is_added_and_who_is_trusted(
     plan: Plan, place: str, unit: str, adversary: str, trusted: str
 ) -> None:
     promise = promise_in_words(plan)
-    assert (plan.place, plan.unit) == (place, unit)
+    assert (plan.noise_location, plan.unit) == (place, unit)
     assert adversary in promise["adversary"]
     assert trusted in promise["trusted"]
 
@@ -277,11 +277,11 @@ def test_only_clients_that_trust_nobody_report_nothing(reported: str) -> None:
     told: dict[str, Any] = {"utility": "loss", "weight_cap": 100.0}
     asked = {reported: told[reported]}
     for plan in EACH:
-        require_compatible(EXCLUSIONS, Asked(plan=plan))
+        require_compatible(EXCLUSIONS, TrainingOptions(plan=plan))
     for plan in (LOCAL, DISTRIBUTED):
         with pytest.raises(IncompatibleOptions, match="tell it nothing beside their update"):
-            require_compatible(EXCLUSIONS, Asked(plan=plan, **asked))
-    require_compatible(EXCLUSIONS, Asked(plan=CENTRAL, **asked))
+            require_compatible(EXCLUSIONS, TrainingOptions(plan=plan, **asked))
+    require_compatible(EXCLUSIONS, TrainingOptions(plan=CENTRAL, **asked))
 
 
 # Drafts -------------------------------------------------------------------------------------------

@@ -468,7 +468,7 @@ def test_blocks_of_a_sum_are_whole_and_are_all_of_it(clipping_norms: tuple[float
         assert np.isnan(handed_out[place]).all()
         handed_out[place] = total
 
-    in_blocks.each_block(copy)
+    in_blocks.visit_blocks(copy)
     np.testing.assert_array_equal(handed_out, whole.total)
     np.testing.assert_array_equal(in_blocks.total, whole.total)
 

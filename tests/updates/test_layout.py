@@ -44,7 +44,7 @@ def test_the_vector_has_every_floating_point_array_in_order() -> None:
     assert [spec.name for spec in layout.released] == [
         "half", "brain", "scalar", "empty", "long", "double",
     ]  # fmt: skip
-    assert layout.kept == {"count", "mask"}
+    assert layout.server_only == {"count", "mask"}
     assert layout.size == 6 + 6 + 1 + 0 + 4 + 4
     vector = layout.flatten(arrays)
     assert vector.dtype == np.float64

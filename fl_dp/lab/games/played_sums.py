@@ -97,7 +97,7 @@ def shares_of(plan: Plan) -> DistributedNoise:
         TypeError: If it is not.
     """
     if plan.noise is None:
-        raise TypeError(f"noise {plan.place} has no shares")
+        raise TypeError(f"noise {plan.noise_location} has no shares")
     return plan.noise
 
 
