@@ -1,4 +1,4 @@
-"""Statements: what a plan and its ledger mean, in words and numbers. No Flower, no torch."""
+"""Statements: the meaning of a plan and its ledger, in words and numbers. No Flower, no torch."""
 
 from .check import read_statement
 from .markdown import statement_markdown

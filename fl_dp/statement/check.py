@@ -22,7 +22,7 @@ from .of_records import record_statement
 from .promise import PrivacyStatement, RecordStatement
 
 _TOLERANCE = 1e-6  # relative: more than other versions of numpy and scipy round differently
-# Versions are those of whoever computes, and no ledger knows what a model is made of.
+# Versions depend on the machine that computes, and no ledger knows a model's parameters and inputs.
 _OF_ANY_STATEMENT = frozenset({"versions", "shared_parameters", "public_inputs", "failure"})
 _NOT_COMPARED = _OF_ANY_STATEMENT | {"ledger", "records"}  # the file's name may have changed
 _SHORT = reprlib.Repr()
@@ -30,14 +30,14 @@ _SHORT.maxstring = 60
 
 
 def entries_behind_statement(ledger: SpentLedger, statement: Mapping[str, Any]) -> int:
-    """Check that a ledger holds what a statement was computed from, and count what came after.
+    """Check that a ledger holds the entries behind a statement, and count the later ones.
 
     Args:
-        ledger: As read now.
-        statement: From JSON.
+        ledger: The ledger as it is now.
+        statement: The statement, from JSON.
 
     Returns:
-        Entries that were added since: of a run that is going on, or was stopped.
+        Number of entries that were added since: of a run that is going on, or was stopped.
 
     Raises:
         LedgerCorrupted: If the ledger's end was cut off, or it is another one.
@@ -53,15 +53,16 @@ def entries_behind_statement(ledger: SpentLedger, statement: Mapping[str, Any]) 
 def statement_differences(ledger: SpentLedger | None, statement: Mapping[str, Any]) -> list[str]:
     """Recompute a statement and name each field in which it differs.
 
-    How often a client was asked (`records`, with DP-SGD inside clients) stands in no ledger of the
-    server: the numbers that follow from it are compared, it is taken as stated itself.
+    The server's ledger does not record how often a client was asked (`records`, with DP-SGD inside
+    clients). That number is taken from the statement, and the numbers that follow from it are
+    compared.
 
     Args:
-        ledger: The training's, which holds the statement's anchor; None under DP-SGD alone.
-        statement: From JSON.
+        ledger: The training's ledger, which holds the statement's anchor; None under DP-SGD alone.
+        statement: The statement, from JSON.
 
     Returns:
-        One line each; none if all agree.
+        One line per difference; empty if all agree.
 
     Raises:
         LedgerCorrupted: If the ledger does not hold the anchor.
@@ -69,36 +70,37 @@ def statement_differences(ledger: SpentLedger | None, statement: Mapping[str, An
     """
     try:
         if ledger is None:
-            return list(_differences(statement, _record_statement_anew(statement)))
+            return list(_differences(statement, _recomputed_record_statement(statement)))
         behind = entries_behind_statement(ledger, statement)
         # Rounds since then have spent more, which is no fault of the statement.
         earlier = ledger.as_of(len(ledger.entries) - behind)
-        found = list(_differences(statement, privacy_statement(earlier).to_dict()))
+        differences = list(_differences(statement, privacy_statement(earlier).to_dict()))
         if "records" in statement:
             records = statement["records"]
-            found += _differences(records, _record_statement_anew(records), "records.")
-        return found
+            recomputed = _recomputed_record_statement(records)
+            differences += _differences(records, recomputed, "records.")
+        return differences
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"the privacy statement can't be read: {error!r}") from error
 
 
 def statement_page(statement: Mapping[str, Any]) -> str:
-    """Return the page that says what a statement says.
+    """Return the page of a statement, as Markdown.
 
     Args:
-        statement: From JSON.
+        statement: The statement, from JSON.
 
     Raises:
         ValueError: If it can't be read.
     """
-    of_clients = LedgerAnchor.stated_in(statement) is not None
-    kind = PrivacyStatement if of_clients else RecordStatement
+    has_ledger = LedgerAnchor.stated_in(statement) is not None
+    kind = PrivacyStatement if has_ledger else RecordStatement
     with document("privacy statement"):
         return statement_markdown(kind.from_dict(statement))
 
 
 def read_statement(file: str | Path) -> dict[str, Any]:
-    """Read a privacy statement, to be compared as it is.
+    """Read a privacy statement as plain JSON values, for a comparison.
 
     Raises:
         OSError: If it can't be read.
@@ -107,8 +109,8 @@ def read_statement(file: str | Path) -> dict[str, Any]:
     return read_json_object(file, "privacy statement")
 
 
-def _record_statement_anew(stated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the statement of records that follows from the parameters that one states."""
+def _recomputed_record_statement(stated: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the statement of records that follows from a statement's parameters."""
     plan = RecordPlan(
         budget=PrivacyBudget(**stated["budget"]),
         noise_multiplier=stated["noise_multiplier"],
@@ -118,7 +120,7 @@ def _record_statement_anew(stated: Mapping[str, Any]) -> dict[str, Any]:
         clipping_norm=stated["clipping_norm"],
         neighboring_relation=NeighboringRelation(stated["neighboring_relation"]),
     )
-    anew = record_statement(
+    recomputed = record_statement(
         plan,
         participations=stated["participations"],
         num_clients=stated["num_clients"],
@@ -126,35 +128,36 @@ def _record_statement_anew(stated: Mapping[str, Any]) -> dict[str, Any]:
         declared_gradients=stated.get("declared_gradients"),
         enforcement=_enforcement(stated.get("enforcement")),
     )
-    return replace(anew, rounds=stated.get("rounds")).to_dict()
+    return replace(recomputed, rounds=stated.get("rounds")).to_dict()
 
 
-def _enforcement(said: str | None) -> Enforcement | None:
-    return None if said is None else Enforcement(said)
+def _enforcement(name: str | None) -> Enforcement | None:
+    return None if name is None else Enforcement(name)
 
 
-def _differences(stated: Any, anew: Any, where: str = "") -> Iterator[str]:
-    if isinstance(stated, Mapping) and isinstance(anew, Mapping):
-        for key in sorted({*stated, *anew} - (_OF_ANY_STATEMENT if where else _NOT_COMPARED)):
+def _differences(stated: Any, recomputed: Any, path: str = "") -> Iterator[str]:
+    if isinstance(stated, Mapping) and isinstance(recomputed, Mapping):
+        ignored = _OF_ANY_STATEMENT if path else _NOT_COMPARED
+        for key in sorted({*stated, *recomputed} - ignored):
             if key not in stated:
-                yield f"{where}{key} is missing"
-            elif key not in anew:
-                yield f"{where}{key} does not belong there"
+                yield f"{path}{key} is missing"
+            elif key not in recomputed:
+                yield f"{path}{key} does not belong there"
             else:
-                yield from _differences(stated[key], anew[key], f"{where}{key}.")
+                yield from _differences(stated[key], recomputed[key], f"{path}{key}.")
         return
-    if not _same(stated, anew):
-        yield f"{where[:-1]} is {_SHORT.repr(stated)} and should be {_SHORT.repr(anew)}"
+    if not _same(stated, recomputed):
+        yield f"{path[:-1]} is {_SHORT.repr(stated)} and should be {_SHORT.repr(recomputed)}"
 
 
-def _same(stated: Any, anew: Any) -> bool:
-    if isinstance(stated, list | tuple) and isinstance(anew, list | tuple):
-        return len(stated) == len(anew) and all(map(_same, stated, anew))
-    if isinstance(stated, Mapping) and isinstance(anew, Mapping):
-        return not any(_differences(stated, anew, "."))
-    if type(stated) in (int, float) and type(anew) in (int, float):
+def _same(stated: Any, recomputed: Any) -> bool:
+    if isinstance(stated, list | tuple) and isinstance(recomputed, list | tuple):
+        return len(stated) == len(recomputed) and all(map(_same, stated, recomputed))
+    if isinstance(stated, Mapping) and isinstance(recomputed, Mapping):
+        return not any(_differences(stated, recomputed, "."))
+    if type(stated) in (int, float) and type(recomputed) in (int, float):
         try:
-            return math.isclose(stated, anew, rel_tol=_TOLERANCE)
+            return math.isclose(stated, recomputed, rel_tol=_TOLERANCE)
         except OverflowError:  # an integer beyond all floats
             return False
-    return bool(stated == anew and type(stated) is type(anew))
+    return bool(stated == recomputed and type(stated) is type(recomputed))

@@ -1,4 +1,4 @@
-"""Pages that say in Markdown what a statement says, for a person to read and sign."""
+"""Pages of statements in Markdown, for a person to read and sign."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Row = tuple[str, str]
 
 @singledispatch
 def statement_markdown(statement: PrivacyStatement | RecordStatement | NoPromise) -> str:
-    """Return the page of a statement, with that of its records where it promises them something."""
+    """Return the page of a statement, with that of its promise to records, if there is one."""
     raise TypeError(f"a {type(statement).__name__} is no statement")
 
 
@@ -45,8 +45,9 @@ def _of_nothing(statement: NoPromise) -> str:
 def _of_clients(statement: PrivacyStatement) -> str:
     relation = statement.neighboring_relation
     sampled = "client" if statement.secure_sums is None else statement.secure_sums.sampled
+    nothing = "" if statement.releases else "nothing was released"
     rows = [
-        _promise(statement, nothing="" if statement.releases else "nothing was released"),
+        _promise(statement, nothing=nothing),
         *_so_far(statement),
         *_several_records(statement),
         ("unit", statement.unit),
@@ -82,11 +83,13 @@ def _of_clients(statement: PrivacyStatement) -> str:
         "",
     ]
     page = "\n".join(lines)
-    return page if statement.records is None else f"{page}\n{_of_records(statement.records)}"
+    if statement.records is None:
+        return page
+    return f"{page}\n{_of_records(statement.records)}"
 
 
 def _enforcement(statement: PrivacyStatement | RecordStatement) -> list[Row]:
-    """Return the row of what the promise holds by, where nodes were behind gates."""
+    """Return the row of the promise's enforcement, where nodes were behind gates."""
     if statement.enforcement is None:
         return []
     if statement.enforcement is Enforcement.NAMED_APP:
@@ -95,7 +98,7 @@ def _enforcement(statement: PrivacyStatement | RecordStatement) -> list[Row]:
 
 
 def _of_one_client(statement: PrivacyStatement) -> list[str]:
-    """Say that a list of releases is shorter than the training, where a cap makes it so."""
+    """Explain that the list of releases is shorter than the training, where a cap makes it so."""
     cap = statement.most_rounds
     if cap is None or cap >= statement.rounds:
         return []
@@ -114,19 +117,22 @@ def _of_one_client(statement: PrivacyStatement) -> list[str]:
 def _rounds(statement: PrivacyStatement) -> str:
     if not statement.rounds_planned:  # one release is the best of many trainings
         return "inside what was released, below: how many there were in all stays secret"
-    cap = statement.most_rounds
-    least = " of the least noise" if len(set(statement.noise_multipliers)) > 1 else ""
-    return (
+    text = (
         f"{statement.rounds} charged and {statement.rounds_committed} released, "
         f"of {statement.rounds_planned} planned"
-        + (f"; at most {cap}{least} for one client" if cap is not None else "")
     )
+    if statement.most_rounds is None:
+        return text
+    least = " of the least noise" if len(set(statement.noise_multipliers)) > 1 else ""
+    return f"{text}; at most {statement.most_rounds}{least} for one client"
 
 
 @statement_markdown.register
 def _of_records(statement: RecordStatement) -> str:
-    known, planned = statement.participations, statement.participations_planned
-    asked = "an unknown number" if known is None else f"{known} at most"
+    asked = "an unknown number"
+    if statement.participations is not None:
+        asked = f"{statement.participations} at most"
+    planned = statement.participations_planned
     spent = min(statement.epsilon_so_far.values(), default=0.0)
     rows = [
         _promise(statement),
@@ -164,24 +170,25 @@ def _opening(title: str, statement: Promise, warning: str, rows: Iterable[Row]) 
     return [*lines, "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
 
 
-def _failed(why: str | None) -> str:
-    """Return the warning above a training that counts as failed; nothing for any other."""
-    return "" if why is None else f"> **This training failed.** {why}.\n\n"
+def _failed(reason: str | None) -> str:
+    """Return the warning above a training that counts as failed; else an empty text."""
+    return "" if reason is None else f"> **This training failed.** {reason}.\n\n"
 
 
 def _closing(statement: Promise) -> list[str]:
-    """Return what every page ends with: each epsilon, and what is not covered."""
+    """Return the end of every page: each epsilon, and what is not covered."""
     lines = ["## Epsilon by each accountant", "", "| accountant | epsilon |", "|---|---|"]
     for name, value in statement.epsilon.items():
         quoted = " (quoted)" if name == statement.quoted else ""
         lines.append(f"| {ACCOUNTANTS[name]}{quoted} | {rounded_up(value)} |")
     lines += ["", "Each is an upper bound on its own; the smallest is quoted."]
     lines += [second_figure_in_words(statement.second_figure), ""]
-    return [*lines, "## What is not covered", "", *(f"- {x}" for x in statement.not_covered), ""]
+    sentences = [f"- {sentence}" for sentence in statement.not_covered]
+    return [*lines, "## What is not covered", "", *sentences, ""]
 
 
 def _promise(statement: Promise, *, nothing: str = "") -> Row:
-    """Return the row of the promise, rounded up; `nothing` takes the number's place."""
+    """Return the row of the promise, rounded up; `nothing` replaces the number."""
     promise = nothing or "no finite epsilon is known"
     if not nothing and statement.quoted in statement.epsilon:
         delta = delta_rounded_up(statement.delta)
@@ -192,21 +199,19 @@ def _promise(statement: Promise, *, nothing: str = "") -> Row:
 
 
 def _several_records(statement: Promise) -> list[Row]:
-    """Return the row of one person's records together, where the unit is a record."""
+    """Return the row for all records of one person, where the unit is a record."""
     several = statement.epsilon_of_several
     if several is None:
         return []
-    bounds = [
-        f"no number for {count} records"
-        if bound is None
-        else f"epsilon {rounded_up(bound)} for {count} records"
-        for count, bound in several.items()
-    ]
+    bounds: list[str] = []
+    for count, bound in several.items():
+        number = "no number" if bound is None else f"epsilon {rounded_up(bound)}"
+        bounds.append(f"{number} for {count} records")
     return [("one person's records at one client", f"{', '.join(bounds)}, at the same delta")]
 
 
 def _so_far(statement: PrivacyStatement) -> list[Row]:
-    """Return the row that tells what was spent, where that is less than the promise."""
+    """Return the row of the spent budget, where that is less than the promise."""
     spent = statement.epsilon_so_far
     if not statement.releases or spent == statement.epsilon or not spent:
         return []
@@ -215,7 +220,7 @@ def _so_far(statement: PrivacyStatement) -> list[Row]:
 
 
 def _secure_sums(statement: PrivacyStatement) -> list[Row]:
-    """Return the rows of noise in shares: each promise, and what it needs."""
+    """Return the rows of noise in shares: each promise, and its conditions."""
     sums = statement.secure_sums
     if sums is None:
         return []
@@ -244,24 +249,28 @@ def _secure_sums(statement: PrivacyStatement) -> list[Row]:
 
 
 def _own_budgets(statement: PrivacyStatement) -> list[Row]:
-    """Return the row of groups with budgets of their own, where there are any."""
-    groups = [
-        f"epsilon {rounded_up(each.epsilon)} of {brief_epsilon(each.budget)} for "
-        f"{100 * each.share:.3g} % of the clients, at rate {each.sampling_rate:.4g}"
-        + (f" and {each.noise_scale:.4g} times the noise" if each.noise_scale > 1.0 else "")
-        for each in statement.own_budgets or ()
-    ]
+    """Return the row of groups with budgets of their own, if there are any."""
+    groups: list[str] = []
+    for group in statement.own_budgets or ():
+        text = (
+            f"epsilon {rounded_up(group.epsilon)} of {brief_epsilon(group.budget)} for "
+            f"{100 * group.share:.3g} % of the clients, at rate {group.sampling_rate:.4g}"
+        )
+        if group.noise_scale > 1.0:
+            text += f" and {group.noise_scale:.4g} times the noise"
+        groups.append(text)
     return [("own budgets", "; ".join(groups))] if groups else []
 
 
 def _hyper_parameters(statement: PrivacyStatement) -> list[Row]:
-    """Return the row of their choice, where the statement covers it."""
-    said = statement.hyper_parameters
-    return [] if said is None else [("hyper-parameters", said)]
+    """Return the row of the hyper-parameters' choice, where the statement covers it."""
+    if statement.hyper_parameters is None:
+        return []
+    return [("hyper-parameters", statement.hyper_parameters)]
 
 
 def _shared(statement: Promise) -> list[Row]:
-    """Return the row of the parameters that travel, where that is not the whole model."""
+    """Return the row of the shared parameters, where that is not the whole model."""
     if statement.shared_parameters is None:
         return []
     names = ", ".join(statement.shared_parameters)
@@ -274,11 +283,11 @@ def _shared(statement: Promise) -> list[Row]:
 
 
 def _public_inputs(statement: Promise) -> list[Row]:
-    """Return the row of what was public, where anything was."""
+    """Return the row of public inputs, if there were any."""
     if statement.public_inputs is None:
         return []
-    said = "; ".join(statement.public_inputs)
-    return [("what was public", f"{said}. Nothing is promised to what these were made of")]
+    inputs = "; ".join(statement.public_inputs)
+    return [("what was public", f"{inputs}. Nothing is promised to what these were made of")]
 
 
 def _norm(statement: PrivacyStatement) -> str:

@@ -1,8 +1,8 @@
-"""Privacy statement of a training: the promise to its clients, and what it rests on."""
+"""Privacy statement of a training: the promise to its clients, and its basis."""
 
 from __future__ import annotations
 
-from fl_dp.accounting import freeze
+from fl_dp.accounting import PrivacyEvent, freeze
 from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.accounting.second_figure import SecondFigure, second_figure
 from fl_dp.ledger import SpentLedger
@@ -20,10 +20,10 @@ from .words import figure_of, neighbours_in_words, not_covered_of
 def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     """Compute the statement from the ledger's entries alone.
 
-    With noise at the clients it has one number, which holds against the server. That the noise of
-    all clients adds up against who sees the models only is no second one: each message is rounded
-    to the model's floating-point type, and the sum of rounded Gaussians is as private as no known
-    Gaussian. The last bits of a sum tell in which binade its terms lie, however large the noise.
+    With noise at the clients it has one number, which holds against the server. The sum of all
+    clients' noise gives no second number against those who see only the models: each message is
+    rounded to the model's floating-point type, and the sum of rounded Gaussians is as private as no
+    known Gaussian. The last bits of a sum reveal the binades of its terms, however large the noise.
     """
     plan = ledger.plan
     spent, promised = ledger.epsilon(), ledger.promise()
@@ -32,14 +32,17 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         "seed": ledger.insecure,
         "figure": second.above_ours,
         "choice": chosen is None,
-        "liars": plan.noise is None,  # which says itself what they can do
+        "liars": plan.noise is None,  # noise in shares has sentences of its own on them
         "best of many": any(isinstance(event, RandomStoppingEvent) for event, _ in ledger.history),
         "so far": promised != spent,
         "items": plan.hosting.of_records,
     }
     enforcement = _enforcement(ledger)
-    of_plan = _not_covered_of_plan(plan, enforcement)
     not_covered = not_covered_of(NOT_COVERED_OF_CLIENTS, holds, figure=figure_of(second))
+    not_covered += _not_covered_of_plan(plan, enforcement)
+    mechanism = plan.mechanism
+    if ledger.other_releases_spent:
+        mechanism += ", and the other releases that are listed"
     return PrivacyStatement(
         delta=plan.budget.delta,
         epsilon=promised.by_name,
@@ -50,8 +53,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         neighboring_relation=plan.neighboring_relation,
         adversary=plan.adversary,
         trusted=plan.trusted_behind_gates() if enforcement else plan.trusted,
-        mechanism=plan.mechanism
-        + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
+        mechanism=mechanism,
         sampling=_sampling(plan),
         rule=ledger.rule,
         sampling_rate=plan.sampling_rate,
@@ -68,7 +70,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         num_clients=plan.num_units,
         randomness=tuple(sorted(ledger.randomness)),
         insecure=ledger.insecure,
-        not_covered=(*not_covered, *of_plan, *plan.sampling.not_covered),
+        not_covered=(*not_covered, *plan.sampling.not_covered),
         versions=library_versions(),
         ledger=ledger.name,
         anchor=ledger.anchor,
@@ -82,13 +84,16 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
 
 
 def _enforcement(ledger: SpentLedger) -> Enforcement | None:
-    """Return by what a promise against the server holds; None: by the app, or there is none."""
-    by_gates = ledger.enforcement in (Enforcement.SITE, Enforcement.COOPERATIVE)
-    return ledger.enforcement if by_gates and not ledger.plan.trusts_server else None
+    """Return the gates' enforcement of a promise against the server; None without gates."""
+    if ledger.plan.trusts_server:
+        return None
+    if ledger.enforcement not in (Enforcement.SITE, Enforcement.COOPERATIVE):
+        return None
+    return ledger.enforcement
 
 
 def _not_covered_of_plan(plan: Plan, enforcement: Enforcement | None) -> list[str]:
-    """Return what the plan's kind leaves out, where a gate may stand before another app."""
+    """Return what the plan's kind does not cover, with the sentence for gates if there are any."""
     another_app = {
         None: [ANOTHER_APP],
         Enforcement.COOPERATIVE: [AROUND_A_GATE],
@@ -101,7 +106,7 @@ def _not_covered_of_plan(plan: Plan, enforcement: Enforcement | None) -> list[st
 
 
 def second_figure_of(ledger: SpentLedger) -> SecondFigure:
-    """Return dp-accounting's own epsilon for the history that the promise covers."""
+    """Return dp-accounting's own epsilon for the history of the promise."""
     plan = ledger.plan
     return second_figure(
         ledger.promised_history,
@@ -113,7 +118,7 @@ def second_figure_of(ledger: SpentLedger) -> SecondFigure:
 
 
 def _sampling(plan: Plan) -> str:
-    """Return how cohorts are sampled, and what of it one client is charged for."""
+    """Return the law of cohorts in words, with the rounds that one client is charged for."""
     cap = plan.sampling.cap
     if cap is None:
         return plan.sampling.describe(plan.hosting.sampled)
@@ -123,7 +128,7 @@ def _sampling(plan: Plan) -> str:
 
 
 def _hyper_parameters(ledger: SpentLedger) -> str | None:
-    """Return how they were chosen; None where that is unknown, or others were trained with."""
+    """Return how they were chosen; None where that is unknown, or the training used others."""
     choice = ledger.choice
     if choice is None or not ledger.trained_as_chosen:
         return None
@@ -132,33 +137,34 @@ def _hyper_parameters(ledger: SpentLedger) -> str | None:
 
 
 def _own_budgets(ledger: SpentLedger) -> tuple[OwnPromise, ...] | None:
-    """Return the promise to each group with a budget of its own; None where nobody has one."""
+    """Return the promise to each group with a budget of its own; None without such groups."""
     groups = zip(ledger.plan.sampling.own_groups, ledger.own_promises(), strict=True)
-    promises = tuple(
-        OwnPromise(
+    promises: list[OwnPromise] = []
+    for group, bounds in groups:
+        promise = OwnPromise(
             budget=group.budget,
             share=group.share,
             sampling_rate=group.sampling_rate,
-            epsilon=promised.best,
+            epsilon=bounds.best,
             noise_scale=1.0 / group.scale,
         )
-        for group, promised in groups
-    )
-    return promises or None
+        promises.append(promise)
+    return tuple(promises) or None
 
 
 def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
-    """Return what secure sums promise against whom; None if the noise is not in shares."""
+    """Return the promises of secure sums; None if the noise is not in shares."""
     plan, noise = ledger.plan, ledger.plan.noise
     if noise is None:
         return None
-    planned = freeze([(plan.event_at(each), 1) for each in plan.noise_multipliers])
+    planned = freeze([(plan.event_at(multiplier), 1) for multiplier in plan.noise_multipliers])
     # Other releases may have their noise elsewhere, and could look the same.
     rounds = dict(planned).keys() - dict(plan.other_releases).keys()
-    of_models = [
-        (noise.of_public_models(event) if event in rounds else event, count)
-        for event, count in ledger.promised_history
-    ]
+    public_history: list[tuple[PrivacyEvent, int]] = []
+    for event, count in ledger.promised_history:
+        if event in rounds:
+            event = noise.of_public_models(event)
+        public_history.append((event, count))
     shares = noise.shares
     return SecureSumClaims(
         nodes=shares.cohort,
@@ -168,12 +174,12 @@ def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
         colluding=shares.colluding,
         honest_shares=noise.honest_shares,
         slack=plan.slack,
-        epsilon_of_models=plan.epsilon(of_models).within(plan.budget.epsilon).best,
+        epsilon_of_models=plan.epsilon(public_history).within(plan.budget.epsilon).best,
     )
 
 
 def promise_in_words(plan: Plan) -> dict[str, str]:
-    """Return what a plan promises to whom: its unit, its neighbours, the adversary, the trusted."""
+    """Return a plan's promise in words: its unit, neighbours, adversary and trusted parties."""
     unit, relation = UNITS[plan.unit], plan.neighboring_relation
     return {
         "unit": unit,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_dp.accounting import EpsilonBounds
+from fl_dp.accounting import EpsilonBounds, History
 from fl_dp.accounting.second_figure import second_figure
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import RecordPlan
@@ -32,32 +32,32 @@ def record_statement(
 ) -> RecordStatement:
     """Return the statement of a plan.
 
-    It is the maximum over clients, and no client says what it has spent: every client's ledger
-    refuses what would exceed the budget, and the server knows how often it asked whom.
+    Its epsilon is the maximum over clients, and no client reports its own: every client's ledger
+    refuses to exceed the budget, and the server knows how often it asked each client.
 
     Args:
-        plan: What clients train by.
-        participations: The most that any client was asked to take part in this run; None: that is
-            not known, and the budget is what holds.
-        num_clients: Clients of the roster.
+        plan: The plan that clients train by.
+        participations: The most that any client was asked to take part in this run; None: it is
+            unknown, and the budget bounds it.
+        num_clients: Number of clients of the roster.
         secure_randomness: Whether noise and coins came from the operating system's randomness.
         declared_gradients: `hooks` or `ghost` where a run asks for them; see `RecordStatement`.
-        enforcement: What keeps it at all nodes that may have been asked, as they said; None: that
-            is not known.
+        enforcement: Enforcement that all nodes reported that may have been asked; None if unknown.
     """
     at_budget = EpsilonBounds(filter=plan.budget.epsilon)
     promised = spent = at_budget
-    most = None  # as long as nobody knows, the ledgers bound one record, and no group of them
+    most = None  # if it is unknown, the ledgers bound one record, and no group of them
     if participations is not None:
-        # Stopping earlier may depend on what was released, so the planned rounds are quoted.
-        # Where that is more than the budget, the ledgers stop them.
+        # An earlier stop may depend on releases, so the planned rounds are quoted. Where they cost
+        # more than the budget, the ledgers stop them.
         budget, most = plan.budget.epsilon, max(participations, plan.participations)
         promised = plan.epsilon(most).within(budget)
         spent = EpsilonBounds(naive=0.0)
         if participations:
             spent = plan.epsilon(participations).within(budget)
+    history: History | None = None if most is None else {plan.event: most * plan.steps}
     second = second_figure(
-        {} if most is None else {plan.event: most * plan.steps},
+        history or {},
         plan.budget.delta,
         ours=promised,
         neighboring_relation=plan.neighboring_relation,
@@ -72,7 +72,7 @@ def record_statement(
     slots = {"rows": declared_gradients, "figure": figure_of(second)}
     not_covered = not_covered_of(NOT_COVERED_OF_RECORDS, holds, **slots)
     promise: dict[str, Any] = {
-        name: said.format(steps=plan.steps) for name, said in PROMISE_TO_RECORDS.items()
+        name: text.format(steps=plan.steps) for name, text in PROMISE_TO_RECORDS.items()
     }
     if named:
         promise["trusted"] = TRUSTED_NAMED_APP
@@ -93,9 +93,7 @@ def record_statement(
         num_clients=num_clients,
         declared_gradients=declared_gradients,
         epsilon_of_several=epsilon_of_several(
-            None if most is None else {plan.event: most * plan.steps},
-            plan.budget.delta,
-            plan.neighboring_relation,
+            history, plan.budget.delta, plan.neighboring_relation
         ),
         second_figure=second,
         enforcement=enforcement if named else None,

@@ -1,4 +1,4 @@
-"""Promises as frozen objects, of which JSON, Markdown and every other form are made."""
+"""Promises as frozen objects, the source of JSON, Markdown and every other form."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from fl_dp.promise import Enforcement
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """Parts that every statement has, whatever its unit.
+    """Common part of all statements.
 
     Attributes:
         delta: The delta of the promise.
         epsilon: Valid upper bounds by accountant.
         quoted: The accountant whose bound is smallest; `none` if no bound is known.
-        epsilon_so_far: The same for what was released so far.
-        budget: Agreed on before training.
-        unit: What is protected, in words.
-        neighboring_relation: Which data are neighbours.
+        epsilon_so_far: The same for the releases so far.
+        budget: The budget, agreed on before training.
+        unit: The protected unit, in words.
+        neighboring_relation: Defines which data are neighbours.
         adversary: What the adversary sees and knows.
-        trusted: Who is trusted, with what.
-        mechanism: Where the noise is, on what.
-        rule: How the budget is kept.
-        insecure: Whether noise or coins came from a source that can be predicted.
+        trusted: The trusted parties, and what they are trusted with.
+        mechanism: The noise, and the sum it is added to.
+        rule: Rule that keeps the budget.
+        insecure: Whether noise or coins came from a predictable source.
         not_covered: What is not promised, one sentence each, the gravest first.
-        versions: Of the libraries that computed the numbers.
-        second_figure: Epsilon of the same releases as dp-accounting computes it by itself.
-        shared_parameters: Names of the parameters that left the nodes; None: all did. What stays at
-            a node is neither released nor covered.
+        versions: Versions of the libraries that computed the numbers.
+        second_figure: Epsilon of the same releases as dp-accounting computes it.
+        shared_parameters: Names of the parameters that left the nodes; None: all did. The others
+            are neither released nor covered.
         epsilon_of_several: Where the unit is a record: epsilon of one person's 2, 5 and 10 records
             together, at the same delta. None for a number: no bound is known.
-        public_inputs: What went into the model besides the units' data: encoders, public records,
-            first weights. Nothing is promised to what they were made of. None: nothing did.
-        failure: Why the training counts as failed although it was charged; None: it does not.
+        public_inputs: Inputs of the model besides the units' data: encoders, public records, first
+            weights. Nothing is promised to their sources. None: there were none.
+        failure: Why the training counts as failed although it was charged; None if it does not.
     """
 
     delta: float
@@ -71,13 +71,13 @@ class Promise:
         return self.epsilon.get(self.quoted, math.inf)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; None of an optional part leaves it out."""
-        optional = {each.name for each in fields(self) if each.default is None}
-        return {
-            name: value
-            for name, value in encode(self).items()
-            if value is not None or name not in optional
-        }
+        """Return plain JSON values, without optional parts that are None."""
+        optional = {field.name for field in fields(self) if field.default is None}
+        document: dict[str, Any] = {}
+        for name, value in encode(self).items():
+            if value is not None or name not in optional:
+                document[name] = value
+        return document
 
     @classmethod
     def from_dict(cls, document: Mapping[str, Any]) -> Self:
@@ -97,18 +97,18 @@ class RecordStatement(Promise):
     Attributes:
         neighbours: Neighbouring data in words.
         composition: Why clients do not add up.
-        noise_multiplier: Of each step.
-        sampling_rate: Of a client's records in each step.
-        clipping_norm: Of one record's gradient.
-        steps: In one round of a client.
-        participations: The most rounds that any client was asked for; None if that is not known.
+        noise_multiplier: Noise multiplier of each step.
+        sampling_rate: Rate at which a step samples a client's records.
+        clipping_norm: Bound on one record's gradient.
+        steps: Number of steps in one round of a client.
+        participations: The most rounds that any client was asked for; None if that is unknown.
         participations_planned: Rounds of one client that the noise is calibrated for.
-        num_clients: Clients of the roster.
-        declared_gradients: Which of Opacus' ways computes gradients, by declaration: right where
-            rows of layers are records. None: each is computed from its record alone.
-        enforcement: `NAMED_APP` where each node that may have been asked was behind a gate that
-            admits one app alone, as it said; None: the promise is the apps' own word.
-        rounds: Rounds that were released; None where the statement of clients says so.
+        num_clients: Number of clients of the roster.
+        declared_gradients: Opacus' way of computing gradients, by declaration: right where rows of
+            layers are records. None: each is computed from its record alone.
+        enforcement: `NAMED_APP` where each node that may have been asked reported a gate that
+            admits one app alone; None: the promise rests on the apps alone.
+        rounds: Number of released rounds; None where the statement of clients has it.
     """
 
     neighbours: str
@@ -133,15 +133,15 @@ class SecureSumClaims:
     where nodes have a roster, else one that follows the protocol.
 
     Attributes:
-        nodes: Of a sum.
+        nodes: Number of nodes of a sum.
         sampled: `record` where nodes add up gradients of their records, else `client`.
         least: Fewest repliers that a server which follows the protocol opens a sum with.
         guaranteed: Fewest nodes of any sum that a lying server can open; None without a roster.
-        colluding: Nodes that may tell the server what they added.
+        colluding: Number of nodes that may reveal their shares to the server.
         honest_shares: Shares of noise that the statement's epsilon counts.
         slack: Lambda, charged within epsilon: the distance of sums from Gaussians.
-        epsilon_of_models: The promise against who sees released models alone, where all `least`
-            shares are secret and clients and server follow the protocol.
+        epsilon_of_models: The promise against an adversary who sees released models alone, where
+            all `least` shares are secret and clients and server follow the protocol.
     """
 
     nodes: int
@@ -159,11 +159,11 @@ class OwnPromise:
     """Promise to the clients of one public group that has a budget of its own.
 
     Attributes:
-        budget: Epsilon that they allow.
-        share: Of the declared clients.
-        sampling_rate: Their chance to take part in a round.
+        budget: The group's budget of epsilon.
+        share: Its share of the declared clients.
+        sampling_rate: Probability of each of its clients in a round.
         epsilon: The smallest known bound, at the statement's delta.
-        noise_scale: Their own noise over that of the last group, where clients add it.
+        noise_scale: Its own noise over that of the last group, where clients add it.
     """
 
     budget: float
@@ -178,30 +178,30 @@ class PrivacyStatement(Promise):
     """Promise of a training to each of its clients, computed from its ledger alone.
 
     Attributes:
-        sampling: How cohorts are sampled, in words.
+        sampling: Law of cohorts, in words.
         sampling_rate: Expected share of the clients in a round.
-        rounds: Rounds that were charged.
-        rounds_planned: Rounds of the plan.
-        rounds_committed: Rounds whose model was released.
-        noise_multipliers: Of each charged round.
+        rounds: Number of charged rounds.
+        rounds_planned: Number of rounds of the plan.
+        rounds_committed: Number of rounds whose model was released.
+        noise_multipliers: Noise multiplier of each charged round.
         most_rounds: Most rounds of one client; None: every round is charged.
         metrics: Clients' metrics that were released with the model.
-        releases: Everything that was charged, each event with its count.
-        clipping: What bounds an update.
-        clipping_norm: Bound on one unit's whole update, at first.
+        releases: All charged events, with their counts.
+        clipping: Rule that bounds an update.
+        clipping_norm: Bound on one unit's whole update in the first round.
         denominator: Public number that sums are divided by.
-        num_clients: Clients of the roster.
+        num_clients: Number of clients of the roster.
         randomness: Sources of noise and coins.
         ledger: The ledger's name.
         anchor: The ledger's last entry that was read.
-        records: Promise to records besides; None if clients train without DP-SGD.
-        secure_sums: What the noise in shares promises to whom; None: it is in one place.
+        records: Another promise, to records; None if clients train without DP-SGD.
+        secure_sums: The promises of noise in shares; None: one party adds the noise.
         own_budgets: The promise to each group with its own budget, the strictest first; the
             statement's epsilon is that of the last. None: there is one for all.
-        enforcement: What the promise holds by, where each node that was asked was behind a gate,
-            as it said; None: the app, or a promise that trusts the server.
-        hyper_parameters: How they were chosen, where the ledger knows; None: it does not, and
-            `not_covered` says so.
+        enforcement: Enforcement of the promise, where each node that was asked reported a gate;
+            None: the app, or a promise that trusts the server.
+        hyper_parameters: How they were chosen, if the ledger knows; else None, and `not_covered`
+            says so.
     """
 
     sampling: str
@@ -227,7 +227,7 @@ class PrivacyStatement(Promise):
     enforcement: Enforcement | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values; the anchor in the form that its ledger looks for."""
+        """Return plain JSON values, with the anchor in the form that its ledger looks for."""
         document = super().to_dict()
         if self.records is not None:
             document["records"] = self.records.to_dict()

@@ -1,6 +1,6 @@
-"""The sentences of statements, in their order. What stands in braces is filled in.
+"""The sentences of statements, in their order, with slots in braces.
 
-A plan and its law add what holds for their kind alone (`fl_dp/plan/`, `accounting/sampling.py`).
+A plan and its law add the sentences for their kind (`fl_dp/plan/`, `accounting/sampling.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EVENTS = {
         "negative binomial of shape {shape:g}), each of {run}"
     ),
 }
-"""What was released, by the kind of its event."""
+"""Descriptions of releases, by the kind of their event."""
 
 ACCOUNTANTS = {
     "pld": "privacy-loss distributions",
@@ -116,7 +116,7 @@ NOT_COVERED_OF_CLIENTS = {
     ),
     "items": ITEMS_OF_SEVERAL_RECORDS,
 }
-"""What no promise to clients covers, the gravest first; code says which do not hold."""
+"""What no promise to clients covers, the gravest first; code leaves out those that do not hold."""
 
 NOT_COVERED_OF_RECORDS = {
     "generator": (
@@ -178,4 +178,4 @@ TRUSTED_NAMED_APP = (
     "one app that each site's owner names by its bundle's SHA-256, with its configuration and its "
     "packages; and each site's own gate, which admits no other and keeps the ledger"
 )
-"""Who is trusted with the promise to records where nodes are behind gates that admit one app."""
+"""Trusted parties of a promise to records where nodes' gates admit one app."""

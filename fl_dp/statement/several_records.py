@@ -17,27 +17,27 @@ def epsilon_of_several(
     """Return epsilon by the number of one person's records; None where no bound is known.
 
     Args:
-        history: All that is promised for; None: that is not known.
-        delta: Of the promise, and of each of these.
-        relation: What may become of one record.
+        history: All releases of the promise; None if they are unknown.
+        delta: Delta of the promise, and of each of these.
+        relation: Neighbouring relation of one record.
         slack: As for `epsilon_of_group`.
     """
-    found: dict[str, float | None] = {}
+    epsilons: dict[str, float | None] = {}
     for size in RECORDS_OF_ONE_PERSON:
         bound = math.inf
         if history is not None:
             bound = epsilon_of_group(
                 history, delta, size, neighboring_relation=relation, slack=slack
             )
-        found[str(size)] = bound if math.isfinite(bound) else None
-    return found
+        epsilons[str(size)] = bound if math.isfinite(bound) else None
+    return epsilons
 
 
 def several_records_of(ledger: SpentLedger) -> dict[str, float | None] | None:
     """Return the same for a training whose units are records; None where they are clients.
 
-    An update is clipped as a whole: however many records of one client change, it moves by no more
-    than for one of them. Records of sums each move the sum by themselves.
+    An update is clipped as a whole: it moves by no more for many changed records of one client than
+    for one. Records of sums each move the sum on their own.
     """
     plan = ledger.plan
     if plan.unit != "record":

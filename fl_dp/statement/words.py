@@ -1,4 +1,4 @@
-"""Words and figures that statements share, made of the sentences."""
+"""Words and figures that statements share, built from the sentences."""
 
 from __future__ import annotations
 
@@ -13,26 +13,22 @@ from .sentences import EVENTS, NEIGHBOURS, SECOND_FIGURE, UNITS
 
 
 def neighbours_in_words(unit: str, relation: NeighboringRelation) -> str:
-    """Return which data are neighbours.
-
-    Args:
-        unit: What is protected, in words.
-        relation: How neighbours differ.
-    """
-    return NEIGHBOURS["record" if unit == UNITS["record"] else "client"][relation]
+    """Return the neighbouring data in words, for a unit in words and a relation."""
+    kind = "record" if unit == UNITS["record"] else "client"
+    return NEIGHBOURS[kind][relation]
 
 
 def describe_event(event: PrivacyEvent) -> str:
-    """Return one line that tells a person what was released."""
+    """Return one line for a person about a release."""
     slots = dict(vars(event))
     if isinstance(event, RandomStoppingEvent):
-        each = (f"{count} x {describe_event(one)}" for one, count in event.releases)
-        slots["run"] = ", ".join(each)
+        lines = [f"{count} x {describe_event(release)}" for release, count in event.releases]
+        slots["run"] = ", ".join(lines)
     return EVENTS[event.kind].format(**slots)
 
 
 def second_figure_in_words(second: SecondFigure) -> str:
-    """Return what a page says of the figure that dp-accounting computed, in whole sentences."""
+    """Return a page's sentences on the figure that dp-accounting computed."""
     if second.epsilon is None or second.ours is None:
         return SECOND_FIGURE["none"].format(how=second.how)
     if second.above_ours:
@@ -50,7 +46,7 @@ def second_figure_in_words(second: SecondFigure) -> str:
 
 
 def figure_of(second: SecondFigure) -> str:
-    """Return the second figure's epsilon, rounded up; nothing where there is none."""
+    """Return the second figure's epsilon, rounded up; empty where there is none."""
     return "" if second.epsilon is None else rounded_up(second.epsilon)
 
 
@@ -60,8 +56,8 @@ def not_covered_of(
     """Return the sentences that hold, in their order.
 
     Args:
-        sentences: By name.
-        holds: Whether one does; those that are not named always do.
-        **slots: What they are filled with.
+        sentences: Sentences by name.
+        holds: Whether a sentence holds; those that are not named always do.
+        **slots: Values of the slots.
     """
-    return [said.format(**slots) for name, said in sentences.items() if holds.get(name, True)]
+    return [text.format(**slots) for name, text in sentences.items() if holds.get(name, True)]

@@ -1,4 +1,4 @@
-"""The server's part: charge, bound what came in, sum it, add the noise once, read the answer off.
+"""The server's part: charge, bound contributions, sum them, add the noise once, compute the answer.
 
 >>> [ledger.reserve_release("ages", event) for event in choice.events]  # on disk first
 >>> answer = release_statistic(choice, contributions, SecureRandom())
@@ -27,12 +27,12 @@ from .votes import Vote
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """A released answer, with what it cost.
+    """A released answer, with its price.
 
     Attributes:
-        estimates: Private numbers by name; the first is what was asked for.
-        events: What this release is charged as.
-        explanation: What noise is in it, and what a reader has to know.
+        estimates: Private numbers by name; the first is the main answer.
+        events: The events that this release is charged as.
+        explanation: Its noise, and other remarks for its reader.
     """
 
     estimates: Mapping[str, Estimate]
@@ -55,16 +55,16 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain JSON values."""
+        estimates: dict[str, Any] = {}
+        for name, estimate in self.estimates.items():
+            estimates[name] = {
+                "value": estimate.value.tolist(),
+                "error": estimate.error.tolist(),
+                "error_is": estimate.error_is,
+                "note": estimate.note,
+            }
         return {
-            "estimates": {
-                name: {
-                    "value": estimate.value.tolist(),
-                    "error": estimate.error.tolist(),
-                    "error_is": estimate.error_is,
-                    "note": estimate.note,
-                }
-                for name, estimate in self.estimates.items()
-            },
+            "estimates": estimates,
             "events": [event_to_dict(event) for event in self.events],
             "explanation": self.explanation,
         }
@@ -78,14 +78,14 @@ def release_statistic(
     Privacy: `choice.events`, for one client with all its records, zero-out neighbours, against
     anyone who sees the answer. Reserve them in the ledger *before* this call: it adds fresh noise
     each time, and each time is charged. A client that did not reply contributed zero, and the
-    answer does not say how many replied.
+    number of replies stays private.
 
     Args:
-        choice: From `choose_noise`.
-        contributions: At most one vector a client, as `Query.contribution` returns them. They are
+        choice: A query and its noise, from `choose_noise`.
+        contributions: At most one vector per client, as `Query.contribution` returns them. They are
             bounded once more: one that is too long is clipped, and one that is not finite or has
             another shape contributes zero.
-        rng: Where the noise comes from.
+        rng: Source of the noise.
 
     Returns:
         The estimates and the events.
@@ -114,17 +114,17 @@ def release_statistic(
 def _draw_quantiles(
     query: Quantiles, choice: NoiseChoice, total: NDArray[np.float64], rng: SecureRandom
 ) -> dict[str, Estimate]:
-    chosen: list[float] = []
+    drawn: list[float] = []
     errors: list[float] = []
     for probability, mechanism in zip(query.probabilities, choice.mechanisms, strict=True):
         assert isinstance(mechanism, ExponentialMechanism)  # as above
-        place = mechanism.select(query.utilities(total, probability), rng)
-        chosen.append(query.grid[place])
+        index = mechanism.select(query.utilities(total, probability), rng)
+        drawn.append(query.grid[index])
         errors.append(draw_error(query.dimension, mechanism))
     # Independent draws may cross; sorted, none is further off than the worst of them was.
     return {
         "quantiles": Estimate(
-            value=np.sort(np.array(chosen)),
+            value=np.sort(np.array(drawn)),
             error=np.array(errors),
             error_is="rank error in clients, not exceeded with probability 0.95",
         )
@@ -167,21 +167,21 @@ def _total(choice: NoiseChoice, contributions: Iterable[object]) -> NDArray[np.f
 
 def charged_release(
     ledger: PrivacyLedger,
-    what: str,
+    name: str,
     choice: NoiseChoice,
     contributions: Iterable[object],
     rng: SecureRandom,
 ) -> Answer:
     """Reserve all events of `choice`, answer the query, and commit.
 
-    A plan that lists the events among its `other_releases` has put budget aside for them.
+    A plan that lists the events among its `other_releases` has reserved a part of its budget.
 
     Args:
-        ledger: Opened to spend from.
-        what: A name for the entries, for instance `feature means`.
+        ledger: A ledger that is opened to spend from.
+        name: A name for the ledger's entries, for instance `feature means`.
         choice: The query and its noise.
-        contributions: One vector a client, from `query.contribution`.
-        rng: Where the noise comes from.
+        contributions: One vector per client, from `query.contribution`.
+        rng: Source of the noise.
 
     Raises:
         PrivacyBudgetExhausted: If it would exceed the budget. Nothing was released; of several
@@ -189,7 +189,7 @@ def charged_release(
         ValueError: If the noise is insecure and the ledger does not know of it.
     """
     ledger.require_known(rng)
-    reserved = [ledger.reserve_release(what, event) for event in choice.events]
+    reserved = [ledger.reserve_release(name, event) for event in choice.events]
     answer = release_statistic(choice, contributions, rng)
     for reservation in reserved:
         ledger.commit(reservation)

@@ -1,4 +1,4 @@
-"""A model measured on all clients' data: loss, accuracy, or any metrics, and on how much data.
+"""A model measured on all clients' data: loss, accuracy, or any metrics, and the number of records.
 
 >>> query = Evaluation(names=("loss", "accuracy"), lows=(0.0, 0.0), highs=(5.0, 1.0))
 >>> query.contribution([120, 0.31, 0.92])  # on a client: number of records, then its metrics
@@ -24,15 +24,16 @@ _COUNT = "count"
 class Evaluation(RangedQuery, SumQuery):
     """Means of metrics that each client measures on its own records.
 
-    A client's metrics are moved and scaled to [-1, 1] and counted as often as it has records, at
-    most `max_records` times; with 1, every client weighs the same. A client without records, or
-    with a metric that is missing or NaN, adds nothing, not even to the count.
+    A client's metrics are shifted and scaled to [-1, 1] and count once per record, at most
+    `max_records` times; with 1, every client weighs the same. A client without records, or with a
+    metric that is missing or NaN, adds nothing, not even to the count.
 
-    Privacy: see `Query`; a client's vector of `d` metrics has an L2 norm of at most
-    `sqrt(d + 1) max_records`.
+    Privacy: see `Query`; a client's vector of `d` metrics has an L2 norm of at most `sqrt(d + 1)
+    max_records`.
 
     Attributes:
-        names: Of the metrics, as clients report them, each with its range in `lows` and `highs`.
+        names: Names of the metrics, as clients report them, each with its range in `lows` and
+            `highs`.
     """
 
     kind: ClassVar[str] = "evaluation"
@@ -43,7 +44,7 @@ class Evaluation(RangedQuery, SumQuery):
 
         Raises:
             ValueError: If names and ranges do not pair up, or a name is empty, repeated, or
-                `count`, which the answer has besides.
+                `count`, which is another number of the answer.
         """
         super().__post_init__()
         names = as_tuple("names", self.names)
@@ -58,7 +59,7 @@ class Evaluation(RangedQuery, SumQuery):
 
     @property
     def dimension(self) -> int:
-        """One number a metric, and the count."""
+        """One number per metric, and the count."""
         return self.features + 1
 
     @property
@@ -82,18 +83,18 @@ class Evaluation(RangedQuery, SumQuery):
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
         """Return the mean of each metric by its name, and `count`; see `SumQuery.estimates`.
 
-        The count is of clients, or of records where `max_records` is above 1. A count that is
-        within its noise tells nothing: then means are the middles of their ranges, and say so.
+        The count is of clients, or of records where `max_records` is above 1. A count within its
+        noise says nothing: then means are the middles of their ranges, and a note says so.
         """
         count = float(total[-1])
         means = self._means(total[:-1], count, noise_std)
-        each = {
-            name: Estimate(
-                value=np.asarray(means.value[place]),
-                error=np.asarray(means.error[place]),
+        estimates: dict[str, Estimate] = {}
+        for index, name in enumerate(self.names):
+            estimates[name] = Estimate(
+                value=np.asarray(means.value[index]),
+                error=np.asarray(means.error[index]),
                 error_is=means.error_is,
                 note=means.note,
             )
-            for place, name in enumerate(self.names)
-        }
-        return each | {_COUNT: Estimate(value=np.asarray(count), error=np.asarray(noise_std))}
+        estimates[_COUNT] = Estimate(value=np.asarray(count), error=np.asarray(noise_std))
+        return estimates

@@ -26,7 +26,8 @@ class BinnedQuery(CountingQuery):
     Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_records`.
 
     Attributes:
-        nonnegative: Report negative noisy counts as 0. This makes small counts biased.
+        nonnegative: Whether negative noisy counts are reported as 0, which makes small counts
+            biased.
     """
 
     nonnegative: bool = False
@@ -47,10 +48,10 @@ class BinnedQuery(CountingQuery):
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(BinnedQuery):
-    """A histogram of one number a record.
+    """A histogram of one number per record.
 
     Attributes:
-        edges: `bins + 1` increasing numbers. A bin holds its left edge, the last one both, as in
+        edges: `bins + 1` increasing numbers. A bin contains its left edge, the last one both, as in
             `numpy.histogram`; values beyond the ends count in the first or last bin.
     """
 
@@ -69,7 +70,7 @@ class Histogram(BinnedQuery):
 
     @property
     def dimension(self) -> int:
-        """One number a bin: one fewer than the edges."""
+        """One number per bin: one fewer than the edges."""
         return len(self.edges) - 1
 
     def _bins_of(self, values: object) -> NDArray[np.intp]:
@@ -82,8 +83,8 @@ class Frequencies(BinnedQuery):
     """Counts of categories: labels, device classes, languages.
 
     Attributes:
-        categories: Strings or whole numbers. Public: never read them off the data. A record that
-            is none of them is left out; give a catch-all of your own if it should count.
+        categories: Strings or whole numbers. Public: never take them from the data. A record of no
+            category does not count; add a catch-all of your own if it should.
     """
 
     kind: ClassVar[str] = "frequencies"
@@ -101,28 +102,28 @@ class Frequencies(BinnedQuery):
         object.__setattr__(self, "categories", categories)
         if not categories:
             raise ValueError("categories is empty: give at least one")
-        seen: set[Category] = set()
+        distinct: set[Category] = set()
         for category in categories:
             if isinstance(category, bool) or not isinstance(category, str | int):
                 raise ValueError(f"a category must be a string or a whole number, got {category!r}")
-            if category in seen:
+            if category in distinct:
                 raise ValueError(f"category {category!r} occurs twice in categories")
-            seen.add(category)
+            distinct.add(category)
 
     @property
     def dimension(self) -> int:
-        """One number a category."""
+        """One number per category."""
         return len(self.categories)
 
     def ranked(self, estimate: Estimate, most: int) -> tuple[tuple[Category, float], ...]:
         """Return the most frequent categories with their noisy counts, the largest first.
 
         Post-processing of the answer's `counts`: it costs nothing. Two whose counts are within
-        their noise of one another may stand the other way round.
+        their noise of one another may be in the wrong order.
 
         Args:
-            estimate: `answer["counts"]`.
-            most: How many, at most.
+            estimate: The estimate `answer["counts"]`.
+            most: Most categories to return.
 
         Raises:
             ValueError: If `most` is below 1, or the answer is of other categories.
@@ -135,16 +136,16 @@ class Frequencies(BinnedQuery):
                 "answer to this query"
             )
         order = np.argsort(-estimate.value, kind="stable")[:most]
-        return tuple((self.categories[place], float(estimate.value[place])) for place in order)
+        return tuple((self.categories[index], float(estimate.value[index])) for index in order)
 
     def _bins_of(self, values: object) -> NDArray[np.intp]:
-        places: dict[object, int] = {category: i for i, category in enumerate(self.categories)}
-        found: list[int] = []
+        bin_of: dict[object, int] = {label: index for index, label in enumerate(self.categories)}
+        bins: list[int] = []
         for label in labels(values):
             try:
-                place = places.get(label)
-            except TypeError:  # a list or another unhashable thing is no category
+                index = bin_of.get(label)
+            except TypeError:  # a list or another unhashable value is no category
                 continue
-            if place is not None:
-                found.append(place)
-        return np.array(found, dtype=np.intp)
+            if index is not None:
+                bins.append(index)
+        return np.array(bins, dtype=np.intp)

@@ -1,4 +1,4 @@
-"""Which noise answers a query: the law with the smaller standard deviation, and what it costs.
+"""Choice of the noise for a query: the law with the smaller standard deviation, and its price.
 
 >>> choice = choose_noise(Count(), epsilon=1.0, delta=1e-5)
 >>> choice.events  # reserve these in the ledger before anything is released
@@ -43,13 +43,13 @@ class NoiseLaw(StrEnum):
 class NoiseChoice:
     """A query, the mechanisms that answer it, and the events to charge for that.
 
-    The events follow from the mechanisms, so that they can't drift apart. Each release of the
-    query is charged: reserve `events` in the ledger each time *before* `release_statistic`.
+    The events are those of the mechanisms, so they can't differ. Each release of the query is
+    charged: reserve `events` in the ledger each time *before* `release_statistic`.
 
     Attributes:
-        query: What is asked.
-        mechanisms: One for a sum or a vote; for quantiles one exponential mechanism a probability,
-            or one Gaussian for the sum that all of them are read off.
+        query: The query.
+        mechanisms: One for a sum or a vote; for quantiles one exponential mechanism per
+            probability, or one Gaussian for the sum that all of them are computed from.
         explanation: One sentence for people.
     """
 
@@ -61,15 +61,14 @@ class NoiseChoice:
         """Validate.
 
         Raises:
-            ValueError: If these mechanisms do not answer this query with the privacy that their
-                events say.
+            ValueError: If these mechanisms do not answer this query with the privacy of their
+                events.
         """
         kinds = " and ".join(type(mechanism).__name__ for mechanism in self.mechanisms) or "nothing"
         if isinstance(self.query, Quantiles):
-            if not self._read_off:
-                self._check_draws(
-                    list(map(self.query.sensitivity, self.query.probabilities)), kinds
-                )
+            if not self._uses_one_sum:
+                sensitivities = list(map(self.query.sensitivity, self.query.probabilities))
+                self._check_draws(sensitivities, kinds)
         elif isinstance(self.query, Vote):
             self._check_draws([Vote.sensitivity], kinds)
         elif len(self.mechanisms) != 1 or not isinstance(self.mechanisms[0], SumMechanism):
@@ -79,14 +78,18 @@ class NoiseChoice:
             )
 
     def _check_draws(self, sensitivities: Sequence[float], kinds: str) -> None:
-        """Check that each draw has its own exponential mechanism, at its sensitivity or above."""
-        drawn = [each for each in self.mechanisms if isinstance(each, ExponentialMechanism)]
-        if not len(drawn) == len(self.mechanisms) == len(sensitivities):
+        """Check that each draw has its own exponential mechanism, with enough sensitivity."""
+        draws = [
+            mechanism
+            for mechanism in self.mechanisms
+            if isinstance(mechanism, ExponentialMechanism)
+        ]
+        if not len(draws) == len(self.mechanisms) == len(sensitivities):
             raise ValueError(
                 f"a query '{self.query.kind}' of {len(sensitivities)} draws is answered by as many "
                 f"ExponentialMechanisms, got {kinds}"
             )
-        for needed, mechanism in zip(sensitivities, drawn, strict=True):
+        for needed, mechanism in zip(sensitivities, draws, strict=True):
             if mechanism.one_coordinate or mechanism.sensitivity < needed:
                 raise ValueError(
                     f"one client moves the utilities of a query '{self.query.kind}' both ways, by "
@@ -95,13 +98,13 @@ class NoiseChoice:
                 )
 
     @property
-    def _read_off(self) -> bool:
-        """Whether the answer is read off one sum with Gaussian noise."""
+    def _uses_one_sum(self) -> bool:
+        """Whether the answer is computed from one sum with Gaussian noise."""
         return [type(mechanism) for mechanism in self.mechanisms] == [GaussianMechanism]
 
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
-        """The event that one release is charged as."""
+        """The events that one release is charged as."""
         return tuple(mechanism.event() for mechanism in self.mechanisms)
 
     @property
@@ -114,10 +117,10 @@ class NoiseChoice:
         """Query or mechanism that bounds each contribution and encodes it for an exact sum."""
         if isinstance(self.query, Vote):
             return self.query
-        if isinstance(self.query, Quantiles) and not self._read_off:
+        if isinstance(self.query, Quantiles) and not self._uses_one_sum:
             return self.query
         (mechanism,) = self.mechanisms
-        assert isinstance(mechanism, SumMechanism)  # as was checked
+        assert isinstance(mechanism, SumMechanism)  # checked at construction
         return mechanism
 
 
@@ -129,24 +132,24 @@ def choose_noise(
     Privacy: one release is (epsilon, delta)-DP on its own, for one client with all its records,
     zero-out (or add-or-remove) neighbours, against anyone who sees the answer. Sums get Laplace
     noise of scale `l1_sensitivity / epsilon` (delta is then not used) or analytic Gaussian noise
-    (Balle and Wang 2018), whichever has the smaller standard deviation a coordinate; equal ones
-    go to Laplace. Quantiles share epsilon evenly between exponential mechanisms, unless the law is
-    Gaussian: then all are read off one noisy sum.
+    (Balle and Wang 2018), the one with the smaller standard deviation per coordinate; Laplace if
+    they are equal. Quantiles share epsilon evenly between exponential mechanisms, unless the law is
+    Gaussian: then all are computed from one noisy sum.
 
-    This compares answers that stand alone. Among many releases in one ledger, what counts is what
-    composes: Laplace noise of a small epsilon then spends about as much as Gaussian noise of
-    multiplier `1 / epsilon`, whose standard deviation is 0.71 times its own where the two
-    sensitivities are equal. To spend by that, build the `NoiseChoice` around a `GaussianMechanism`
-    of your own multiplier, with the query's `l2_sensitivity` as its clipping norm.
+    This compares single answers. Many releases in one ledger compose: Laplace noise of a small
+    epsilon then spends about as much as Gaussian noise of multiplier `1 / epsilon`, whose standard
+    deviation is 0.71 times its own where the two sensitivities are equal. To use that, build the
+    `NoiseChoice` around a `GaussianMechanism` of your own multiplier, with the query's
+    `l2_sensitivity` as its clipping norm.
 
     Args:
-        query: What is asked.
-        epsilon: Positive and finite.
-        delta: In [0, 1); 0 asks for a pure guarantee, and so for Laplace noise.
-        law: Use this law, for sums; `gaussian` is the one that secure sums have.
+        query: The query.
+        epsilon: Positive and finite epsilon.
+        delta: Delta in [0, 1); 0 asks for a pure guarantee, and so for Laplace noise.
+        law: Law of the noise on sums, by default the better one; secure sums need `gaussian`.
 
     Raises:
-        ValueError: If an argument is out of range, or `law` can't give what is asked.
+        ValueError: If an argument is out of range, or `law` can't give the guarantee.
     """
     require_positive(epsilon=epsilon)
     if not 0.0 <= delta < 1.0:
@@ -185,16 +188,19 @@ def _choose_sum(query: SumQuery, epsilon: float, delta: float, law: NoiseLaw | N
     )
     if law is None:
         # Both keep the promise, so the smaller deviation is the better answer.
-        smaller = laplace.noise_std <= gaussian.noise_std
-        law, reason = NoiseLaw.LAPLACE if smaller else NoiseLaw.GAUSSIAN, "the smaller"
+        law, reason = NoiseLaw.GAUSSIAN, "the smaller"
+        if laplace.noise_std <= gaussian.noise_std:
+            law = NoiseLaw.LAPLACE
     else:
         reason = "as asked for"
-    chosen: SumMechanism
-    chosen, other = (laplace, gaussian) if law is NoiseLaw.LAPLACE else (gaussian, laplace)
-    name, rival = ("Laplace", "Gaussian") if chosen is laplace else ("Gaussian", "Laplace")
+    chosen: SumMechanism = gaussian
+    other: SumMechanism = laplace
+    name, other_name = "Gaussian", "Laplace"
+    if law is NoiseLaw.LAPLACE:
+        chosen, name, other, other_name = other, other_name, chosen, name
     text = (
         f"{name} noise of standard deviation {chosen.noise_std:.4g} on each coordinate of the sum, "
-        f"{reason}: {rival} noise would have {other.noise_std:.4g} ({promise})"
+        f"{reason}: {other_name} noise would have {other.noise_std:.4g} ({promise})"
     )
     return NoiseChoice(query=query, mechanisms=(chosen,), explanation=text)
 
@@ -227,7 +233,7 @@ def _choose_vote(query: Vote, epsilon: float) -> NoiseChoice:
 
 
 def draw_error(candidates: int, mechanism: ExponentialMechanism) -> float:
-    """Return how far a draw's utility is below the best at most, with probability 0.95.
+    """Return the distance of a draw's utility from the best, not exceeded with probability 0.95.
 
     In units of utility: clients of a quantile's rank, or votes.
 

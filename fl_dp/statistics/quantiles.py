@@ -1,4 +1,4 @@
-"""Quantiles over a public grid: drawn by exponential mechanisms, or read off a noisy sum.
+"""Quantiles over a public grid: drawn by exponential mechanisms, or computed from a noisy sum.
 
 >>> query = Quantiles(probabilities=(0.25, 0.5, 0.75), grid=tuple(range(121)))
 """
@@ -26,29 +26,30 @@ _WALK = 2.498
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(SumQuery):
-    """Quantiles of one number a record, each chosen from a public grid.
+    """Quantiles of one number per record, each chosen from a public grid.
 
-    A client sends how its mass of at most 1 is spread over the grid, each record at the nearest
-    point: with `max_records=1`, quantiles are those of the average client's distribution. A point
-    is the better, the less mass would have to move past it to make it the quantile: its utility for
-    probability `p` is minus the distance of `p W` from `[L, L + M]`, where `W` is the mass of all,
-    `L` that left of the point and `M` that at it. (With one-sided ranks instead, a point that holds
-    all the mass would score no better than any other.)
+    A client sends the distribution of its mass of at most 1 over the grid, each record at the
+    nearest point: with `max_records=1`, quantiles are those of the average client's distribution. A
+    point is better the less mass would have to move past it to make it the quantile: its utility
+    for probability `p` is minus the distance of `p W` from `[L, L + M]`, where `W` is the mass of
+    all, `L` that left of the point and `M` that at it. (With one-sided ranks instead, a point that
+    holds all the mass would score no better than any other.)
 
     Privacy: see `Query`; a client of mass `(l, m, r)` left of, at and right of a point moves the
     ends of that interval, seen from `p W`, by `(1 - p) l - p (m + r)` and `(1 - p)(l + m) - p r`.
     Both lie in `[-p, 1 - p]`, so one client moves every utility by at most `max(p, 1 - p)`.
 
-    Exponential mechanisms need the exact sum. Under a secure sum no party has it, and quantiles
-    are read off the sum with Gaussian noise (`estimates`): all of them for one price, and less
+    Exponential mechanisms need the exact sum. Under a secure sum no party has it, and quantiles are
+    computed from the sum with Gaussian noise (`estimates`): all of them for one price, and less
     exact the finer the grid, as noise adds up over its points.
 
     Attributes:
         max_records: A client's mass is the number of its records over this, at most 1.
-        probabilities: Which quantiles, increasing, each between 0 and 1. Epsilon is shared evenly.
+        probabilities: Probabilities of the quantiles, increasing, each between 0 and 1. Epsilon is
+            shared evenly.
         grid: The candidates, increasing; values beyond the ends count at the ends. Public: never
-            read it off the data. Finer costs little for draws, whose error in rank grows with its
-            logarithm; read off a noisy sum it grows with the square root.
+            take it from the data. A finer grid costs little for draws, whose error in rank grows
+            with its logarithm; computed from a noisy sum it grows with the square root.
 
     Reference:
         McSherry and Talwar 2007, "Mechanism Design via Differential Privacy"; for quantiles: Smith
@@ -79,7 +80,7 @@ class Quantiles(SumQuery):
 
     @property
     def dimension(self) -> int:
-        """One number a grid point."""
+        """One number per grid point."""
         return len(self.grid)
 
     @property
@@ -100,9 +101,9 @@ class Quantiles(SumQuery):
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         grid = np.array(self.grid)
         between = grid[:-1] + np.diff(grid) / 2.0
-        places = np.searchsorted(between, records(values, 1)[:, 0], side="left")
-        counts = np.bincount(places, minlength=grid.size).astype(np.float64)
-        return counts / self.max_records, places.size
+        indices = np.searchsorted(between, records(values, 1)[:, 0], side="left")
+        counts = np.bincount(indices, minlength=grid.size).astype(np.float64)
+        return counts / self.max_records, indices.size
 
     def sensitivity(self, probability: float) -> float:
         """Return the most by which one client moves any utility for that probability."""
@@ -124,7 +125,7 @@ class Quantiles(SumQuery):
 
         Args:
             total: Sum of `encode`d vectors, shape `(dimension,)`.
-            probability: Which quantile.
+            probability: Probability of the quantile.
 
         Returns:
             Minus a distance in clients (units of mass), float64, shape `(dimension,)`.
@@ -146,13 +147,13 @@ class Quantiles(SumQuery):
         below = np.minimum.accumulate(up_to[::-1])[::-1]
         increasing, mass = (above + below) / 2.0, float(up_to[-1])
         targets = np.array(self.probabilities) * mass
-        places = np.searchsorted(increasing, targets, side="left")
-        found = np.array(self.grid)[np.minimum(places, len(self.grid) - 1)]
+        indices = np.searchsorted(increasing, targets, side="left")
+        quantiles = np.array(self.grid)[np.minimum(indices, len(self.grid) - 1)]
         worst = _WALK * noise_std * math.sqrt(len(self.grid))
         note = "" if mass > worst else "the mass of all clients is within its noise"
         return {
             "quantiles": Estimate(
-                value=np.sort(found),  # a negative mass would turn their order round
+                value=np.sort(quantiles),  # a negative mass would reverse their order
                 error=np.full(len(self.probabilities), worst),
                 error_is="rank error in clients, not exceeded with probability 0.95",
                 note=note,

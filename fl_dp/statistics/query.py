@@ -1,6 +1,6 @@
-"""Parts of every query: public parameters, a bounded contribution, a reading of the noisy sum.
+"""The common part of queries: parameters, a bounded contribution, estimates from a noisy sum.
 
-A query is plain data that travels to the clients (`encode_text`). `contribution` runs on a client
+A query is plain data that is sent to the clients (`encode_text`). `contribution` runs on a client
 and sees its records; `estimates` runs on the server and sees nothing but the noisy sum.
 """
 
@@ -23,13 +23,13 @@ _MOST_RECORDS = 2**53
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Estimate:
-    """Private numbers and how far off they are.
+    """Private numbers with their errors.
 
     Attributes:
         value: Float64; a 0-d array for a single number.
         error: Error scale of each number, float64, same shape.
-        error_is: What the error scale measures.
-        note: What a reader has to know about these numbers; mostly nothing.
+        error_is: Meaning of the error scale.
+        note: A remark for readers of these numbers; mostly empty.
     """
 
     value: NDArray[np.float64]
@@ -45,11 +45,11 @@ class Query(ABC):
     Privacy: the unit is one client with all its records. Neighbours differ in one client of a
     public roster whose contribution becomes zero (zero-out), which moves the sum of contributions
     by at most `l1_sensitivity` in L1 and `l2_sensitivity` in L2. The server sees contributions in
-    the clear; the guarantee is against those who see what it releases.
+    the clear; the guarantee is against those who see its releases.
 
     Attributes:
-        max_records: A client with more records counts as this many average ones of its own, so
-            that no client weighs more. With 1, every client that has data weighs the same.
+        max_records: A client with more records counts as this many average ones of its own, so that
+            no client weighs more. With 1, every client that has data weighs the same.
     """
 
     kind: ClassVar[str]
@@ -85,14 +85,14 @@ class Query(ABC):
 
     @abstractmethod
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
-        """Return the sum over one client's usable records, and how many those are."""
+        """Return the sum over one client's usable records, and their number."""
 
     def contribution(self, values: object) -> NDArray[np.float64]:
-        """Return what one client sends, computed on its own records.
+        """Return a client's contribution, computed on its own records.
 
         Args:
             values: The records, an array or a list. Numbers out of range count as the nearest in
-                range, infinities included; a record with a NaN is left out; so is everything if
+                range, infinities included; a record with a NaN does not count, and none does if
                 `values` has a wrong shape or holds no numbers.
 
         Returns:
@@ -107,18 +107,18 @@ class Query(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class SumQuery(Query):
-    """A query whose answer is read off the noisy sum of all contributions."""
+    """A query whose answer is computed from the noisy sum of all contributions."""
 
     @abstractmethod
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
-        """Read the answer off a noisy sum: post-processing, at no cost in privacy.
+        """Compute the answer from a noisy sum: post-processing, at no cost in privacy.
 
         Args:
             total: The released sum of contributions, float64, shape `(dimension,)`.
             noise_std: Standard deviation of the noise on each of its coordinates.
 
         Returns:
-            Estimates by name; the first is what was asked for.
+            Estimates by name; the first is the main answer.
         """
 
 
@@ -138,7 +138,7 @@ class CountingQuery(SumQuery):
 
 
 def as_tuple(name: str, values: object) -> tuple[Any, ...]:
-    """Return a field as a tuple, whatever sequence it came as: it may have come from a message.
+    """Return a field as a tuple, from any sequence: it may have come from a message.
 
     Raises:
         ValueError: If it is no sequence, or a text.
@@ -149,7 +149,7 @@ def as_tuple(name: str, values: object) -> tuple[Any, ...]:
 
 
 def as_numbers(name: str, values: object) -> tuple[float, ...]:
-    """Return a field as a tuple of finite numbers, whatever sequence it came as.
+    """Return a field as a tuple of finite numbers, from any sequence.
 
     Raises:
         ValueError: If it is empty or no sequence, or holds anything but finite numbers.
@@ -169,7 +169,7 @@ def require_increasing(name: str, numbers: tuple[float, ...], *, at_least: int) 
     """Refuse too few numbers, or numbers that are not strictly increasing.
 
     Raises:
-        ValueError: If that is so.
+        ValueError: If they are so.
     """
     if len(numbers) < at_least:
         raise ValueError(f"{name} needs at least {at_least} numbers, got {len(numbers)}")

@@ -1,4 +1,4 @@
-"""A classifier of two classes measured on everybody's data: AUC and accuracy, off histograms.
+"""A classifier of two classes measured on all data: AUC and accuracy, from histograms.
 
 >>> query = ScoreHistograms(bins=20)
 >>> query.contribution([[1, 0.9], [0, 0.2]])  # on a client: label and score of each record
@@ -22,7 +22,7 @@ _NOTE = "a class's noisy count is within its noise: these are the middle and hal
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreHistograms(CountingQuery):
-    """Histograms of a classifier's scores, one of each true class, and what they tell.
+    """Histograms of a classifier's scores, one per true class, with AUC and accuracy.
 
     A record adds one to the bin of its score in the histogram of its label, so that all bins
     together have the sensitivity of one count. AUC is that of the binned scores, where two of one
@@ -31,7 +31,7 @@ class ScoreHistograms(CountingQuery):
     Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_records`.
 
     Attributes:
-        bins: Of equal width over [0, 1]; even, so that one half begins at 1/2.
+        bins: Number of bins of equal width over [0, 1]; even, so that one half begins at 1/2.
     """
 
     kind: ClassVar[str] = "scores"
@@ -53,31 +53,31 @@ class ScoreHistograms(CountingQuery):
 
     @property
     def dimension(self) -> int:
-        """One number a bin and class."""
+        """One number per bin and class."""
         return 2 * self.bins
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         rows = records(values, 2)
         rows = rows[np.isin(rows[:, 0], (0.0, 1.0))]
         scores = np.clip(rows[:, 1], 0.0, 1.0)
-        places = np.minimum((scores * self.bins).astype(np.intp), self.bins - 1)
-        places += self.bins * rows[:, 0].astype(np.intp)
-        return np.bincount(places, minlength=self.dimension).astype(np.float64), len(rows)
+        bins = np.minimum((scores * self.bins).astype(np.intp), self.bins - 1)
+        bins += self.bins * rows[:, 0].astype(np.intp)
+        return np.bincount(bins, minlength=self.dimension).astype(np.float64), len(rows)
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
         """Return `auc`, `accuracy`, and the counts `negatives` and `positives`.
 
-        See `SumQuery.estimates`. Errors are to first order in the noise. Where a class's count is
-        within its noise nothing was learnt: both are 1/2, and say so.
+        See `SumQuery.estimates`. Errors are to first order in the noise. If a class's count is
+        within its noise, AUC and accuracy are 1/2, and a note says so.
         """
         negative, positive = total[: self.bins], total[self.bins :]
         n, p = float(negative.sum()), float(positive.sum())
-        of_count = noise_std * math.sqrt(self.bins)
+        count_error = noise_std * math.sqrt(self.bins)
         counts = {
-            name: Estimate(value=np.asarray(count), error=np.asarray(of_count))
+            name: Estimate(value=np.asarray(count), error=np.asarray(count_error))
             for name, count in (("negatives", n), ("positives", p))
         }
-        if not min(n, p) > of_count:
+        if not min(n, p) > count_error:
             unknown = Estimate(
                 value=np.asarray(_UNKNOWN),
                 error=np.asarray(_UNKNOWN),
@@ -93,14 +93,13 @@ class ScoreHistograms(CountingQuery):
         right = np.zeros(self.dimension)
         right[: self.bins // 2] = right[-(self.bins // 2) :] = 1.0
         accuracy = float(total @ right) / (n + p)
+        accuracy_error = noise_std * float(np.linalg.norm(right - accuracy)) / (n + p)
         return {
-            "auc": _within(auc, noise_std * float(np.linalg.norm(spread))),
-            "accuracy": _within(
-                accuracy, noise_std * float(np.linalg.norm(right - accuracy)) / (n + p)
-            ),
+            "auc": _share(auc, noise_std * float(np.linalg.norm(spread))),
+            "accuracy": _share(accuracy, accuracy_error),
             **counts,
         }
 
 
-def _within(value: float, error: float) -> Estimate:
+def _share(value: float, error: float) -> Estimate:
     return Estimate(value=np.asarray(np.clip(value, 0.0, 1.0)), error=np.asarray(error))

@@ -24,13 +24,13 @@ _SMALLEST_WIDTH = 1e-250  # below it float64 can't scale a range to one
 class Count(CountingQuery):
     """Number of records, at most `max_records` of each client.
 
-    With `max_records=1` this is how many clients have data. Privacy: see `Query`; a client moves
+    With `max_records=1` it is the number of clients with data. Privacy: see `Query`; a client moves
     the count by at most `max_records`.
 
     Attributes:
         max_records: Most that one client can add.
-        nonnegative: Report a negative noisy count as 0. This makes small counts biased; sums of
-            many counts should be taken without it.
+        nonnegative: Whether a negative noisy count is reported as 0. This makes small counts
+            biased; sums of many counts should be made without it.
     """
 
     kind: ClassVar[str] = "count"
@@ -56,7 +56,7 @@ class RangedQuery(Query):
     """A query about numeric features, each with a public range.
 
     Attributes:
-        lows: Smallest value of each feature, in its units. Public: never read it off the data.
+        lows: Smallest value of each feature, in its units. Public: never take it from the data.
         highs: Largest value of each feature; values beyond count as the end of the range.
     """
 
@@ -85,7 +85,7 @@ class RangedQuery(Query):
 
     @property
     def features(self) -> int:
-        """Numbers that a record consists of."""
+        """Number of features of a record."""
         return len(self.lows)
 
     @property
@@ -101,14 +101,14 @@ class RangedQuery(Query):
         return np.clip(records(values, self.features), self.lows, self.highs)
 
     def _scaled(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return records with each range as [-1, 1], so that a missing one counts as its middle."""
+        """Return records with each range as [-1, 1]; a missing value counts as its middle."""
         return np.clip((rows - self._middle) / self._half, -1.0, 1.0)
 
     def _means(self, sums: NDArray[np.float64], count: float, noise_std: float) -> Estimate:
         """Return the mean of each feature from the noisy sum of `_scaled` records and their number.
 
-        The error is to first order in the noise. If the count is no larger than its own noise,
-        nothing was learnt: the mean is the middle of the range and so is the error, half the range.
+        The error is to first order in the noise. If the count is within its own noise, the mean is
+        the middle of the range, and the error half the range.
         """
         if not count > noise_std:
             note = "the noisy count is within its noise: these are the middle and half of the range"
@@ -127,16 +127,16 @@ class RangedQuery(Query):
 class Sum(RangedQuery, SumQuery):
     """The sum of each feature over all records, at most `max_records` of each client.
 
-    A feature is sent over the largest magnitude in its range, so that its noise is in proportion to
-    that and not to another feature's. Privacy: see `Query`; a client's vector of `d` features has
-    an L1 norm of at most `d max_records` and an L2 norm of at most `sqrt(d) max_records`.
+    A feature is divided by the largest magnitude in its range, so that its noise is in proportion
+    to that and not to another feature's. Privacy: see `Query`; a client's vector of `d` features
+    has an L1 norm of at most `d max_records` and an L2 norm of at most `sqrt(d) max_records`.
     """
 
     kind: ClassVar[str] = "sum"
 
     @property
     def dimension(self) -> int:
-        """One number a feature."""
+        """One number per feature."""
         return self.features
 
     @property
@@ -164,23 +164,23 @@ class Sum(RangedQuery, SumQuery):
 
 @dataclass(frozen=True, kw_only=True)
 class Mean(RangedQuery, SumQuery):
-    """The mean and standard deviation of each feature: what features are normalised with.
+    """The mean and standard deviation of each feature, as for normalisation.
 
-    Each feature is moved and scaled to `u` in [-1, 1]. A record adds `(u, 1 - u^2)` a feature,
-    and a 1 for the count, so that neither the number of records nor that of clients need be
+    Each feature is shifted and scaled to `u` in [-1, 1]. A record adds `(u, 1 - u^2)` per feature,
+    and a 1 for the count, so that neither the number of records nor that of clients has to be
     public. Squares are counted down from 1 because `u^2 + (1 - u^2)^2 <= 1`: so they lengthen no
-    vector in L2, and with Gaussian noise the standard deviations come for nothing.
+    vector in L2, and with Gaussian noise the standard deviations are free.
 
-    Privacy: see `Query`; a client's vector over `d` features has an L2 norm of at most
-    `sqrt(d + 1) max_records`, and an L1 norm of at most `(5 d / 4 + 1) max_records`, as
-    `|u| + 1 - u^2` is largest at `|u| = 1/2`.
+    Privacy: see `Query`; a client's vector over `d` features has an L2 norm of at most `sqrt(d + 1)
+    max_records`, and an L1 norm of at most `(5 d / 4 + 1) max_records`, as `|u| + 1 - u^2` is
+    largest at `|u| = 1/2`.
     """
 
     kind: ClassVar[str] = "mean"
 
     @property
     def dimension(self) -> int:
-        """Two numbers a feature, and the count."""
+        """Two numbers per feature, and the count."""
         return 2 * self.features + 1
 
     @property
@@ -201,9 +201,9 @@ class Mean(RangedQuery, SumQuery):
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
         """Return `mean` and `std`, shape `(features,)`, and `count`; see `SumQuery.estimates`.
 
-        Errors are to first order in the noise; see `_means` for a count that is within it. A
-        standard deviation that can't be told from zero is reported as large as it may well be, so
-        that dividing by it never blows noise up.
+        Errors are to first order in the noise; see `_means` for a count within its noise. A
+        standard deviation that may be zero is reported at the upper end of its error, so that
+        dividing by it never magnifies noise.
         """
         half, count = self._half, float(total[-1])
         mean = self._means(total[: self.features], count, noise_std)

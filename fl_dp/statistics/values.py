@@ -1,7 +1,7 @@
 """Values that clients hold or send, read without raising.
 
-A client that raises does not answer, and everyone sees that it did not. So an unreadable value is
-no record, and a vector that can't be summed is the null contribution.
+If a client raises, everyone sees that it did not answer. So an unreadable value is no record, and a
+vector that can't be summed is the null contribution.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 
 def records(values: object, features: int) -> NDArray[np.float64]:
-    """Return the records in `values` that have no NaN, one a row.
+    """Return the records in `values` that have no NaN, one per row.
 
     Args:
         values: One number or many in any shape if `features` is 1. Otherwise the first axis counts
             records and the others hold `features` numbers; a vector of that length is one record.
-        features: Numbers a record consists of.
+        features: Number of features of a record.
 
     Returns:
-        Float64, shape `(n, features)`; infinities are kept. `n` is 0 for what has another shape or
-        is no array of real numbers.
+        Float64, shape `(n, features)`, infinities included. `n` is 0 for another shape, or for no
+        array of real numbers.
     """
     array = _real_array(values)
     if array is None:
@@ -49,7 +49,7 @@ def labels(values: object) -> list[object]:
 
 
 def count_records(values: object) -> int:
-    """Return how many records there are along the first axis, those with a NaN left out."""
+    """Return the number of records along the first axis, without those with a NaN."""
     array = _real_array(values)
     if array is None:
         return sum(not _is_missing(label) for label in labels(values))

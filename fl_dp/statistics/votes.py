@@ -21,20 +21,20 @@ _STEPS = 2.0**30  # scores are summed in whole steps, so that sums are exact in 
 
 @dataclass(frozen=True, kw_only=True)
 class Vote(Query):
-    """The candidate that clients like best, each of which scores every candidate in [0, 1].
+    """The candidate that clients like best; each client scores every candidate in [0, 1].
 
-    A client that replies with anything but one finite number in [0, 1] a candidate has no vote: it
-    counts as zero for each.
+    A client whose reply is not one finite number in [0, 1] per candidate has no vote: it counts as
+    zero for each.
 
-    Privacy: see `Query`, but for the norms: what bounds the draw is its range. A client of scores
-    `s` adds `s_i` to the utility of candidate `i`, so the log-ratio of the two laws differs between
-    any two candidates by at most `rate * (max s - min s) <= rate`. Half a point less for each
-    candidate is the same draw, and moves every utility by at most `sensitivity = 1/2` either way.
-    How many candidates there are does not matter.
+    Privacy: see `Query`, but for the norms: the range bounds the draw. A client of scores `s` adds
+    `s_i` to the utility of candidate `i`, so the log-ratio of the two laws differs between any two
+    candidates by at most `rate * (max s - min s) <= rate`. Half a point less for each candidate is
+    the same draw, and moves every utility by at most `sensitivity = 1/2` either way. The number of
+    candidates does not matter.
 
     Attributes:
         max_records: Always 1: a client has one vote.
-        candidates: How many there are, at least 2; public.
+        candidates: Number of candidates, at least 2; public.
 
     Reference:
         McSherry and Talwar 2007; for the range Dong, Durfee and Rogers 2020.
@@ -59,7 +59,7 @@ class Vote(Query):
 
     @property
     def dimension(self) -> int:
-        """One score a candidate."""
+        """One score per candidate."""
         return self.candidates
 
     @property
@@ -79,7 +79,9 @@ class Vote(Query):
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         scores = vector(values, self.candidates)
-        return (scores, 1) if _is_vote(scores) else (np.zeros(self.candidates), 0)
+        if not _is_vote(scores):
+            return np.zeros(self.candidates), 0
+        return scores, 1
 
     def encode(self, contribution: ArrayLike) -> NDArray[np.float64]:
         """Count one client's scores in whole steps; zeros if they are no vote.
@@ -91,7 +93,7 @@ class Vote(Query):
         scores = vector(contribution, self.candidates)
         if not _is_vote(scores):
             return np.zeros(self.candidates)
-        return np.floor(scores * _STEPS)  # never above the score: its range is what is charged
+        return np.floor(scores * _STEPS)  # never above the score: its range is charged
 
     def utilities(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return each candidate's utility in votes; for the exponential mechanism alone.

@@ -25,7 +25,7 @@ def query_from_json(text: str) -> Query:
 
     Raises:
         ValueError: If the kind is unknown, or a field is missing, unknown or out of range: a client
-            that ignored what it does not know would answer another question.
+            that ignored an unknown field would answer another question.
     """
     query: Query = decode(AnyQuery, parsed_object(text, "query"), "query")
     return query
