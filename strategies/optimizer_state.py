@@ -116,8 +116,8 @@ def _pack(value: Any, path: tuple[str, ...], arrays: dict[str, NDArray[Any]]) ->
     if kind in _SMALL:
         return value
     if kind is np.ndarray or isinstance(value, np.generic):
-        name = _add(value, path, arrays)
-        return {"kind": "ndarray" if kind is np.ndarray else "scalar", "array": name}
+        form = "ndarray" if kind is np.ndarray else "scalar"
+        return {"kind": form, "array": _add(value, path, arrays)}
     if kind is Array:
         return {"kind": "Array", "array": _add(_numpy(value, path), path, arrays)}
     if kind is bytes:

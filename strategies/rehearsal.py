@@ -294,7 +294,8 @@ def _ask(
             answers.errors[node] = reply.error
         else:
             configs = list(reply.content.config_records.values())
-            answers.identities[node] = NodeIdentity.of(configs[0] if len(configs) == 1 else {})
+            answer = configs[0] if len(configs) == 1 else {}
+            answers.identities[node] = NodeIdentity.of(answer)
         if not silent:
             return
 

@@ -433,18 +433,21 @@ class RoundLoop(ABC):
         ask = asking(grid, window=self._window)
         index = self._participations.next_index()
         available = self._participations.available(roster, index, server_round=server_round)
+        compression = None if self._compression.up == "none" else self._compression
         instruction = RoundInstruction(
             server_round=server_round,
             weight_cap=self._weight_cap,
             utility=self.selection.utility,
-            compression=None if self._compression.up == "none" else self._compression,
+            compression=compression,
         )
+        if num_units is None:
+            num_units = len(roster)
         draw = Draw(
             server_round=server_round,
             index=index,
             roster=available,
             groups=self._participations.groups_of(available),
-            num_units=len(roster) if num_units is None else num_units,
+            num_units=num_units,
             rng=self._rng,
             model=arrays,
             config=config,

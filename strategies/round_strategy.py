@@ -37,7 +37,9 @@ class RoundStrategy(Strategy):
 
     def __init__(self, strategy: Strategy | None) -> None:
         """Stand in front of a server optimizer; `FedAvg()` by default."""
-        self.optimizer = ServerOptimizer(strategy if strategy is not None else FedAvg(), front=self)
+        if strategy is None:
+            strategy = FedAvg()
+        self.optimizer = ServerOptimizer(strategy, front=self)
         weighted = self._weights_are_used
         for line in unused_of(self.optimizer.strategy, weights_are_used=weighted):
             logger.warning(line)
@@ -111,13 +113,15 @@ class RoundStrategy(Strategy):
         """
         if num_rounds is None:
             num_rounds = self.planned_rounds
+        if train_config is None:
+            train_config = ConfigRecord()
         return self.loop.run(
             self.summary,
             grid,
             initial_arrays,
             num_rounds,
             timeout,
-            train_config if train_config is not None else ConfigRecord(),
+            train_config,
             evaluate_config,
             evaluate_fn,
             should_stop,

@@ -113,6 +113,7 @@ class UnprotectedFedAvg(RoundStrategy):
                 f"none: use a law with one rate, got {selection.sampling}"
             )
         compression = compression if compression is not None else Compression()
+        rng = rng if rng is not None else SecureRandom()
         check_together(
             None,
             selection,
@@ -129,7 +130,7 @@ class UnprotectedFedAvg(RoundStrategy):
             cohorts_are_visible=True,
             weight_cap=weight_cap,
             window=window,
-            rng=rng if rng is not None else SecureRandom(),
+            rng=rng,
             after_round=after_round,
             record_plan=record_plan,
             compression=compression,

@@ -105,6 +105,7 @@ class ExponentialSelection(Selection):
                 "records_per_client choose by a mean over records, such as utility=loss or "
                 "accuracy"
             )
+        utility_range = (0.0, utility_high) if records_per_client is None else None
         # One of n records moves a mean over them by at most half the range over n.
         # The null of a record is the middle of the range, as that of a client.
         self.mechanism = ExponentialMechanism(
@@ -112,7 +113,7 @@ class ExponentialSelection(Selection):
             sensitivity=half / (records_per_client or 1),
             one_coordinate=True,
             null_utility=null,
-            utility_range=(0.0, utility_high) if records_per_client is None else None,
+            utility_range=utility_range,
         )
         self._high = utility_high
         if records_per_client is not None:
@@ -285,8 +286,10 @@ class DPUtilitySelection(Selection):
     def _messages(self, draw: Draw, asked: Mapping[int, tuple[Unit, ...]]) -> list[Message]:
         messages = []
         for node, units in asked.items():
-            numbers = tuple(unit.number for unit in units)
-            query = replace(self._query, units=None if numbers == (0,) else numbers)
+            numbers: tuple[int, ...] | None = tuple(unit.number for unit in units)
+            if numbers == (0,):
+                numbers = None
+            query = replace(self._query, units=numbers)
             config = ConfigRecord(dict(draw.config) | {UTILITY_METRIC: encode_text(query)})
             content = RecordDict({"arrays": draw.model, "config": config})
             kind = f"query.{UTILITY_ACTION}"

@@ -140,8 +140,9 @@ def _composed(
     length = max(removed, added)
     _refuse_above(_LONGEST, length, f"{len(parts)} different releases")
     while len(parts) > 1:
-        pairs = [parts[at : at + 2] for at in range(0, len(parts), 2)]
-        parts = [composed_pair(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+        unpaired = parts[-1:] if len(parts) % 2 else []
+        pairs = zip(parts[0::2], parts[1::2], strict=False)
+        parts = [composed_pair(first, second) for first, second in pairs] + unpaired
     return parts[0]
 
 

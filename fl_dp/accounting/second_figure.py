@@ -128,11 +128,8 @@ def second_figure(
     how = f"{accountant}, for {_RELATIONS[neighboring_relation].name} neighbours"
     if slack:
         how += f", with our own {2.0 * slack:.2g} for what shares of noise are no Gaussians"
-    return SecondFigure(
-        how=how,
-        epsilon=theirs + 2.0 * slack,
-        ours=ours.best if accountant == PLDAccountant.__name__ else ours.rdp,
-    )
+    comparable = ours.best if accountant == PLDAccountant.__name__ else ours.rdp
+    return SecondFigure(how=how, epsilon=theirs + 2.0 * slack, ours=comparable)
 
 
 @lru_cache(maxsize=64)

@@ -240,7 +240,8 @@ class GaussianBundle:
         if self.count_noise_std is not None:
             values.append(float(weight > 0.0 and 0.0 < update_norm < math.inf))
         if self.unclipped_bit:
-            values.append(_HALF if update_norm <= self.updates.clipping_norm else -_HALF)
+            bit = _HALF if update_norm <= self.updates.clipping_norm else -_HALF
+            values.append(bit)
         for metric in self.metrics:
             values.append(metric.centred(measured.get(metric.name, math.nan)))
         return values

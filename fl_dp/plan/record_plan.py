@@ -130,7 +130,8 @@ class RecordPlan(Arguments):
         Raises:
             ValueError: If an argument is out of range.
         """
-        budget = PrivacyBudget(epsilon=1.0 if max_epsilon is None else max_epsilon, delta=delta)
+        placeholder = 1.0 if max_epsilon is None else max_epsilon
+        budget = PrivacyBudget(epsilon=placeholder, delta=delta)
         plan = cls(budget=budget, noise_multiplier=noise_multiplier, **options)
         if max_epsilon is not None:
             return plan

@@ -119,6 +119,8 @@ class Release:
         count_noise_std = None
         if self.contribution_check and counted:
             count_noise_std = _count_noise_std(noise_multiplier, expected_cohort, rounds)
+        if coefficients is None:
+            size = 1
         return GaussianBundle(
             noise_multiplier=noise_multiplier,
             clipping_norms=clipping_norms or self.clipping.first_norms,
@@ -127,7 +129,7 @@ class Release:
             scalar_noise_std=noise_std,
             count_noise_std=count_noise_std,
             coefficients=coefficients,
-            size=size if coefficients is not None else 1,
+            size=size,
         )
 
     def denominator(self, expected_cohort: float, num_clients: int) -> float:

@@ -111,7 +111,8 @@ class WordSize:
                 with the number of bits that is enough.
         """
         narrow = self.bits is not None
-        for bits in (16, 20) if self.bits is None else (self.bits,):
+        candidates = (16, 20) if self.bits is None else (self.bits,)
+        for bits in candidates:
             share = self._fitting_share(bundle, size, bits, narrow=narrow)
             if share is not None:
                 return SharedBundle(bundle=bundle, share=share, bits=bits)

@@ -40,6 +40,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     enforcement = _enforcement(ledger)
     not_covered = not_covered_of(NOT_COVERED_OF_CLIENTS, holds, figure=figure_of(second))
     not_covered += _not_covered_of_plan(plan, enforcement)
+    trusted = plan.trusted_behind_gates() if enforcement else plan.trusted
     mechanism = plan.mechanism
     if ledger.other_releases_spent:
         mechanism += ", and the other releases that are listed"
@@ -52,7 +53,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         unit=UNITS[plan.unit],
         neighboring_relation=plan.neighboring_relation,
         adversary=plan.adversary,
-        trusted=plan.trusted_behind_gates() if enforcement else plan.trusted,
+        trusted=trusted,
         mechanism=mechanism,
         sampling=_sampling(plan),
         rule=ledger.rule,
@@ -101,7 +102,10 @@ def _not_covered_of_plan(plan: Plan, enforcement: Enforcement | None) -> list[st
     }
     sentences: list[str] = []
     for sentence in plan.not_covered:
-        sentences += another_app[enforcement] if sentence == ANOTHER_APP else [sentence]
+        if sentence == ANOTHER_APP:
+            sentences += another_app[enforcement]
+        else:
+            sentences.append(sentence)
     return sentences
 
 
@@ -166,11 +170,12 @@ def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
             event = noise.of_public_models(event)
         public_history.append((event, count))
     shares = noise.shares
+    guaranteed = shares.guaranteed if noise.secure_sum.roster else None
     return SecureSumClaims(
         nodes=shares.cohort,
         sampled=plan.hosting.sampled,
         least=shares.least,
-        guaranteed=shares.guaranteed if noise.secure_sum.roster else None,
+        guaranteed=guaranteed,
         colluding=shares.colluding,
         honest_shares=noise.honest_shares,
         slack=plan.slack,

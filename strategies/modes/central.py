@@ -71,10 +71,11 @@ class CentralMode(Mode):
         if untried:
             bundle = bundle.counting_closely()
         # A node has to know the bundle to sum its units, or to report metrics.
-        nodes_need_it = plan.hosting.sums_at_nodes or bundle.metrics
+        nodes_need_bundle = plan.hosting.sums_at_nodes or bundle.metrics
+        node_bundle = bundle if nodes_need_bundle else None
         instruction = replace(
             instruction,
-            bundle=bundle if nodes_need_it else None,
+            bundle=node_bundle,
             max_units=plan.hosting.units_per_node,
             sampling_rate=coin_rate(plan),
         )

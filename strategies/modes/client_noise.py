@@ -105,12 +105,15 @@ def client_noise_of(
         noise_multiplier /= groups[group].scale
         if budget is not None:
             budget = replace(budget, epsilon=groups[group].budget)
+    epsilon = delta = None
+    if budget is not None:
+        epsilon, delta = budget.epsilon, budget.delta
     return NoiseInstruction(
         scheme=plan.scheme,
         noise_multiplier=noise_multiplier,
         clipping_norm=plan.clipping_norm,
-        epsilon=None if budget is None else budget.epsilon,
-        delta=None if budget is None else budget.delta,
+        epsilon=epsilon,
+        delta=delta,
         neighboring_relation=str(plan.neighboring_relation),
         levels=_levels(plan.scheme, noise_multiplier, plan.clipping_norm, compression),
     )

@@ -52,10 +52,13 @@ def _room_for_several(plan: Plan, budget: PrivacyBudget) -> PrivacyBudget | None
 def price_of_a_sum(plan: Plan) -> SumInstruction:
     """Return the price of a secure sum for its nodes, besides its terms."""
     budget = budget_for_nodes(plan)
+    epsilon = delta = None
+    if budget is not None:
+        epsilon, delta = budget.epsilon, budget.delta
     return SumInstruction(
         rounds=plan.rounds + sum(count for _, count in plan.other_releases),
-        epsilon=None if budget is None else budget.epsilon,
-        delta=None if budget is None else budget.delta,
+        epsilon=epsilon,
+        delta=delta,
         neighboring_relation=str(plan.neighboring_relation),
         unit=plan.unit,
     )

@@ -203,11 +203,12 @@ class OneSum:
                 continue
             position_of[node] = position
             question = opened.question(position)
+            bundles = question.bundles if opens else {}
             sent = MemberQuestion(
                 terms=text,
                 online=question.online,
                 labels=question.labels,
-                bundles=question.bundles if opens else {},
+                bundles=bundles,
                 quorum=quorum,
             )
             kind = f"{MessageType.QUERY}.{action}"
