@@ -45,9 +45,8 @@ def charged_sum(
 
     Privacy: `choice.events`, for one unit with all its records, zero-out neighbours, against the
     server and the plan's colluding nodes: they see the noisy sum over at least as many nodes as the
-    noise supposes, and nothing else that depends on data. A node that fails sends noise around
-    zero. Nothing is sent before the charge is on disk, but for the keys, and a sum that can't be
-    opened stays charged.
+    noise supposes, and nothing else that depends on data. A failed node sends noise around zero.
+    Only keys are sent before the charge is on disk; a sum that can't be opened stays charged.
 
     Raises:
         ValueError: If nodes can't share the noise of `choice`; nobody was asked.

@@ -45,11 +45,6 @@ class NotPlain(TypeError):
 def pack(value: Any) -> dict[str, NDArray[Any]]:
     """Return a value as named arrays, copied, without change of dtype.
 
-    Args:
-        value: None, numbers, texts, bytes, numpy arrays and scalars of boolean, integer or floating
-            dtypes up to 64 bits, Flower's records and arrays, and lists, tuples and dictionaries of
-            these.
-
     Raises:
         NotPlain: If there is anything else in it.
     """

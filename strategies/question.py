@@ -18,14 +18,7 @@ CONFIG = "config"
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """A message for every node, and the query that its answer contributes to.
-
-    Attributes:
-        query: The query; a unit answers with one vector.
-        kind: Type of the message.
-        content: Content of the message; never changed.
-        units_per_node: Units that a node answers for at most.
-    """
+    """A message for every node, and the query that its answer contributes to."""
 
     query: Query
     kind: str

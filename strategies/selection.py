@@ -73,10 +73,6 @@ class Draw:
 
         Without a ledger nothing is charged.
 
-        Args:
-            name: A name for the ledger's entry.
-            event: The event to charge.
-
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing may be released.
         """

@@ -85,11 +85,6 @@ class ServerOptimizer:
     def __init__(self, strategy: Strategy, front: Strategy | None = None) -> None:
         """Wrap a Flower strategy, which must be used for nothing else.
 
-        Args:
-            strategy: Makes the next model.
-            front: A strategy that is asked in its place, and hands on to `configure_train` and
-                `aggregate_train`; None for none.
-
         Raises:
             TypeError: If this is no strategy of Flower's Message API, or one that can't work on a
                 private mean: robust aggregators, Flower's own DP wrappers, tree ensembles,

@@ -3,8 +3,8 @@
 The noise of the releases is C^-1 z. C is lower triangular and Toeplitz: its first column c_0 = 1,
 c_1, ... is repeated below the diagonal, and only its first `bands` entries are not 0. A model that
 adds up the releases has the error of the columns of A C^-1, where A is the effect of one release on
-all later models; a participation costs the norm of a column of C. Both are known beforehand, so
-coefficients are chosen once, for the product of the two, and the plan has them as integers.
+all later models; a participation costs the norm of a column of C. Coefficients are chosen once, for
+the product of the two, and the plan has them as integers.
 
     >>> coefficients = optimal_coefficients(rounds=100, bands=4)
     >>> coefficients
@@ -15,8 +15,7 @@ coefficients are chosen once, for the product of the two, and the plan has them 
 With independent noise, `(4096,)`, the same number is 50.5.
 
 If a unit takes part at indices that are at least `bands` apart, no two of its participations affect
-the same release. A participation is then one Gaussian event, whatever the rest of the matrix: only
-the norm of a column enters the accounting.
+the same release. Each is then one Gaussian event: only the norm of a column enters the accounting.
 
 References: Kairouz et al. 2021, "Practical and Private (Deep) Learning Without Sampling or
 Shuffling"; Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified approach
@@ -169,7 +168,7 @@ def _optimal(rounds: int, bands: int, momentum: float, objective: Objective) -> 
 def log_loss(
     tail: NDArray[np.float64], workload: NDArray[np.float64], weights: NDArray[np.float64]
 ) -> tuple[float, NDArray[np.float64]]:
-    """Return the logarithm of error times squared norm, and its gradient.
+    """Return the logarithm of error times squared norm, and its gradient by `tail`.
 
     With power series, the noise that a release leaves in later models is H = workload / c, and dH /
     dc_j = -x^j H / c. So the gradient of sum_i w_i H_i^2 is a correlation of w H with H / c.
@@ -178,9 +177,6 @@ def log_loss(
         tail: The coefficients after the first, which is 1; shape `(bands - 1,)`.
         workload: Effect of one release on the models after it, shape `(rounds,)`.
         weights: Weight of each squared error, shape `(rounds,)`.
-
-    Returns:
-        The logarithm, and its gradient by `tail`.
     """
     column = np.concatenate([[1.0], tail])
     filtered = lfilter([1.0], column, workload)

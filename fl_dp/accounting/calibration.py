@@ -94,16 +94,9 @@ def calibrate_noise(
 ) -> float:
     """Return the smallest noise at which any releases spend at most the target.
 
-    The result is cached in the user's folder, and checked against the target before it is used
-    again: an edit there can make the noise larger and not smaller.
-
-    Args:
-        releases: Returns the releases at a noise; they spend less as the noise grows.
-        target_epsilon: Epsilon to spend, positive and finite.
-        target_delta: Delta to spend, in (0, 1).
-        already_spent: Other releases under the same budget.
-        neighboring_relation: Defines which populations are neighbours.
-        context: Words for the releases in errors.
+    `releases` returns them at a noise, and spends less as it grows; `context` describes them in
+    errors. The result is cached in the user's folder, and checked against the target before it is
+    used again: an edit there can make the noise larger and not smaller.
 
     Raises:
         ValueError: If an argument is out of range, or no noise is large enough.

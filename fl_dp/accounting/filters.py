@@ -250,11 +250,9 @@ class RenyiOdometer:
         return shares
 
     def epsilon(self, history: History, delta: float) -> float:
-        """Return the bound; 0 without releases, infinite where one has a Renyi bound at no order.
+        """Return the bound at `delta`, which all orders share.
 
-        Args:
-            history: Releases so far.
-            delta: Delta that all orders share.
+        It is 0 without releases, and infinite where one has a Renyi bound at no order.
 
         Raises:
             ValueError: If `delta` is not in (0, 1) or a count is negative.
@@ -271,12 +269,7 @@ class RenyiOdometer:
         return best
 
     def gaussian_room(self, history: History, budget: PrivacyBudget) -> float:
-        """Return the mu of the largest Gaussian that fits after a history; 0 if none fits.
-
-        Args:
-            history: Releases so far.
-            budget: The budget that the bound must not exceed.
-        """
+        """Return the mu of the largest Gaussian that fits a budget after a history, at least 0."""
         rho = 0.0
         divergences = self._divergences(freeze(history))
         for divergence, (order, share) in zip(divergences, self.shares.items(), strict=True):

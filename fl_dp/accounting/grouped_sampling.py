@@ -158,11 +158,6 @@ class OwnRatesSampling(Sampling):
     ) -> OwnRatesSampling:
         """Return the law before its rates or noises are found: a plan to budgets changes them.
 
-        Args:
-            sampling_rate: Mean rate over all units; 1 where units add the noise.
-            budgets: Epsilon of each group, increasing.
-            shares: Share of the declared units in each group.
-
         Raises:
             ValueError: If an argument is out of range.
         """

@@ -45,7 +45,7 @@ def epsilon_of_group(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     slack: float = 0.0,
 ) -> float:
-    """Return an upper bound on the epsilon for a group of units; infinite if none is known.
+    """Return an upper bound on the epsilon for a group of `size` units; infinite if none is known.
 
     Args:
         history: Releases with parameters that were fixed beforehand.

@@ -70,13 +70,8 @@ def distribution_epsilon(
 ) -> float:
     """Return the PLD bound on epsilon, infinite if an event has no distribution.
 
-    Args:
-        history: The releases.
-        delta: Delta in (0, 1).
-        neighboring_relation: Defines which populations are neighbours.
-        interval: Discretisation of the privacy loss.
-        all_scores: Whether exponential draws are bounded by the release of all their noisy scores,
-            where a unit moves one score alone; better for the top of many.
+    With `all_scores`, exponential draws are bounded by the release of all their noisy scores, where
+    a unit moves one score alone: better for the top of many.
     """
     if not history:
         return 0.0
@@ -109,11 +104,6 @@ def losses_of_removal(
     history: FrozenHistory, neighboring_relation: NeighboringRelation, interval: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
     """Return the privacy losses of outputs with the unit against outputs without it.
-
-    Args:
-        history: The releases; not empty.
-        neighboring_relation: Defines which populations are neighbours.
-        interval: Discretisation of the privacy loss.
 
     Returns:
         The losses, increasing; their probabilities with the unit; and that of an infinite loss.

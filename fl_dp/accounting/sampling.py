@@ -142,12 +142,7 @@ class Sampling(Checked, ABC):
     def with_scales(
         self, noise_multiplier: float, multiplier_for: Callable[[float], float]
     ) -> Self:
-        """Return the law with each group's noise by its budget, where units add their own noise.
-
-        Args:
-            noise_multiplier: Noise multiplier of units with the largest budget.
-            multiplier_for: Returns the noise multiplier for an epsilon.
-        """
+        """Return the law with each group's noise by its budget, where units add their own noise."""
         return self
 
     def event_for(self, group: int, event: PrivacyEvent) -> PrivacyEvent:
@@ -169,9 +164,6 @@ class Sampling(Checked, ABC):
 
     def require_uncapped(self, reason: str) -> None:
         """Refuse a cap where it can't be kept.
-
-        Args:
-            reason: The reason, as a sentence without its full stop.
 
         Raises:
             IncompatibleOptions: If there is a cap.
@@ -208,11 +200,7 @@ class Sampling(Checked, ABC):
 
     @abstractmethod
     def describe(self, unit: str = "client") -> str:
-        """Return one phrase for people.
-
-        Args:
-            unit: Word for a sampled unit.
-        """
+        """Return one phrase for people."""
 
     def check(self, num_units: int) -> None:
         """Refuse a roster that the law does not fit.

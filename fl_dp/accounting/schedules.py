@@ -1,10 +1,9 @@
 """Schedules of noise from round to round: shapes that do not depend on a budget.
 
-A `NoiseSchedule` is declared before the training. It gives each round a weight in (0, 1], the
-relative spend of that round; the round's noise multiplier is `scale / weight`. Calibration solves
-for the one number `scale`, so that all rounds together spend the target: the schedule is one of
-noise, never of "epsilons that add up". Composition does not depend on order, so a shape that spends
-early costs exactly as much as its mirror that spends late.
+A `NoiseSchedule` gives each round a weight in (0, 1], its relative spend; the round's noise
+multiplier is `scale / weight`. Calibration solves for the one number `scale`, so that all rounds
+together spend the target. Composition does not depend on order, so a shape that spends early costs
+exactly as much as its mirror that spends late.
 
     >>> schedule = NoiseSchedule(name="step")
     >>> schedule.weights_of(4)
@@ -12,9 +11,9 @@ early costs exactly as much as its mirror that spends late.
     >>> schedule.multipliers(2.0, rounds=4)
     (4.0, 4.0, 2.0, 2.0)
 
-Design: a shape has few levels, as each distinct noise multiplier costs the accountant one
-privacy-loss distribution. The rounded weights are both charged *and* drawn, so the rounding can
-cost a little utility and never privacy.
+A shape has few levels, as each distinct noise multiplier costs the accountant one privacy-loss
+distribution. The rounded weights are both charged *and* drawn, so the rounding can cost a little
+utility and never privacy.
 
 References:
     Lee and Kifer 2018, "Concentrated differentially private gradient descent with adaptive
@@ -178,13 +177,9 @@ class NoiseSchedule(Arguments):
 
         A shape with more than `levels` distinct weights becomes piecewise constant: the rounds,
         ordered by weight, are cut into at most `levels` blocks of about equal size, and equal
-        weights always share a block. So a monotone shape becomes a staircase, whose long flat
-        stretches stay. Each block's weight is the root mean square of its members, which keeps the
-        sum of squares. Then all are divided by the largest, so that `scale` remains the smallest
-        multiplier; calibration makes up for that factor.
-
-        Args:
-            rounds: Number of planned releases, at least 1.
+        weights always share a block. Each block's weight is the root mean square of its members,
+        which keeps the sum of squares. Then all are divided by the largest, so that `scale` remains
+        the smallest multiplier; calibration makes up for that factor.
 
         Returns:
             One weight per round, in (0, 1]; the largest is exactly 1, and weights of one level are
@@ -217,10 +212,8 @@ class NoiseSchedule(Arguments):
     def multipliers(self, scale: float, rounds: int) -> tuple[float, ...]:
         """Return the noise multiplier of each round, `scale / weight`.
 
-        Args:
-            scale: The smallest noise multiplier: standard deviation of the noise on the sum over
-                its L2 sensitivity, in the rounds of weight 1.
-            rounds: Number of planned releases, at least 1.
+        `scale` is the smallest one: the standard deviation of the noise on the sum over its L2
+        sensitivity.
 
         Raises:
             ValueError: If scale is not positive and finite, rounds is below 1, or rounds is not the

@@ -105,9 +105,7 @@ class SharedNoise:
     def honest_shares(self, *, server_lies: bool) -> int:
         """Return the number of shares of noise that no adversary can subtract from an opened sum.
 
-        Args:
-            server_lies: Whether the server may name different repliers to members; a promise then
-                needs nodes that know each other's keys.
+        Against a lying server, a promise needs nodes that know each other's keys.
         """
         clients = self.guaranteed if server_lies else self.least
         return clients - self.colluding
@@ -171,10 +169,6 @@ def _theta(variance: float) -> float:
 
 def within_slack(budget: PrivacyBudget, slack: float) -> PrivacyBudget:
     """Return the part of a budget that remains for the Gaussians that secure sums are charged as.
-
-    Args:
-        budget: The whole budget.
-        slack: Slack from `shared_noise_slack`.
 
     Raises:
         ValueError: If nothing remains.

@@ -87,10 +87,6 @@ def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> fl
     `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: the bits have sensitivity 1/2, so their own multiplier is `2
     sigma_b`.
 
-    Args:
-        noise_multiplier: The charged multiplier of the pair.
-        bit_noise_std: Standard deviation of the noise on the sum of bits.
-
     Raises:
         ValueError: If the bits alone cost as much: `bit_noise_std` must be above half of
             `noise_multiplier`.

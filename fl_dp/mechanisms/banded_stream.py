@@ -95,14 +95,11 @@ class BandedStream(NoiseStream):
     """
 
     def __init__(self, coefficients: Sequence[int]) -> None:
-        """Begin without memory.
-
-        Args:
-            coefficients: The first column of C, integers in units of 2^-12, as from
-                `accounting.optimal_coefficients`.
+        """Begin without memory, with coefficients as from `accounting.optimal_coefficients`.
 
         Raises:
-            ValueError: If they are no such column, or float64 could not hold the weighted sums.
+            ValueError: If they are no first column of a correlation, or float64 could not hold the
+                weighted sums.
         """
         require_coefficients(coefficients)
         super().__init__()

@@ -249,9 +249,6 @@ class GaussianBundle:
     def scalar_steps(self, values: Sequence[float]) -> NDArray[np.float64]:
         """Return one unit's scalars on their grids, each clipped on its own.
 
-        Args:
-            values: Scalars from `scalar_values`.
-
         Returns:
             Integer-valued float64 in grid steps, shape `(scalars,)`.
         """
@@ -272,10 +269,6 @@ class GaussianBundle:
 
     def release_scalars(self, steps: NDArray[np.float64], noise: NDArray[np.int64]) -> list[float]:
         """Return the sums of scalars with their noise, in the order of `scalar_values`.
-
-        Args:
-            steps: The sum of the units' `scalar_steps`, shape `(scalars,)`.
-            noise: Noise from `scalar_noise`, for this release alone.
 
         Raises:
             ValueError: If there is not one integer of noise per scalar.

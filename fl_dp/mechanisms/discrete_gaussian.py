@@ -35,11 +35,9 @@ class DiscreteGaussian(IntegerLaw):
     """The law N_Z(0, scale^2): integers, `scale` in units of the grid, not a noise multiplier."""
 
     def __init__(self, scale: float) -> None:
-        """Build the table.
+        """Build the table for a scale between 0.05 and 2^34.
 
-        Args:
-            scale: The parameter `s` of the law, between 0.05 and 2^34. The standard deviation is
-                `s` to 1e-6 for `s >= 1` and smaller below.
+        The standard deviation is `scale` to 1e-6 for `scale >= 1` and smaller below.
 
         Raises:
             ValueError: If `scale` is outside that range.

@@ -98,11 +98,7 @@ class ExponentialMechanism(Arguments):
         return self.epsilon**2 / 8.0
 
     def event(self, *, draws: int = 1) -> ExponentialEvent:
-        """Return the event that one selection is charged as.
-
-        Args:
-            draws: Number of candidates that are selected at once.
-        """
+        """Return the event that one selection of `draws` candidates is charged as."""
         alone = self.one_coordinate
         return ExponentialEvent(epsilon=self.epsilon, draws=draws, one_coordinate=alone)
 
@@ -127,14 +123,7 @@ class ExponentialMechanism(Arguments):
         return log_probabilities
 
     def select(self, utilities: ArrayLike, rng: SecureRandom) -> int:
-        """Draw one candidate.
-
-        Args:
-            utilities: As in `log_probabilities`.
-            rng: Source of the draw.
-
-        Returns:
-            The candidate's index.
+        """Draw one candidate, and return its index.
 
         Raises:
             ValueError: If `utilities` is not a vector of at least one.

@@ -34,10 +34,7 @@ class IntegerLaw(ABC):
     """A law on the integers, drawn by proposing values and accepting some of them."""
 
     def __init__(self, scale: float) -> None:
-        """Check the scale.
-
-        Args:
-            scale: The law's parameter in grid steps, between 0.05 and 2^34.
+        """Check the scale, in grid steps: between 0.05 and 2^34.
 
         Raises:
             ValueError: If `scale` is outside that range.
@@ -206,15 +203,7 @@ class GridMechanism(Arguments, ABC):
         return released
 
     def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
-        """Clip one unit's vector and release it on its own (local privacy).
-
-        Args:
-            update: Any real array, as in `encode`.
-            rng: Source of the noise.
-
-        Returns:
-            The private vector in the units of the update, float64 of the same shape.
-        """
+        """Clip one unit's vector and release it on its own, in its units and shape."""
         steps = self.encode(update)
         return self.release(steps, self.noise(steps.size, rng))
 
@@ -222,12 +211,7 @@ class GridMechanism(Arguments, ABC):
 def least_noise_multiplier(units: int, clipping_norm: float) -> float:
     """Return the smallest noise multiplier at which `units` vectors are summed exactly.
 
-    Args:
-        units: Number of vectors in a sum, at least 1.
-        clipping_norm: Bound on each vector.
-
-    Returns:
-        A multiplier for `GridMechanism`, rounded up to three digits.
+    It is rounded up to three digits.
     """
     # 2^53 grid / clipping_norm >= units, solved for the exponent of the grid.
     smallest_grid = math.ceil(math.log2(units * clipping_norm / _EXACT_INTEGERS))

@@ -39,11 +39,9 @@ class DiscreteLaplace(IntegerLaw):
     """
 
     def __init__(self, scale: float) -> None:
-        """Build the table.
+        """Build the table for a scale between 0.05 and 2^34.
 
-        Args:
-            scale: The parameter `s` of the law, between 0.05 and 2^34. The standard deviation is
-                `sqrt(2) s` for large `s` and smaller for small.
+        The standard deviation is `sqrt(2) scale` for large scales and smaller for small.
 
         Raises:
             ValueError: If `scale` is outside that range.

@@ -132,11 +132,7 @@ class NoiseShare:
         return discrete_gaussian(self.noise_scale)
 
     def encode(self, values: Sequence[ArrayLike], rng: SecureRandom) -> NDArray[np.int64]:
-        """Return a node's values with its share of the noise.
-
-        Args:
-            values: As for `placed`.
-            rng: Source of the noise.
+        """Return a node's values (see `placed`) with its share of the noise.
 
         Returns:
             Integers in grid steps, shape `(size,)`; secret until they are masked.
@@ -181,9 +177,6 @@ class NoiseShare:
     def longest(self, values: Sequence[ArrayLike]) -> float:
         """Return the largest entry of a node's values over its cap: above 1, `placed` cuts it.
 
-        Args:
-            values: As for `placed`.
-
         Raises:
             ValueError: As by `placed`.
         """
@@ -206,9 +199,6 @@ class NoiseShare:
 
     def decode(self, total: NDArray[np.int64]) -> list[NDArray[np.float64]]:
         """Return the sums, in units of value, one array per segment.
-
-        Args:
-            total: The sum of the nodes' encoded vectors, shape `(size,)`.
 
         Raises:
             ValueError: If it has another shape.

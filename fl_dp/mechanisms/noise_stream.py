@@ -87,14 +87,9 @@ class NoiseStream(ABC):
     def draw_ahead(self, law: IntegerLaw, size: int, rng: SecureRandom, *, index: int) -> None:
         """Begin to draw the noise of one release in a thread, while its replies are awaited.
 
-        `next` with the same arguments returns it. If anything else is asked for first, or the
-        stream is cut, the noise is overwritten: the index is spent without a release.
-
-        Args:
-            law: As in `next`.
-            size: As in `next`; `next` itself draws a short vector.
-            rng: As in `next`; the thread draws from a branch of it.
-            index: As in `next`.
+        `next` with the same arguments returns it, from a branch of `rng`; short vectors are drawn
+        by `next` itself. If anything else is asked for first, or the stream is cut, the noise is
+        overwritten: the index is spent without a release.
 
         Raises:
             ValueError: As `next` does. `next` raises the errors of the draw itself.

@@ -88,9 +88,7 @@ class SecureRandom:
     def words(self, count: int, *, room: NDArray[np.uint64] | None = None) -> NDArray[np.uint64]:
         """Return `count` independent uniform 64-bit words, shape `(count,)`.
 
-        Args:
-            count: Number of words.
-            room: Memory for them, at least two words longer: the cipher needs another block.
+        `room` is memory for them, at least two words longer: the cipher needs another block.
         """
         drawn = np.empty(count + 2, dtype=np.uint64) if room is None else room
         memory = drawn.view(np.uint8).data
@@ -118,10 +116,7 @@ class SecureRandom:
     def in_parts(self, size: int, draw: Callable[[slice, SecureRandom], None]) -> None:
         """Let threads draw the parts of a vector, each from a stream of its own.
 
-        Args:
-            size: Length of the vector.
-            draw: Draws a part, given its slice and its stream. A short vector is one part, drawn
-                from this stream.
+        `draw` gets a part's slice and stream. A short vector is one part, drawn from this stream.
         """
         if size <= _PART:
             draw(slice(0, size), self)

@@ -29,10 +29,7 @@ _Result = TypeVar("_Result")
 def share(count: int, work: Callable[[int], None], *, at_most: int | None = None) -> None:
     """Call `work` with each number below `count`, in as many threads as there are processors.
 
-    Args:
-        count: Number of parts.
-        work: Called for each part; its errors are raised here.
-        at_most: Most threads that pay off, this one included; None: as many as parts.
+    No more than `at_most` threads, this one included, are used. Errors of `work` are raised here.
     """
     waiting = deque(range(count))
 

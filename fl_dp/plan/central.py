@@ -46,12 +46,9 @@ class CentralPlan(ServerNoisePlan):
     Attributes:
         sampling: Law of each cohort.
         schedule: Change of the noise over the rounds, declared beforehand.
-        total_weight: Public sum of all clients' weights; see `Release`.
         unit: `client`, or `record`. One record of a client moves its update by up to twice the
             clipping norm, hence under replace-one neighbours.
-        units_per_node: Units that a node hosts at most; see `Hosting`.
-        coins_at_nodes: Whether each node flips the coins of its own units; see `Hosting`.
-        Others: See `ServerNoisePlan`.
+        Others: See `ServerNoisePlan`, `Release` (total_weight) and `Hosting`.
     """
 
     kind: ClassVar[str] = "central"

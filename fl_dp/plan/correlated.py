@@ -32,10 +32,7 @@ class CorrelatedPlan(ServerNoisePlan):
         correlation: Coefficients by which later rounds subtract earlier noise. `noise_multiplier`
             is that of one participation: the noise on a sum is larger.
         sampling: Law of cohorts: visible ones whose units rest, or groups that take turns.
-        total_weight: Public sum of all clients' weights; see `Release`.
-        unit: `client`, or `record`; see `CentralPlan`.
-        units_per_node: Units that a node hosts at most; see `Hosting`.
-        Others: See `ServerNoisePlan`.
+        Others: See `CentralPlan`.
     """
 
     kind: ClassVar[str] = "correlated"

@@ -45,13 +45,7 @@ class Banded(Arguments):
 
     @classmethod
     def optimal(cls, *, rounds: int, bands: int, momentum: float = 0.0) -> Self:
-        """Return the coefficients with the least error of all models.
-
-        Args:
-            rounds: Number of rounds of the training.
-            bands: At most the least distance between two rounds of one client.
-            momentum: Momentum of the server optimizer.
-        """
+        """Return the coefficients with the least error of all models."""
         return cls(coefficients=optimal_coefficients(rounds, bands, momentum))
 
     @property

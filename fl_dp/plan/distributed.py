@@ -24,9 +24,7 @@ class DistributedPlan(SharedNoisePlan, RuleClippedPlan):
 
     Attributes:
         sampling: All clients, coins that nodes flip themselves, or a visible cohort.
-        units_per_node: Units that a node hosts at most; see `Hosting`.
-        coins_at_nodes: Whether each node flips the coins of its own units; see `Hosting`.
-        Others: See `SharedNoisePlan` and `RuleClippedPlan`.
+        Others: See `SharedNoisePlan`, `RuleClippedPlan` and `Hosting`.
     """
 
     kind: ClassVar[str] = "distributed"

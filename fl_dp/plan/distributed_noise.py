@@ -212,10 +212,6 @@ class DistributedNoise:
     def shared_bundle(self, bundle: GaussianBundle, size: int) -> SharedBundle:
         """Return a round's sums on the integers of a secure sum.
 
-        Args:
-            bundle: The sums, and the clipping of units.
-            size: Number of coordinates of the updates.
-
         Raises:
             ValueError: If the model is larger than the accounting covers, or bits are too few.
         """
@@ -230,12 +226,7 @@ class DistributedNoise:
         """Return the sum of a statistic on the integers of a secure sum.
 
         Its coordinates are few, and one unit may fill one of them: words are as wide as possible,
-        and no entry is cut below what a node can reach.
-
-        Args:
-            mechanism: The clipping of units, and the noise on the sum.
-            size: Number of coordinates.
-            units_per_node: Units that a node hosts at most; all of them take part.
+        and no entry is cut below what a node can reach. All units of a node take part.
 
         Raises:
             ValueError: If there are more coordinates than the accounting covers.
@@ -288,12 +279,6 @@ class DistributedNoise:
         self, bundle: GaussianBundle, *, units_in_sum: int, sums: int, num_clients: int
     ) -> None:
         """Refuse sums that are not the plan's, and bits that are too few for the least noise.
-
-        Args:
-            bundle: The bundle of the round with the least noise.
-            units_in_sum: Most units of one node in a sum.
-            sums: Rounds and other releases of the plan.
-            num_clients: Units of the roster.
 
         Raises:
             ValueError: With what to write instead.

@@ -19,18 +19,14 @@ _PLAIN = CompressionOptions()
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """Options of a training, as far as rules depend on them.
+    """Options of a training, as far as rules depend on them; see also `DPFedAvg`.
 
     Attributes:
-        plan: The promise to clients; None for none.
         utility: Name of the utility that the selection asks clients for, if any.
         charged_unit: Unit of the selection's own releases, `client` or `record`.
         looks_at_norms: Whether the selection reads each update's norm.
         draws_cohorts: Whether the selection is more than coins, so that it has to be asked.
-        weight_cap: Number of records that earn the full weight; None: all weigh the same.
         dp_sgd: Whether clients train by DP-SGD.
-        compression: Encoding of updates.
-        roster_may_grow: Whether more clients may take part than are declared.
     """
 
     plan: Plan | None

@@ -14,10 +14,6 @@ from .plan import Plan
 def plan_of(kind: type[Plan], values: Mapping[str, Any]) -> Plan:
     """Return a plan of a kind, if all values mean something for that kind.
 
-    Args:
-        kind: The class of the plan.
-        values: Values of fields by name; omitted fields are missing.
-
     Raises:
         TypeError: If a field is of the wrong type, or missing.
         ValueError: If a kind has no such field, or a value is out of range.

@@ -101,9 +101,6 @@ class Hosting:
     def check(self, declared: int) -> None:
         """Refuse more records than the nodes can have.
 
-        Args:
-            declared: Number of units of the roster.
-
         Raises:
             OptionError: With what to write instead.
         """

@@ -100,13 +100,10 @@ class NoiseLeft:
 
 
 def noise_left(plan: Plan, size: int) -> NoiseLeft:
-    """Return the noise of all planned rounds beside the updates.
+    """Return the noise of all planned rounds (at least one) beside the updates.
 
-    Where clipping follows a quantile, noise and updates change alike.
-
-    Args:
-        plan: Plan of the training, with at least one round.
-        size: Number of parameters that clients and server exchange and train.
+    `size` parameters are exchanged and trained. Where clipping follows a quantile, noise and
+    updates change alike.
     """
     stds = [plan.noise_of_mean(multiplier) for multiplier in plan.noise_multipliers]
     root = math.sqrt(size)

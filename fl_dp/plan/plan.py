@@ -396,9 +396,6 @@ class Plan(Arguments, ABC):
     def event_of(self, round: int) -> PrivacyEvent:
         """Return the event that a round is charged as.
 
-        Args:
-            round: The round's number, from 1.
-
         Raises:
             ValueError: If there is no such round.
         """
@@ -440,9 +437,8 @@ class Plan(Arguments, ABC):
 
         Args:
             noise_multiplier: Noise multiplier of the round as a whole.
-            clipping_norms: Clipping norms of this round, where they change; by default the first
-                round's.
-            size: Number of coordinates of the model, which widen correlated noise by a hair.
+            clipping_norms: Clipping norms of this round; by default the first round's.
+            size: Number of coordinates of the model, for the scale of correlated noise.
         """
         return self.release.bundle(
             noise_multiplier,
@@ -457,10 +453,8 @@ class Plan(Arguments, ABC):
     def filter(self, *, room: float = 1.0) -> PrivacyFilter:
         """Return the gate that every release of the plan has to pass, with nothing spent.
 
-        Where groups have budgets of their own, it has to pass the gate of each.
-
-        Args:
-            room: Factor on the budget's epsilon.
+        Where groups have budgets of their own, it has to pass the gate of each. `room` is a factor
+        on the budget's epsilon.
         """
         law = self.sampling
         if not law.own_groups:
@@ -497,12 +491,7 @@ class Plan(Arguments, ABC):
         return tuple(bounds)
 
     def tight_epsilon(self, history: History, *, interval: float | None = None) -> float:
-        """Return the smallest of the bounds of `epsilon` that every kind of event has.
-
-        Args:
-            history: The releases.
-            interval: Discretisation of the privacy loss, that of reports by default.
-        """
+        """Return the smallest of the bounds of `epsilon` that every kind of event has."""
         releases = freeze(history)
         if not releases:
             return 0.0

@@ -146,10 +146,8 @@ class RecordPlan(Arguments):
         """Return the plan with enough noise for the same rounds to fit a smaller budget.
 
         With it, a client whose owner allows less than the run asks for takes part in all of its
-        rounds, and not only until its budget is spent.
-
-        Args:
-            allowed: The owner's budget. The part above the plan's own budget is not used.
+        rounds, and not only until its budget is spent. The part of `allowed` above the plan's own
+        budget is not used.
 
         Returns:
             The plan itself if its noise is enough; never one with less noise.

@@ -96,17 +96,9 @@ class Release:
         coefficients: tuple[int, ...] | None = None,
         size: int = 1,
     ) -> GaussianBundle:
-        """Return the sums of a round, and the noise of each.
+        """Return the sums of a round, and the noise of each; see `Plan.bundle`.
 
-        Args:
-            noise_multiplier: Noise multiplier of the round as a whole.
-            expected_cohort: The public constant that stands for the size of a cohort.
-            rounds: Number of rounds of the training.
-            counted: Whether the number of contributions needs noise.
-            clipping_norms: Clipping norms of this round, where they change; by default the first
-                round's.
-            coefficients: Coefficients of the updates' correlated noise; None: it is independent.
-            size: Number of coordinates of the model, for the scale of correlated noise.
+        `counted` is whether the number of contributions needs noise.
         """
         bit = self.adaptive_clipping is not None
         scalars = int(bit) + len(self.metrics)

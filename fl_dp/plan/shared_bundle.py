@@ -102,10 +102,6 @@ class WordSize:
     def fit(self, bundle: GaussianBundle, size: int) -> SharedBundle:
         """Return the round on the finest grid at which no sum wraps around.
 
-        Args:
-            bundle: The sums and the clipping of units.
-            size: Number of coordinates of the updates.
-
         Raises:
             ValueError: If the grid would be so coarse that shares of noise are below two steps,
                 with the number of bits that is enough.

@@ -196,13 +196,7 @@ class SharedNoisePlan(Plan):
         size: int,
         clipping_norms: tuple[float, ...] | None = None,
     ) -> SharedBundle:
-        """Return the sums of a round under a secure sum, with their noise.
-
-        Args:
-            noise_multiplier: Noise multiplier of the round as a whole.
-            size: Number of coordinates of the model.
-            clipping_norms: Clipping norms of this round, where they change; by default the first
-                round's.
+        """Return the sums of a round under a secure sum, with their noise; see `Plan.bundle`.
 
         Raises:
             ValueError: If the model is larger than the accounting covers.

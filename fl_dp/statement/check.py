@@ -32,10 +32,6 @@ _SHORT.maxstring = 60
 def entries_behind_statement(ledger: SpentLedger, statement: Mapping[str, Any]) -> int:
     """Check that a ledger holds the entries behind a statement, and count the later ones.
 
-    Args:
-        ledger: The ledger as it is now.
-        statement: The statement, from JSON.
-
     Returns:
         Number of entries that were added since: of a run that is going on, or was stopped.
 
@@ -56,10 +52,6 @@ def statement_differences(ledger: SpentLedger | None, statement: Mapping[str, An
     The server's ledger does not record how often a client was asked (`records`, with DP-SGD inside
     clients). That number is taken from the statement, and the numbers that follow from it are
     compared.
-
-    Args:
-        ledger: The training's ledger, which holds the statement's anchor; None under DP-SGD alone.
-        statement: The statement, from JSON.
 
     Returns:
         One line per difference; empty if all agree.
@@ -86,9 +78,6 @@ def statement_differences(ledger: SpentLedger | None, statement: Mapping[str, An
 
 def statement_page(statement: Mapping[str, Any]) -> str:
     """Return the page of a statement, as Markdown.
-
-    Args:
-        statement: The statement, from JSON.
 
     Raises:
         ValueError: If it can't be read.

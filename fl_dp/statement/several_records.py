@@ -16,11 +16,7 @@ def epsilon_of_several(
 ) -> dict[str, float | None]:
     """Return epsilon by the number of one person's records; None where no bound is known.
 
-    Args:
-        history: All releases of the promise; None if they are unknown.
-        delta: Delta of the promise, and of each of these.
-        relation: Neighbouring relation of one record.
-        slack: As for `epsilon_of_group`.
+    Without a history no bound is. See `epsilon_of_group` for `slack`.
     """
     epsilons: dict[str, float | None] = {}
     for size in RECORDS_OF_ONE_PERSON:

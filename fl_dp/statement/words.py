@@ -53,11 +53,8 @@ def figure_of(second: SecondFigure) -> str:
 def not_covered_of(
     sentences: Mapping[str, str], holds: Mapping[str, bool], **slots: object
 ) -> list[str]:
-    """Return the sentences that hold, in their order.
+    """Return the sentences that hold, in their order, with their slots filled.
 
-    Args:
-        sentences: Sentences by name.
-        holds: Whether a sentence holds; those that are not named always do.
-        **slots: Values of the slots.
+    Sentences that `holds` does not name always hold.
     """
     return [text.format(**slots) for name, text in sentences.items() if holds.get(name, True)]

@@ -172,7 +172,7 @@ def charged_release(
     contributions: Iterable[object],
     rng: SecureRandom,
 ) -> Answer:
-    """Reserve all events of `choice`, answer the query, and commit.
+    """Reserve all events of `choice`, answer the query, and commit; see `release_statistic`.
 
     A plan that lists the events among its `other_releases` has reserved a part of its budget.
 

@@ -121,10 +121,6 @@ class Frequencies(BinnedQuery):
         Post-processing of the answer's `counts`: it costs nothing. Two whose counts are within
         their noise of one another may be in the wrong order.
 
-        Args:
-            estimate: The estimate `answer["counts"]`.
-            most: Most categories to return.
-
         Raises:
             ValueError: If `most` is below 1, or the answer is of other categories.
         """

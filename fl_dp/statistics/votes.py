@@ -96,10 +96,9 @@ class Vote(Query):
         return np.floor(scores * _STEPS)  # never above the score: its range is charged
 
     def utilities(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return each candidate's utility in votes; for the exponential mechanism alone.
+        """Return each candidate's utility in votes, for the exponential mechanism alone.
 
-        Args:
-            total: Sum of `encode`d vectors, shape `(candidates,)`.
+        `total` is the sum of `encode`d vectors, shape `(candidates,)`.
         """
         return total / _STEPS
 

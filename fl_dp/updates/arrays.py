@@ -111,12 +111,7 @@ def array_of(values: NDArray[np.floating], form: ArrayForm) -> Array:
 
 
 def plain_array(items: NDArray[Any], *, declared: str | None = None) -> Array:
-    """Return the items as Flower would write them, copied once instead of three times.
-
-    Args:
-        items: Plain numbers; they are written in C order.
-        declared: `Array.dtype`, by default their own.
-    """
+    """Return the items as Flower would write them, copied once instead of three times."""
     items = np.asarray(items, order="C")
     flat = items.reshape(-1)
 
@@ -133,13 +128,9 @@ def filled_array(
     *,
     declared: str | None = None,
 ) -> Array:
-    """Return an array as Flower would write it; `write` fills its bytes without a copy.
+    """Return an array as Flower would write it, whose bytes `write` fills without a copy.
 
-    Args:
-        dtype: Dtype of its plain numbers.
-        shape: Shape of the array.
-        write: Writes into the flat array of its numbers in C order, which holds zeros.
-        declared: `Array.dtype`, by default that of the numbers.
+    `write` gets the flat array of its numbers in C order, which holds zeros.
     """
     size = math.prod(shape)
     header = _header(dtype, shape)

@@ -59,9 +59,6 @@ def with_sound_variances(model: ArrayRecord) -> ArrayRecord:
 
     A server optimizer with momentum can make an average of variances negative, and the model then
     returns NaN.
-
-    Args:
-        model: A model under PyTorch's names; unchanged, and returned if nothing is negative.
     """
     repaired = {}
     for name, array in model.items():

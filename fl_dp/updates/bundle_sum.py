@@ -38,12 +38,7 @@ class BundleSum:
     def __init__(
         self, bundle: GaussianBundle, layout: VectorLayout, origin: NDArray[np.float64]
     ) -> None:
-        """Start from zero.
-
-        Args:
-            bundle: The sums and the clipping of units.
-            layout: Layout of the model that was sent out.
-            origin: That model, flattened. Not copied: it must not change.
+        """Start from zero; arguments as for `ClippedSum`.
 
         Raises:
             ValueError: As `ClippedSum` does.
@@ -61,15 +56,7 @@ class BundleSum:
         *,
         weight: float = 1.0,
     ) -> float:
-        """Clip one unit and add it.
-
-        Args:
-            unit: As for `ClippedSum.add`.
-            measured: Its metrics by name.
-            weight: Public factor in [0, 1] on the clipped update.
-
-        Returns:
-            The norm that `ClippedSum.add` returns.
+        """Clip one unit, whose metrics are `measured`, and add it; see `ClippedSum.add`.
 
         Raises:
             RefusedUpdate: As `ClippedSum.add` does; nothing was added, to no sum.
@@ -83,12 +70,7 @@ class BundleSum:
         vectors: NDArray[np.floating],
         measured: Sequence[Mapping[str, float]],
     ) -> list[float]:
-        """Clip many units and add them, as `add` would one by one.
-
-        Args:
-            vectors: As for `ClippedSum.add_rows`.
-            measured: The metrics of each unit.
-        """
+        """Clip many units and add them, as `add` would one by one."""
         norms = self.updates.add_rows(vectors)
         for norm, metrics in zip(norms, measured, strict=True):
             self._add_scalars(norm, metrics, 1.0)
@@ -96,11 +78,6 @@ class BundleSum:
 
     def add_node(self, arrays: ArrayRecord, scalars: Sequence[float], *, max_units: int) -> None:
         """Add the sums that a node made of at most `max_units` units of its own.
-
-        Args:
-            arrays: The result of `updates.steps` at the node.
-            scalars: The values of `scalars` at the node.
-            max_units: Number of units that the node hosts, which is public.
 
         Raises:
             RefusedUpdate: If they are no such sums, or more than `max_units` can reach. Nothing was

@@ -138,8 +138,7 @@ class _Sum:
     def visit_blocks(self, use: Callable[[NDArray[np.float64], slice], object]) -> None:
         """Let threads use the sum so far block by block, each while the cache has it.
 
-        Args:
-            use: Called with a block of `total` and its slice of the flat vector.
+        `use` is called with a block of `total` and its slice of the flat vector.
         """
         last = self._taken_scales()
 
@@ -350,10 +349,6 @@ class ClippedSum(_Sum):
     def add_steps(self, arrays: ArrayRecord, *, max_units: int) -> None:
         """Add a node's own sum of at most `max_units` units.
 
-        Args:
-            arrays: The result of `steps` at the node.
-            max_units: Number of units that the node hosts, which is public.
-
         Raises:
             RefusedUpdate: If it is not such a sum: a name, shape or dtype other than float64, an
                 entry that is no integer, or a norm that `max_units` can't reach. Nothing was added.
@@ -412,11 +407,7 @@ class PlainSum(_Sum):
     _truncates = False
 
     def __init__(self, layout: VectorLayout, origin: NDArray[np.float64]) -> None:
-        """Start from zero.
-
-        Args:
-            layout: Layout of the model that was sent out.
-            origin: That model, flattened. Not copied: it must not change.
+        """Start from zero; arguments as for `ClippedSum`.
 
         Raises:
             ValueError: If origin is not of this layout.

@@ -50,10 +50,6 @@ class Compression(CompressionOptions):
     def encode(self, update: NDArray[np.float64], rng: np.random.Generator) -> ArrayRecord:
         """Encode an update.
 
-        Args:
-            update: The whole update, shape `(size,)`.
-            rng: Source of the rounding of `quantize` and `top_k`.
-
         Returns:
             A record for `decode`; its size does not depend on the numbers.
 

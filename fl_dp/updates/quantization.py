@@ -48,13 +48,7 @@ def codes_shape(size: int, bits: int) -> tuple[int]:
 
 
 def quantize(values: NDArray[np.float64], bits: int, rng: np.random.Generator) -> Quantized:
-    """Round each number to one of its chunk's levels, so that it is right on average.
-
-    Args:
-        values: Numbers of shape `(size,)`, none beyond `LARGEST`.
-        bits: Bits per number, from 1 to `MOST_BITS`.
-        rng: Decides between the two levels; no privacy rests on it.
-    """
+    """Round each number to one of its chunk's levels, so that it is right on average."""
     top = (1 << bits) - 1
     scales = np.empty(scales_shape(values.size))
     codes = np.empty(codes_shape(values.size, bits), dtype=np.uint8)

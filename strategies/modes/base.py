@@ -106,12 +106,7 @@ class Mode(ABC):
         return
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
-        """Return the message of one node of the cohort; by default it contains `instruction`.
-
-        Args:
-            node: Flower's id.
-            content: Model and train config, shared by all nodes: return a copy instead of a change.
-        """
+        """Return the message of one node of the cohort; by default it contains `instruction`."""
         return self.with_instruction(content, self.instruction)
 
     def with_instruction(self, content: RecordDict, instruction: RoundInstruction) -> RecordDict:
@@ -153,10 +148,6 @@ class Mode(ABC):
     @abstractmethod
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Make the sum private and divide it, once.
-
-        Args:
-            rng: Source of the noise.
-            ask: Exchanges messages with nodes.
 
         Raises:
             RoundFailed: If the replies can't be released.
