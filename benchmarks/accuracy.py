@@ -221,7 +221,7 @@ def main() -> None:
                     if row.result(seed, runs) is None:
                         row.trained(seed, runs)
             results = [row.result(seed, runs) for seed in seeds]
-            measured.append((row, [each for each in results if each is not None]))
+            measured.append((row, [result for result in results if result is not None]))
         drawn += measured
         print("\n".join(printed(title, measured)) + "\n")
     if asked.picture is not None:

@@ -104,8 +104,8 @@ class Round:
         noise = self.stream.next(MECHANISM.law, self.size, SecureRandom(), index=0)
         mean = noise.view(np.float64)
         self.clipped.visit_blocks(
-            lambda total, place: MECHANISM.release(
-                total, noise[place], divided_by=self.cohort, out=mean[place]
+            lambda total, block: MECHANISM.release(
+                total, noise[block], divided_by=self.cohort, out=mean[block]
             )
         )
         return self.layout.merge(self.layout.unflatten(self.origin, mean), self.model)

@@ -98,7 +98,7 @@ def node_of_units(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
         ):
             reports = [UnitReport(num_examples=ROWS, metrics={}) for _ in places]
             yield TrainedRows(
-                units=[units[place] for place in places], reports=reports, vectors=vectors
+                units=[units[index] for index in places], reports=reports, vectors=vectors
             )
 
     instruction = RoundInstruction(

@@ -101,7 +101,7 @@ def main() -> None:
     print(f"|---|---|---|{'---|' * len(MODES)}")
     for encoding, modes in rows.items():
         first = next(iter(modes.values()))
-        means = {mode: statistics.fmean(each["accuracies"]) for mode, each in modes.items()}
+        means = {mode: statistics.fmean(results["accuracies"]) for mode, results in modes.items()}
         cells = " | ".join(f"{means[mode]:.3f}" if mode in means else "-" for mode in MODES)
         print(f"| {encoding} | {first['bytes_down']:,} | {first['bytes_up']:,} | {cells} |")
 

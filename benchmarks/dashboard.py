@@ -129,18 +129,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of following a run")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     chosen = parser.parse_args()
-    found = measure(chosen.runs, chosen.rounds, chosen.seconds)
+    report = measure(chosen.runs, chosen.rounds, chosen.seconds)
     if chosen.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return
     print(f"{chosen.runs} runs of {chosen.rounds:,} rounds\n")
     print("| what | seconds | of a processor | over reading every line |")
     print("|---|---|---|---|")
     for what in ("list, first time", "list, again", "read every line"):
-        took = found[what]
-        ratio = took["seconds"] / found["read every line"]["seconds"]
+        took = report[what]
+        ratio = took["seconds"] / report["read every line"]["seconds"]
         print(f"| {what} | {took['seconds']:.2f} | {took['processor_seconds']:.2f} | {ratio:.2f} |")
-    share = found["live curve"]["share_of_a_core"]
+    share = report["live curve"]["share_of_a_core"]
     print(f"\nA live curve, a round each second: {100 * share:.2f} % of a core")
 
 

@@ -46,7 +46,7 @@ class Images(TensorDataset):
 
     def __getitems__(self, rows: list[int]) -> list[tuple[torch.Tensor, ...]]:
         """Return a batch as the only item of a list, which is what Opacus' collation asks for."""
-        return [tuple(each[rows] for each in self.tensors)] if rows else []
+        return [tuple(tensor[rows] for tensor in self.tensors)] if rows else []
 
 
 def first_of(batch: list[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:

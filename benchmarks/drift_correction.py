@@ -151,14 +151,14 @@ def main() -> None:
     given = asked.parse_args()
     data = load_dataset("fashion_mnist")
     noises = {epsilon: noise_for(epsilon) for epsilon in given.epsilon}
-    found: dict[tuple[float, str], list[float]] = {}
+    accuracies: dict[tuple[float, str], list[float]] = {}
     for seed in SEEDS:
         federation = Federation(data, seed)
         for epsilon, noise in noises.items():
             for arm in ARMS:
                 norm = NORM if noise else float("inf")
                 model = trained(federation, arm, norm, noise, seed)
-                found.setdefault((epsilon, arm.name), []).append(accuracy(data, model))
+                accuracies.setdefault((epsilon, arm.name), []).append(accuracy(data, model))
     rows = [
         {
             "epsilon": None if epsilon == float("inf") else epsilon,
@@ -166,7 +166,7 @@ def main() -> None:
             "accuracy": statistics.fmean(values),
             "deviation": statistics.stdev(values),
         }
-        for (epsilon, arm), values in found.items()
+        for (epsilon, arm), values in accuracies.items()
     ]
     if given.json:
         print(json.dumps({"rows": rows}, indent=2))

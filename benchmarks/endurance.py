@@ -58,12 +58,12 @@ class Sample:
 def sample(pid: int, metrics: Path, temporary: Path) -> Sample:
     """Measure a process and all that it has started."""
     memory = files = threads = processes = 0
-    for each in (pid, *descendants(pid)):
-        place = Path(f"/proc/{each}")
+    for process in (pid, *descendants(pid)):
+        folder = Path(f"/proc/{process}")
         try:
-            memory += int((place / "statm").read_text().split()[1]) * PAGE
-            files += sum(1 for _ in (place / "fd").iterdir())
-            threads += sum(1 for _ in (place / "task").iterdir())
+            memory += int((folder / "statm").read_text().split()[1]) * PAGE
+            files += sum(1 for _ in (folder / "fd").iterdir())
+            threads += sum(1 for _ in (folder / "task").iterdir())
         except OSError:  # it has just ended
             continue
         processes += 1
@@ -80,16 +80,16 @@ def sample(pid: int, metrics: Path, temporary: Path) -> Sample:
 
 def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """Return each figure's median in the second and in the last fifth of the rounds."""
-    last = max(each.round for each in samples)
-    second = [each for each in samples if last / PARTS <= each.round < 2 * last / PARTS]
+    last = max(sample.round for sample in samples)
+    second = [sample for sample in samples if last / PARTS <= sample.round < 2 * last / PARTS]
     # After the last round processes end, one after the other: that is no round any more.
-    end = [each for each in samples if (PARTS - 1) * last / PARTS <= each.round < last]
+    end = [sample for sample in samples if (PARTS - 1) * last / PARTS <= sample.round < last]
     if not second or not end:
         raise ValueError(f"{last} rounds were too quick to be measured: ask for more --rounds")
     return {
         field.name: {
-            "second_fifth": statistics.median(getattr(each, field.name) for each in second),
-            "last_fifth": statistics.median(getattr(each, field.name) for each in end),
+            "second_fifth": statistics.median(getattr(sample, field.name) for sample in second),
+            "last_fifth": statistics.median(getattr(sample, field.name) for sample in end),
         }
         for field in fields(Sample)
     }
@@ -121,12 +121,12 @@ def measure(rounds: int, engine: str) -> dict[str, Any]:
             "run_name=it",
         ]
         began = time.monotonic()
-        with (folder / "said").open("wb") as said:
+        with (folder / "said").open("wb") as output:
             process = subprocess.Popen(
                 command,
                 env=os.environ | {"TMPDIR": temporary},
                 stdout=subprocess.DEVNULL,
-                stderr=said,
+                stderr=output,
             )
         samples: list[Sample] = []
         try:
@@ -178,18 +178,18 @@ def main() -> None:
     parser.add_argument("--engine", choices=("in_process", "flower"), default="in_process")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
-    found = measure(asked.rounds, asked.engine)
+    report = measure(asked.rounds, asked.engine)
     if asked.json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return
-    table = Table(title=f"{asked.rounds} rounds, {asked.engine}, {found['seconds']} s")
+    table = Table(title=f"{asked.rounds} rounds, {asked.engine}, {report['seconds']} s")
     for heading in ("figure", "second fifth", "last fifth"):
         table.add_column(heading)
-    for name, values in found["growth"].items():
+    for name, values in report["growth"].items():
         table.add_row(name, *(f"{value:.0f}" for value in values.values()))
     console = Console()
     console.print(table)
-    console.print(f"left behind: {found['left_behind'] or 'nothing'}")
+    console.print(f"left behind: {report['left_behind'] or 'nothing'}")
 
 
 if __name__ == "__main__":

@@ -221,23 +221,27 @@ def trained_units(
         )
         for unit in range(count)
     ]
-    there, here = make().to(bench.device), make()
+    on_device_model, on_cpu_model = make().to(bench.device), make()
     case = Case(
         name=name,
         peer="CPU",
-        ours=lambda: [len(places) for places, _ in trained(there, data)],
-        theirs=lambda: [len(places) for places, _ in trained(here, data)],
+        ours=lambda: [len(places) for places, _ in trained(on_device_model, data)],
+        theirs=lambda: [len(places) for places, _ in trained(on_cpu_model, data)],
     )
     row = timed(bench, case)
-    on_cpu, as_timed = (in_order(trained(model, data), count) for model in (here, there))
+    on_cpu, as_timed = (
+        in_order(trained(model, data), count) for model in (on_cpu_model, on_device_model)
+    )
     # Rounding to TF32 is a choice of PyTorch's, and no error of training together.
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        on_device = in_order(trained(there, data), count)
-    start = np.concatenate([values.detach().numpy().ravel() for values in here.parameters()])
+        on_device = in_order(trained(on_device_model, data), count)
+    start = np.concatenate(
+        [values.detach().numpy().ravel() for values in on_cpu_model.parameters()]
+    )
     return row | {
         "units_per_s": count / row["ours_s"],
         "peer_units_per_s": count / row["peer_s"],
-        "at_once": max(len(places) for places, _ in trained(there, data)),
+        "at_once": max(len(places) for places, _ in trained(on_device_model, data)),
         "largest_difference": float(np.abs(on_device - on_cpu).max()),
         "as_timed": float(np.abs(as_timed - on_cpu).max()),
         "largest_change": float(np.abs(on_cpu - start).max()),
@@ -262,11 +266,11 @@ def in_order(
 ) -> NDArray[np.floating]:
     """Return the trained units `(count, d)` in the order of their data."""
     by_place = {
-        place: vector
+        index: vector
         for places, vectors in chunks
-        for place, vector in zip(places, vectors, strict=True)
+        for index, vector in zip(places, vectors, strict=True)
     }
-    return np.stack([by_place[place] for place in range(count)])
+    return np.stack([by_place[index] for index in range(count)])
 
 
 # Steps of DP-SGD.

@@ -66,15 +66,15 @@ def strategy_of(mode: str, parameters: int, folder: Path) -> Strategy:
 
 def round_of(mode: str, mib: float) -> None:
     """Play one round in this process, and print its seconds and the peak of its memory."""
-    each = max(1, round(mib * MIB / 4 / ARRAYS))
+    entries = max(1, round(mib * MIB / 4 / ARRAYS))
     server = ServerApp()
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
         model = ArrayRecord(
-            {f"w{number}": Array(np.zeros(each, np.float32)) for number in range(ARRAYS)}
+            {f"w{number}": Array(np.zeros(entries, np.float32)) for number in range(ARRAYS)}
         )
-        strategy_of(mode, each * ARRAYS, Path(folder)).start(
+        strategy_of(mode, entries * ARRAYS, Path(folder)).start(
             grid=grid, initial_arrays=model, num_rounds=1
         )
 

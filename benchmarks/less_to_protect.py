@@ -94,12 +94,12 @@ def prepared(model: nn.Module, arm: str, seed: int) -> nn.Module:
 
 def vector(model: nn.Module) -> NDArray[np.float64]:
     """Return what is trained, flat."""
-    return flat([each for each in model.parameters() if each.requires_grad])
+    return flat([parameter for parameter in model.parameters() if parameter.requires_grad])
 
 
 def write(model: nn.Module, values: NDArray[np.float64]) -> None:
     """Write what is trained."""
-    put(values, [each for each in model.parameters() if each.requires_grad])
+    put(values, [parameter for parameter in model.parameters() if parameter.requires_grad])
 
 
 def by_clients(model: nn.Module, private: Rows, noise: float, rate: float, seed: int) -> None:
@@ -110,9 +110,9 @@ def by_clients(model: nn.Module, private: Rows, noise: float, rate: float, seed:
     for _ in range(ROUNDS):
         origin = vector(model)
         total = noise * NORM * draws.standard_normal(len(origin))
-        for each in np.flatnonzero(draws.random(CLIENTS) < RATE):
+        for client in np.flatnonzero(draws.random(CLIENTS) < RATE):
             write(model, origin)
-            x, y = data[each].x, data[each].y
+            x, y = data[client].x, data[client].y
             train_locally(model, x, y, learning_rate=rate, epochs=3, batch_size=BATCH, seed=seed)
             total += clip_by_norm(vector(model) - origin, NORM)
         write(model, origin + total / (RATE * CLIENTS))
@@ -130,19 +130,21 @@ def owners(rows: Rows, seed: int) -> list[Owner]:
     """Return clients that differ in their labels; who has fewer than two rows holds none out."""
     draws = np.random.default_rng([seed, 2])
     dealt = partition(rows.y, num_clients=OWN_CLIENTS, kind="dirichlet", seed=seed, alpha=ALPHA)
-    found = []
+    clients = []
     for own in dealt:
         mixed = draws.permutation(own)
         out = max(1, round(HELD_OUT * len(mixed))) if len(mixed) > 1 else 0
-        found.append(Owner(train=rows.at(mixed[out:]), held_out=rows.at(mixed[:out])))
-    return found
+        clients.append(Owner(train=rows.at(mixed[out:]), held_out=rows.at(mixed[:out])))
+    return clients
 
 
 def split(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the parameters of the body and those of the head."""
     [*_, last] = model.children()
     head = list(last.parameters())
-    return [each for each in model.parameters() if all(each is not own for own in head)], head
+    return [
+        parameter for parameter in model.parameters() if all(parameter is not own for own in head)
+    ], head
 
 
 def flat(parameters: list[nn.Parameter]) -> NDArray[np.float64]:
@@ -170,15 +172,15 @@ def of_their_own(
     for _ in range(ROUNDS):
         origin = flat(shared)
         total = noise * NORM * draws.standard_normal(len(origin))
-        for each in np.flatnonzero(draws.random(len(clients)) < RATE):
+        for index in np.flatnonzero(draws.random(len(clients)) < RATE):
             put(origin, shared)
             if personal:
-                put(heads[each], head)
-            own = clients[each].train
+                put(heads[index], head)
+            own = clients[index].train
             train_locally(
                 model, own.x, own.y, learning_rate=rate, epochs=3, batch_size=BATCH, seed=seed
             )
-            heads[each] = flat(head)
+            heads[index] = flat(head)
             total += clip_by_norm(flat(shared) - origin, NORM)
         put(origin + total / (RATE * len(clients)), shared)
     return heads if personal else [flat(head) for _ in clients]
@@ -202,8 +204,8 @@ def own_accuracy(
         body, head = split(mine)
         put(own_head, head)
         if fit != "nothing":
-            for each in body:
-                each.requires_grad_(fit == "all")
+            for parameter in body:
+                parameter.requires_grad_(fit == "all")
             x, y = client.train.x, client.train.y
             train_locally(
                 mine, x, y, learning_rate=rate, epochs=OWN_EPOCHS, batch_size=BATCH, seed=0
@@ -219,24 +221,24 @@ def personal_arms(
     starts: list[nn.Module], rows: Rows, noise: float, rate: float
 ) -> list[dict[str, Any]]:
     """Return a line an arm at one step size: the same clients, seeds and cohorts for each."""
-    found: dict[str, list[float]] = {}
+    accuracies: dict[str, list[float]] = {}
     for seed, start in enumerate(starts):
         clients = owners(rows, seed + 1)
         first = [flat(split(start)[1]) for _ in clients]
         for fit in ("nothing", "head", "all"):
-            found.setdefault(f"alone, fits {fit}", []).append(
+            accuracies.setdefault(f"alone, fits {fit}", []).append(
                 own_accuracy(start, clients, first, fit, rate)
             )
         for arm in ("everything", "own head"):
             model = copy.deepcopy(start)
             heads = of_their_own(model, clients, noise, rate, seed + 1, personal=arm == "own head")
             for fit in ("nothing", "head"):
-                found.setdefault(f"{arm}, then fits {fit}", []).append(
+                accuracies.setdefault(f"{arm}, then fits {fit}", []).append(
                     own_accuracy(model, clients, heads, fit, rate)
                 )
     return [
-        {"arm": arm, "rate": rate, "accuracy": each, "mean": statistics.mean(each)}
-        for arm, each in found.items()
+        {"arm": arm, "rate": rate, "accuracy": values, "mean": statistics.mean(values)}
+        for arm, values in accuracies.items()
     ]
 
 
@@ -244,7 +246,7 @@ def by_records(model: nn.Module, private: Rows, plan: RecordPlan, rate: float) -
     """Train a network in place by DP-SGD on all private records."""
     data = TensorDataset(torch.from_numpy(private.x), torch.from_numpy(private.y))
     how = DPSGD(
-        optimizer=lambda each: torch.optim.SGD(each, lr=rate),
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate),
         expected_batch_size=plan.sampling_rate * len(private.y),
         grad_sample_mode="ghost",
         example=(torch.zeros_like(data.tensors[0][:4]), torch.arange(4)),
@@ -278,7 +280,7 @@ def main() -> None:
         return evaluate(model, part[on].x, part[on].y)[1]
 
     starts = [pretrained(part["public"], seed) for seed in range(asked.seeds)]
-    before = [evaluate(each, part["test"].x, part["test"].y)[1] for each in starts]
+    before = [evaluate(start, part["test"].x, part["test"].y)[1] for start in starts]
     lines: list[dict[str, Any]] = [{"arm": "before", "accuracy": before}]
     for unit in UNITS:
         for arm in ARMS:
@@ -286,9 +288,9 @@ def main() -> None:
                 rate: accuracy(starts[0], unit, arm, rate, 0, "validation") for rate in GRID[unit]
             }
             rate = max(tried, key=tried.__getitem__)
-            found = [
-                accuracy(each, unit, arm, rate, seed + 1, "test")
-                for seed, each in enumerate(starts)
+            accuracies = [
+                accuracy(start, unit, arm, rate, seed + 1, "test")
+                for seed, start in enumerate(starts)
             ]
             lines.append(
                 {
@@ -296,8 +298,8 @@ def main() -> None:
                     "arm": arm,
                     "trained": len(vector(prepared(starts[0], arm, 0))),
                     "rate": rate,
-                    "accuracy": found,
-                    "mean": statistics.mean(found),
+                    "accuracy": accuracies,
+                    "mean": statistics.mean(accuracies),
                 }
             )
             if not asked.json:

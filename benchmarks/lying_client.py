@@ -112,7 +112,7 @@ def trained(
             for _ in range(federation.local):
                 local -= 0.5 * gradients(local, images[mine], digits.target[mine]).mean(axis=0)
             updates.append(clipped((local - weights)[None]))
-        sums = [each.sum(axis=0) for each in updates]
+        sums = [update.sum(axis=0) for update in updates]
         if lie in ("within", "every") or (lie == "last" and at == federation.rounds - 1):
             length = float(units) if lie == "within" else longest
             sums[0] = -length * sums[0] / np.linalg.norm(sums[0])
@@ -135,23 +135,25 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=8.0)
     parser.add_argument("--fraction", type=float, default=0.9)
     given = parser.parse_args()
-    for each in FEDERATIONS:
+    for federation in FEDERATIONS:
         plan = DistributedPlan(
             budget=PrivacyBudget(epsilon=given.epsilon, delta=_DELTA),
-            rounds=each.rounds,
-            num_clients=each.nodes,
+            rounds=federation.rounds,
+            num_clients=federation.nodes,
             clipping=FixedClipping(norm=1.0),
             secure_sum=SecureSum(),
             contribution_check=False,
         ).calibrated()
-        print(f"{each.name}: noise multiplier {plan.noise_multiplier:.3f}")
+        print(f"{federation.name}: noise multiplier {plan.noise_multiplier:.3f}")
         for lie in ("no", "within", "last", "every"):
-            runs = [trained(each, plan, seed, lie, given.fraction) for seed in range(given.seeds)]
+            runs = [
+                trained(federation, plan, seed, lie, given.fraction) for seed in range(given.seeds)
+            ]
             accuracy = [run[0] for run in runs]
             print(
                 f"  {lie:7} accuracy {mean(accuracy):.3f} +- {stdev(accuracy):.3f}, refused "
-                f"{mean(run[1] for run in runs):.1f} of {each.rounds}, at most {runs[0][2]:.1f} "
-                "times an honest node's"
+                f"{mean(run[1] for run in runs):.1f} of {federation.rounds}, at most "
+                f"{runs[0][2]:.1f} times an honest node's"
             )
 
 

@@ -68,7 +68,7 @@ def main() -> None:
         "rounds": asked.rounds,
         "epsilon": asked.epsilon,
         "seeds": asked.seeds,
-        "rates": [float(each) for each in asked.rates],
+        "rates": [float(rate) for rate in asked.rates],
         "tasks": rows,
     }
     if asked.json:
@@ -179,8 +179,8 @@ def _sweep(*overrides: str, folder: Path) -> list[dict[str, Any]]:
     if (folder / "sweep.json").is_file():
         _fl_dp("run", f"resume={folder}")
     else:
-        place = (f"output_dir={folder.parent}", f"run_name={folder.name}")
-        _fl_dp("run", "-m", *overrides, *place)
+        output = (f"output_dir={folder.parent}", f"run_name={folder.name}")
+        _fl_dp("run", "-m", *overrides, *output)
     summary: dict[str, list[dict[str, Any]]]
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     return summary["runs"]

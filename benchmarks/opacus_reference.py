@@ -107,7 +107,7 @@ class Images(TensorDataset):
 
     def __getitems__(self, rows: list[int]) -> tuple[Tensor, ...]:
         """Return a batch."""
-        return tuple(each[rows] for each in self.tensors)
+        return tuple(tensor[rows] for tensor in self.tensors)
 
 
 def run_opacus(row: Row, noise_multiplier: float, seed: int, epochs: int) -> dict[str, float]:
@@ -164,16 +164,16 @@ def run_row(
     with tempfile.TemporaryDirectory() as folder:
 
         def client_fn(context: Context) -> OpacusClient:
-            place = int(context.node_config["partition-id"])
-            images = Images.of_rows(slice(place, None, silos))
+            partition = int(context.node_config["partition-id"])
+            images = Images.of_rows(slice(partition, None, silos))
             return OpacusClient(
                 Network(),
                 DataLoader(images, collate_fn=RecordWise(lambda batch: batch)),
                 plan=plan,
-                ledger=Path(folder) / f"ledger-{place}.db",
+                ledger=Path(folder) / f"ledger-{partition}.db",
                 account=Account(unit="record", source="mnist"),
                 dp_sgd=DPSGD(
-                    optimizer=lambda each: torch.optim.SGD(each, lr=row.learning_rate),
+                    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=row.learning_rate),
                     expected_batch_size=BATCH,
                 ),
             )
@@ -190,7 +190,7 @@ def run_row(
             print(f"epoch {server_round} of {epochs}: {accuracy:.4f}", flush=True)
             return MetricRecord({"loss": loss, "accuracy": accuracy})
 
-        nodes = [{"partition-id": place, "num-partitions": silos} for place in range(silos)]
+        nodes = [{"partition-id": partition, "num-partitions": silos} for partition in range(silos)]
         strategy = UnprotectedFedAvg(
             FedAvg(), selection=LawSelection(PoissonSampling(sampling_rate=1.0)), record_plan=plan
         )

@@ -154,9 +154,9 @@ def dealt(data: Data, size: int, *, skewed: bool, seed: int) -> tuple[Rows, Rows
     own = round(OWN_ROWS * size)
     rows = np.empty((CLIENTS, size), dtype=np.int64)
     used = np.zeros(len(data.y), dtype=bool)
-    for each in range(len(SHARES)):
-        members = group == each
-        typical = order[data.kind[order] == each][: members.sum() * own]
+    for number in range(len(SHARES)):
+        members = group == number
+        typical = order[data.kind[order] == number][: members.sum() * own]
         rows[members, :own] = typical.reshape(members.sum(), own)
         used[typical] = True
     rest = order[~used[order]][: CLIENTS * (size - own)]
@@ -227,7 +227,7 @@ def accuracies(data: Data, model: Floats, *, skewed: bool) -> list[float]:
     """Return the accuracy on all test rows, and on each group's mixture of them."""
     right = (data.test_x @ model).argmax(axis=1) == data.test_y
     everywhere = float(right.mean())
-    kinds = [float(right[data.test_kind == each].mean()) for each in range(len(SHARES))]
+    kinds = [float(right[data.test_kind == kind].mean()) for kind in range(len(SHARES))]
     own = OWN_ROWS if skewed else 0.0
     return [everywhere, *(own * kind + (1.0 - own) * everywhere for kind in kinds)]
 
@@ -256,7 +256,7 @@ def table(task: str, *, skewed: bool, seeds: Sequence[int]) -> list[dict[str, An
     for arm in ARMS:
         rates = chosen(task, arm)
         models = [trained(data, TRAININGS[task], arm, rates, seed, skewed) for seed in seeds]
-        found = [accuracies(data, model, skewed=skewed) for model in models]
+        rows = [accuracies(data, model, skewed=skewed) for model in models]
         plan = plan_of(arm, TRAININGS[task].rounds, rates[1])
         lines.append(
             {
@@ -266,9 +266,9 @@ def table(task: str, *, skewed: bool, seeds: Sequence[int]) -> list[dict[str, An
                 "learning_rate": rates[0],
                 "sampling_rate": rates[1],
                 "noise_multiplier": plan.noise_multiplier,
-                "accuracy": statistics.fmean(each[0] for each in found),
-                "deviation": statistics.stdev(each[0] for each in found),
-                "by_group": np.mean(found, axis=0)[1:].round(4).tolist(),
+                "accuracy": statistics.fmean(row[0] for row in rows),
+                "deviation": statistics.stdev(row[0] for row in rows),
+                "by_group": np.mean(rows, axis=0)[1:].round(4).tolist(),
             }
         )
     return lines
@@ -288,7 +288,7 @@ def main() -> None:
         print(json.dumps({"rows": rows}, indent=2))
         return
     for row in rows:
-        groups = ", ".join(f"{each:.3f}" for each in row["by_group"])
+        groups = ", ".join(f"{accuracy:.3f}" for accuracy in row["by_group"])
         print(
             f"{row['task']}, {'skewed' if row['skewed'] else 'even'}, {row['arm']}: "
             f"{row['accuracy']:.4f} +- {row['deviation']:.4f}; by group {groups}; "

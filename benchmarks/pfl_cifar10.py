@@ -232,7 +232,7 @@ def train_with_ours(images: Images, task: dict[str, Any], pace: Pace) -> float:
             raise _LongEnough
 
     def train(strategy: DPFedAvg | UnprotectedFedAvg, grid: Grid) -> None:
-        start = ArrayRecord({name: Array(each) for name, each in get_arrays(model).items()})
+        start = ArrayRecord({name: Array(values) for name, values in get_arrays(model).items()})
         with contextlib.suppress(_LongEnough):
             arrays = strategy.start(
                 grid, start, num_rounds=task["rounds"], evaluate_fn=paced
@@ -329,8 +329,8 @@ def run(framework: str, task: dict[str, Any]) -> dict[str, float]:
         env=os.environ,
         check=True,
     )
-    found: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
-    return found
+    results: dict[str, float] = json.loads(process.stdout.splitlines()[-1])
+    return results
 
 
 def main() -> None:
@@ -367,12 +367,12 @@ def main() -> None:
         return
     print(f"noise multiplier {shared['noise_multiplier']:.4g} on sums of {COHORT}")
     print("| framework | rounds | accuracy of each seed | mean | seconds |\n|---|---|---|---|---|")
-    for name, found in results.items():
-        accuracies = [each["accuracy"] for each in found]
-        each = ", ".join(f"{accuracy:.4f}" for accuracy in accuracies)
-        seconds = ", ".join(f"{one['seconds']:.0f}" for one in found)
+    for name, runs in results.items():
+        accuracies = [run["accuracy"] for run in runs]
+        listed = ", ".join(f"{accuracy:.4f}" for accuracy in accuracies)
+        seconds = ", ".join(f"{run['seconds']:.0f}" for run in runs)
         mean = statistics.mean(accuracies)
-        print(f"| {name} | {options.rounds} | {each} | {mean:.4f} | {seconds} |")
+        print(f"| {name} | {options.rounds} | {listed} | {mean:.4f} | {seconds} |")
 
 
 if __name__ == "__main__":

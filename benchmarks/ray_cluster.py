@@ -72,8 +72,8 @@ class Model:
 
     def seconds(self, workers: Any, clients: int, bandwidth: float = np.inf) -> Any:
         """Return how long a round takes on so many workers, by a link of bytes per second."""
-        each = self.per_message + 2 * self.message / bandwidth
-        return self.fixed + clients * self.per_client / workers + workers * each
+        exchange = self.per_message + 2 * self.message / bandwidth
+        return self.fixed + clients * self.per_client / workers + workers * exchange
 
 
 def timed(machines: RayMachines, size: Size, rounds: int) -> tuple[float, int]:
@@ -103,9 +103,9 @@ def timed(machines: RayMachines, size: Size, rounds: int) -> tuple[float, int]:
                 seen += [time.monotonic()] * (len(lines) - len(seen))
             time.sleep(0.01)
         process.kill()
-        said = process.communicate()[1].decode(errors="replace")
+        output = process.communicate()[1].decode(errors="replace")
         if process.returncode:
-            raise RuntimeError(f"{size}: {said[-500:]}")
+            raise RuntimeError(f"{size}: {output[-500:]}")
         message = int(json.loads(lines[-1])["bytes_down"])
     return float(statistics.median(np.diff(seen)[1:])), message
 
@@ -113,9 +113,9 @@ def timed(machines: RayMachines, size: Size, rounds: int) -> tuple[float, int]:
 def fitted(machines: RayMachines, hidden: int, clients: int, rounds: int) -> Model:
     """Return what a round needs, from three trainings on one worker."""
     once, message = timed(machines, Size(hidden=hidden, clients=clients, messages=1), rounds)
-    twice, _ = timed(machines, Size(hidden=hidden, clients=2 * clients, messages=1), rounds)
+    doubled, _ = timed(machines, Size(hidden=hidden, clients=2 * clients, messages=1), rounds)
     often, _ = timed(machines, Size(hidden=hidden, clients=clients, messages=8), rounds)
-    per_client = max((twice - once) / clients, 0.0)
+    per_client = max((doubled - once) / clients, 0.0)
     per_message = max((often - once) / 7, 0.0)
     fixed = max(once - clients * per_client - per_message, 0.0)
     return Model(fixed=fixed, per_client=per_client, per_message=per_message, message=message)

@@ -82,14 +82,14 @@ class GatedDeployment(Deployment):
         return (*command, "--cooperative", "--insecure")
 
 
-def configured(place: Path, name: str, kind: str) -> dict[str, str | float]:
+def configured(folder: Path, name: str, kind: str) -> dict[str, str | float]:
     """Return what an owner configures, or what apps behind a gate get."""
     if kind == GATE:
-        return {"dp-data-path": str(place / name)}
+        return {"dp-data-path": str(folder / name)}
     config: dict[str, str | float] = {
-        "dp-data-path": str(place / name),
+        "dp-data-path": str(folder / name),
         "dp-unit-name": name,
-        "dp-ledger-path": str(place / name / "ledger" / "ledger.db"),
+        "dp-ledger-path": str(folder / name / "ledger" / "ledger.db"),
         "dp-allow-unverified-apps": True,  # the SuperLink is our own
     }
     if kind != PLAIN:
@@ -97,27 +97,27 @@ def configured(place: Path, name: str, kind: str) -> dict[str, str | float]:
         config |= {"dp-max-epsilon": 500.0, "dp-max-delta": 0.5}
     if kind == SECURE:
         config["dp-require-privacy"] = "distributed"
-        config["dp-secagg-roster"] = str(place / "roster.json")
+        config["dp-secagg-roster"] = str(folder / "roster.json")
         config["dp-secagg-colluding"] = 0
     return config
 
 
-def write_place(place: Path) -> None:
+def write_folder(folder: Path) -> None:
     """Write tables, identities and the roster of three owners."""
-    write_tables(place, NODES)
+    write_tables(folder, NODES)
     members = []
     for name in NODES:
-        (place / name / "ledger").mkdir()
-        ledger = str(place / name / "ledger" / "ledger.db")
-        said = subprocess.run(
+        (folder / name / "ledger").mkdir()
+        ledger = str(folder / name / "ledger" / "ledger.db")
+        output = subprocess.run(
             [sys.executable, "-m", "fl_dp", "node", "identity", ledger, "--name", name],
             capture_output=True,
             text=True,
             check=True,
         )
-        members.append(json.loads(said.stdout))
+        members.append(json.loads(output.stdout))
     roster = {"federation": "three wards", "members": members}
-    (place / "roster.json").write_text(json.dumps(roster), encoding="utf-8")
+    (folder / "roster.json").write_text(json.dumps(roster), encoding="utf-8")
 
 
 @contextmanager
@@ -151,14 +151,14 @@ def processor_time(deployment: Deployment) -> float:
 
 
 def seconds_of_rounds(
-    deployment: Deployment, place: Path, kind: str, turn: int, rounds: int
+    deployment: Deployment, folder: Path, kind: str, turn: int, rounds: int
 ) -> list[float]:
     """Train once and return the seconds of each round but the first, which sets up."""
     name = f"{kind}-{turn}".replace(" ", "-")
-    roster = [f"privacy.secure_sum.roster={place / 'roster.json'}"] if kind == SECURE else []
+    roster = [f"privacy.secure_sum.roster={folder / 'roster.json'}"] if kind == SECURE else []
     asked = [f"rounds={rounds}", *SHARED, *OVERRIDES[kind], *roster]
-    with clocked(place / "runs" / name / "metrics.jsonl") as seen:
-        train_wards(deployment, place, name, *asked, timeout=None)  # a busy machine takes long
+    with clocked(folder / "runs" / name / "metrics.jsonl") as seen:
+        train_wards(deployment, folder, name, *asked, timeout=None)  # a busy machine takes long
     times = [after - before for before, after in itertools.pairwise(seen)]
     return times[1:]
 
@@ -175,19 +175,21 @@ def main() -> None:
     worked: dict[str, list[float]] = {kind: [] for kind in times}
     with tempfile.TemporaryDirectory() as folder:
         places = {kind: Path(folder) / kind.replace(" ", "-") for kind in times}
-        for place in places.values():
-            write_place(place)
+        for node_folder in places.values():
+            write_folder(node_folder)
         for turn in range(options.turns):
             for kind in sorted(times, reverse=turn % 2 == 1):
                 print(f"{kind}, training {turn + 1} of {options.turns}", file=sys.stderr)
                 # One deployment at a time: idle nodes ask for work, too.
-                place = places[kind]
+                node_folder = places[kind]
                 deployed = GatedDeployment if kind == GATE else Deployment
-                with deployed(place / f"processes-{turn}") as deployment:
+                with deployed(node_folder / f"processes-{turn}") as deployment:
                     for name in NODES:
-                        deployment.join(name, configured(place, name, kind))
+                        deployment.join(name, configured(node_folder, name, kind))
                     before = processor_time(deployment)
-                    times[kind] += seconds_of_rounds(deployment, place, kind, turn, options.rounds)
+                    times[kind] += seconds_of_rounds(
+                        deployment, node_folder, kind, turn, options.rounds
+                    )
                     spent = processor_time(deployment) - before
                     worked[kind].append(spent / options.rounds)
     medians = {kind: statistics.median(seconds) for kind, seconds in times.items()}

@@ -83,17 +83,17 @@ class Size:
             noise_scale=2.0,
         )
 
-    def message(self, place: int) -> MaskedMessage:
+    def message(self, position: int) -> MaskedMessage:
         """Return a client's message."""
-        part = Participation(self.terms, place, _root_of(place))
+        part = Participation(self.terms, position, _root_of(position))
         return part.message(np.zeros(self.coordinates, np.int64))
 
     @cached_property
     def folded(self) -> OpenSum:
         """The sum with all replies, before members were asked."""
         opening = OpenSum(self.terms)
-        for place in range(self.lost, self.cohort):
-            opening.fold(place, self.message(place))
+        for position in range(self.lost, self.cohort):
+            opening.fold(position, self.message(position))
         opening.require_openable()
         return opening
 
@@ -110,9 +110,9 @@ class Size:
         return answers
 
 
-def _root_of(place: int) -> Callable[[int], bytes]:
+def _root_of(position: int) -> Callable[[int], bytes]:
     """Return what stands for the X25519 secrets of a place, 61 us each at the first sum."""
-    return lambda other: prf(b"roots", "root", *sorted((place, other)))
+    return lambda other: prf(b"roots", "root", *sorted((position, other)))
 
 
 def release(size: Size) -> None:
@@ -145,7 +145,7 @@ def flower_client(size: Size, neighbours: int) -> list[bytes]:
     for _ in range(neighbours):
         pair = generate_shared_key(mine, theirs)
         values = parameters_addition(values, pseudo_rand_gen(pair, _MOD, shapes))
-    return [ndarray_to_bytes(each) for each in parameters_mod(values, _MOD)]
+    return [ndarray_to_bytes(array) for array in parameters_mod(values, _MOD)]
 
 
 def flower_release(size: Size, neighbours: int) -> None:

@@ -70,7 +70,7 @@ def measure(count: int, size: int, *, all_mask: bool) -> dict[str, Any]:
         of[identity.public] = made
         return made
 
-    names = {each.public: at for at, each in enumerate(identities)}
+    names = {identity.public: at for at, identity in enumerate(identities)}
     # A node of its own only for those who do something.
     keys = [None if all_mask else RunKey.generate() for _ in identities]
     entries = [
@@ -84,27 +84,29 @@ def measure(count: int, size: int, *, all_mask: bool) -> dict[str, Any]:
     )
     at = {}
 
-    def serve(place: int) -> SecureNode:
-        entry = directory.entries[place]
-        if place not in at:
+    def serve(position: int) -> SecureNode:
+        entry = directory.entries[position]
+        if position not in at:
             number = names[entry.identity]
             made = of.get(entry.identity) or node_of(number)
             if (key := keys[number]) is not None:
                 made.store.put(_RUN, "run-key", key.secret)
-            at[place] = made
-        return at[place]
+            at[position] = made
+        return at[position]
 
     committee = directory.committee(_COMMITTEE)
     told = directory.to_json()
-    for place in committee:
-        serve(place).accept(directory)
-    others = [place for place in range(count) if place not in committee]
-    sampled = [place for place in others if place % 20][:_TIMED]  # the twentieth of each are lost
+    for position in committee:
+        serve(position).accept(directory)
+    others = [position for position in range(count) if position not in committee]
+    sampled = [position for position in others if position % 20][
+        :_TIMED
+    ]  # the twentieth of each are lost
     checks = []
     for node in map(serve, sampled):
         checks.append(timed(partial(accept, node, told))[0])
-    for place in set(others) - set(sampled) if all_mask else ():
-        serve(place).accept(directory)
+    for position in set(others) - set(sampled) if all_mask else ():
+        serve(position).accept(directory)
     # The sum.
     terms = SumTerms(
         run=_RUN,
@@ -125,26 +127,26 @@ def measure(count: int, size: int, *, all_mask: bool) -> dict[str, Any]:
     )
     text, values = terms.to_json(), np.ones(size, np.int64)
 
-    def message(place: int) -> Any:
-        part = serve(place).begin(text, content=_CONTENT, purpose="train")
+    def message(position: int) -> Any:
+        part = serve(position).begin(text, content=_CONTENT, purpose="train")
         return part.message(values)
 
-    replying = [place for place in range(count) if place % 20] if all_mask else sampled
+    replying = [position for position in range(count) if position % 20] if all_mask else sampled
     opening, server = OpenSum(terms, directory), 0.0
     masking: list[float] = []
     up = down = 0
-    for place in replying:
-        if place in sampled:
-            seconds, reply = timed(partial(message, place))
+    for position in replying:
+        if position in sampled:
+            seconds, reply = timed(partial(message, position))
             masking.append(seconds)
             up = len(reply.masked) + sum(map(len, reply.bundles)) + len(reply.commitments)
             down = len(text)
         else:
-            reply = message(place)
+            reply = message(position)
         began = time.process_time()
-        opening.fold(place, reply)
+        opening.fold(position, reply)
         server += time.process_time() - began
-    found = {
+    report = {
         "nodes": count,
         "size": size,
         "set_up_bytes_down": len(told),
@@ -156,7 +158,7 @@ def measure(count: int, size: int, *, all_mask: bool) -> dict[str, Any]:
         "server_set_up_bytes": len(told) * count,
     }
     if not all_mask:
-        return found
+        return report
     opening.require_openable()
     opens: list[float] = []
     for member in committee[: terms.threshold]:
@@ -177,7 +179,7 @@ def measure(count: int, size: int, *, all_mask: bool) -> dict[str, Any]:
     total = opening.release()
     server += time.process_time() - began
     assert (total == len(replying)).all()
-    return found | {
+    return report | {
         "member_bytes": len(text) + asked,
         "member_seconds": statistics.median(opens),
         "server_sum_seconds": server,
@@ -192,11 +194,11 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1000)
     parser.add_argument("--set-up", action="store_true", help="no more than a few clients mask")
     given = parser.parse_args()
-    found = measure(given.nodes, given.size, all_mask=not given.set_up)
+    report = measure(given.nodes, given.size, all_mask=not given.set_up)
     if given.json:
-        print(json.dumps(found))
+        print(json.dumps(report))
     else:
-        for name, value in found.items():
+        for name, value in report.items():
             print(f"{name:24}{value:.4g}" if isinstance(value, float) else f"{name:24}{value}")
 
 

@@ -146,8 +146,8 @@ class Nodes:
     def opened(self, sums: Sequence[Floats]) -> Floats:
         """Return the sum of all answers, in the units of gradients."""
         total = np.zeros(self._share.size, dtype=np.int64)
-        for each in sums:
-            values = [each, *(np.zeros(part.size) for part in self._share.segments[1:])]
+        for update in sums:
+            values = [update, *(np.zeros(part.size) for part in self._share.segments[1:])]
             total += self._share.encode(values, self._rng)
         return self._share.decode(total)[0]
 
@@ -214,8 +214,8 @@ def chosen_rates(table: str, arm: str, seeds: Sequence[int], kept: Path) -> dict
             for rate in TABLES[table].rates
         }
         file.write_text(json.dumps(tried), encoding="utf-8")
-    found: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    rates: dict[str, float] = json.loads(file.read_text(encoding="utf-8"))
+    return rates
 
 
 def printed(table: str, asked: argparse.Namespace) -> Iterator[str]:
@@ -254,8 +254,8 @@ def _of_runs(table: str, arm: str, rate: str, seeds: Sequence[int], runs: Path) 
         numbers.append(float(result["metric"]))
         seconds.append(float(result["seconds"]))
     rounds = TABLES[table].settings(arm).rounds
-    mean, each = _short(statistics.fmean(numbers)), ", ".join(map(_short, numbers))
-    return [mean, each, f"{min(seconds) / rounds:.2g}"]
+    mean, listed = _short(statistics.fmean(numbers)), ", ".join(map(_short, numbers))
+    return [mean, listed, f"{min(seconds) / rounds:.2g}"]
 
 
 def _short(number: float) -> str:

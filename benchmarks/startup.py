@@ -123,8 +123,8 @@ class Checkout:
 
     def rooms(self) -> list[str]:
         """Return the packages inside `fl_dp`, each with all its modules a room."""
-        found = [file.parent.name for file in (self.path / "fl_dp").glob("*/__init__.py")]
-        return [f"fl_dp.{name}" for name in sorted(found)]
+        rooms = [file.parent.name for file in (self.path / "fl_dp").glob("*/__init__.py")]
+        return [f"fl_dp.{name}" for name in sorted(rooms)]
 
     def component(self, name: str) -> str:
         """Return the module of the Flower app's `clientapp` or `serverapp`."""

@@ -365,12 +365,12 @@ def our_adaptive_noise() -> str:
     model = arrays(w=np.zeros(SIZE))
     ours(sending(long_updates), 100, model, plan=plan, rounds=2, evaluate_fn=keep)
     needed = plan.bundle(0.1).updates.noise_multiplier
-    found = []
+    ratios = []
     for moves in np.diff(models, axis=0):
         # All updates lie along the first coordinate, so that their mean is as long as the norm.
         std = float(np.std(moves[1:])) * plan.denominator
-        found.append(std / float(moves[0]) / needed)
-    return f"{found[0]:.2f} times in the first round, {found[1]:.2f} in the second"
+        ratios.append(std / float(moves[0]) / needed)
+    return f"{ratios[0]:.2f} times in the first round, {ratios[1]:.2f} in the second"
 
 
 # --- What one client can move ---------------------------------------------------------------------
@@ -786,7 +786,7 @@ def stock_seeds() -> str:
     """
     pairs = [(generate_key_pairs(), generate_key_pairs()) for _ in range(1000)]
     secrets = [generate_shared_key(mine, theirs) for (mine, _), (_, theirs) in pairs]
-    seeds = [folded(each) for each in secrets]
+    seeds = [folded(secret) for secret in secrets]
     varying = varying_bits(seeds)
     every = reduce(or_, (seed ^ seeds[0] for seed in seeds))
     places = [bit for bit in range(32) if every >> bit & 1]
@@ -801,8 +801,8 @@ def stock_seeds() -> str:
         (tried,) = pseudo_rand_gen(seed.to_bytes(4, "little"), 1 << 32, [(8,)])
         values = (masked - tried) % (1 << 32)
         if (values < 1 << 22).all():
-            found = "the update is read" if (values == update).all() else "another is read"
-            return f"{varying} bits vary: {found} after {guess + 1} tries"
+            outcome = "the update is read" if (values == update).all() else "another is read"
+            return f"{varying} bits vary: {outcome} after {guess + 1} tries"
     return f"{varying} bits vary: nothing is read"
 
 

@@ -32,14 +32,15 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = [_of_seed(asked, seed, Path(folder)) for seed in asked.seeds]
+        results = [_of_seed(asked, seed, Path(folder)) for seed in asked.seeds]
     if asked.json:
-        print(json.dumps({"grid": GRID, "seeds": found}, indent=2))
+        print(json.dumps({"grid": GRID, "seeds": results}, indent=2))
         return
-    for each in found:
+    for result in results:
         print(
-            f"seed {each['seed']}: best of grid {each['best']:.1f} ({each['best_is']}), tuned "
-            f"{each['tuned']:.1f} ({each['chosen']}), behind by {each['behind']:.1f} points"
+            f"seed {result['seed']}: best of grid {result['best']:.1f} ({result['best_is']}), "
+            f"tuned {result['tuned']:.1f} ({result['chosen']}), behind by {result['behind']:.1f} "
+            "points"
         )
 
 
