@@ -35,7 +35,8 @@ def watched_page(browser: Any, **options: Any) -> Iterator[Any]:
     wrong: list[str] = []
     tab.on("pageerror", lambda error: wrong.append(str(error)))
     tab.on(
-        "console", lambda said: wrong.append(said.text) if "Policy directive" in said.text else None
+        "console",
+        lambda message: wrong.append(message.text) if "Policy directive" in message.text else None,
     )
     yield tab
     context.close()
@@ -60,8 +61,8 @@ def serious(page: Any, *, contrast_alone: bool = False) -> list[str]:
     rules = {"runOnly": ["color-contrast"]} if contrast_alone else {}
     result = page.evaluate("(rules) => axe.run(rules)", rules)
     return [
-        f"{each['id']}: {node['html'][:200]}"
-        for each in result["violations"]
-        if each["impact"] in ("serious", "critical")
-        for node in each["nodes"]
+        f"{violation['id']}: {node['html'][:200]}"
+        for violation in result["violations"]
+        if violation["impact"] in ("serious", "critical")
+        for node in violation["nodes"]
     ]

@@ -25,4 +25,4 @@ def table_masses(buckets: Buckets) -> np.ndarray:
             mass[bucket] += until - begin
             begin, bucket = until, bucket + 1
     assert sum(mass) == 1 << 64
-    return np.array([each / 2**64 for each in mass])
+    return np.array([weight / 2**64 for weight in mass])

@@ -89,8 +89,8 @@ class FaultApp:
             )
         )
         self.wait_for(nobody=True)
-        place = str(self.place.path)
-        write_app(self.path, client=_CLIENT, server=_SERVER, PLACE=place, ROUNDS=rounds)
+        path = str(self.place.path)
+        write_app(self.path, client=_CLIENT, server=_SERVER, PLACE=path, ROUNDS=rounds)
         stages = Path(__file__).with_name("stages.py").read_text()
         (self.path / "faulty" / "stages.py").write_text(stages)
 

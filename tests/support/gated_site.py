@@ -212,7 +212,9 @@ class Site:
         shell, tree = got
         run = shell.metadata.run_id
         connection.get_fab(connection.get_run(run).fab_hash, run)
-        contents = {each: connection.pull_object(run, each) for each in all_ids(tree)}
+        contents = {
+            object_id: connection.pull_object(run, object_id) for object_id in all_ids(tree)
+        }
         connection.confirm_message_received(run, shell.metadata.message_id)
         message = inflated(tree, contents)
         message.metadata.__dict__["_message_id"] = shell.metadata.message_id
@@ -252,10 +254,10 @@ class Gates:
     def __init__(self, folder: Path, nodes: int, **policy: Any) -> None:
         self.sites: list[Site] = []
         for node in range(nodes):
-            place = folder / f"site-{node}"
-            place.mkdir()
+            site_folder = folder / f"site-{node}"
+            site_folder.mkdir()
             named = {"dp-unit-name": f"site-{node}"}
-            self.sites.append(Site(place, adding(0.01), **named | policy))
+            self.sites.append(Site(site_folder, adding(0.01), **named | policy))
 
     def __call__(self, message: Message, node: int) -> Message:
         here = self.sites[node]

@@ -90,12 +90,12 @@ def changed(document: Any, rng: Random) -> Any:
     """Return a document of JSON values with one to three of its places changed."""
     whole = [deepcopy(document)]
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        place: Any = whole
+        node: Any = whole
         key: Any = 0
-        while isinstance(place[key], dict | list) and place[key] and rng.random() < 0.85:
-            place = place[key]
-            key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
-        _change(place, key, rng)
+        while isinstance(node[key], dict | list) and node[key] and rng.random() < 0.85:
+            node = node[key]
+            key = rng.choice(list(node)) if isinstance(node, dict) else rng.randrange(len(node))
+        _change(node, key, rng)
         if not whole:
             return None
     return whole[0]
@@ -125,20 +125,20 @@ def damaged_bytes(raw: bytes, rng: Random) -> bytes:
     return raw[:start] + rng.randbytes(rng.choice((0, 0, 1, 1, 2, 8, 60))) + raw[stop:]
 
 
-def _change(place: Any, key: Any, rng: Random) -> None:
+def _change(node: Any, key: Any, rng: Random) -> None:
     match rng.randrange(8):
         case 0:
-            del place[key]
-        case 1 if isinstance(place, dict):
-            place[rng.choice(("x", "", str(key) + "_", "__class__"))] = place.pop(key)
+            del node[key]
+        case 1 if isinstance(node, dict):
+            node[rng.choice(("x", "", str(key) + "_", "__class__"))] = node.pop(key)
         case 1:
-            place.append(deepcopy(place[key]))
-        case 2 if type(place[key]) in (int, float) and abs(place[key]) < 1e300:
-            place[key] = place[key] * rng.choice((-1, 0, 2, 1e-300, 1e300)) + rng.choice((0, 1))
-        case 2 if isinstance(place[key], str):
-            place[key] = damaged(place[key], rng)
+            node.append(deepcopy(node[key]))
+        case 2 if type(node[key]) in (int, float) and abs(node[key]) < 1e300:
+            node[key] = node[key] * rng.choice((-1, 0, 2, 1e-300, 1e300)) + rng.choice((0, 1))
+        case 2 if isinstance(node[key], str):
+            node[key] = damaged(node[key], rng)
         case 3:  # something that stands elsewhere in it
-            other = list(place.values()) if isinstance(place, dict) else place
-            place[key] = deepcopy(rng.choice(other))
+            other = list(node.values()) if isinstance(node, dict) else node
+            node[key] = deepcopy(rng.choice(other))
         case _:
-            place[key] = deepcopy(rng.choice(VALUES))
+            node[key] = deepcopy(rng.choice(VALUES))

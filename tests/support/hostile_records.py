@@ -16,11 +16,11 @@ _HELD = (bool, int, float, str)
 _MOST = 2**63  # what a message's integers hold
 
 PLAIN: tuple[Any, ...] = tuple(
-    each
-    for each in VALUES
-    if isinstance(each, _HELD) and not (isinstance(each, int) and not -_MOST <= each < _MOST)
+    value
+    for value in VALUES
+    if isinstance(value, _HELD) and not (isinstance(value, int) and not -_MOST <= value < _MOST)
 )
-NUMBERS: tuple[Any, ...] = tuple(each for each in PLAIN if type(each) in (int, float))
+NUMBERS: tuple[Any, ...] = tuple(value for value in PLAIN if type(value) in (int, float))
 NAMES = ("", "x", "\0", "arrays", "config", "metrics", "fl-dp-round", "__class__", "w" * 5000)
 
 

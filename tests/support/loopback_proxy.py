@@ -51,8 +51,8 @@ class LoopbackProxy:
     def cut(self) -> None:
         """Break every connection, and refuse new ones."""
         self._cut = True
-        for each in list(self._open):
-            self._break(each)
+        for connection in list(self._open):
+            self._break(connection)
 
     def mend(self) -> None:
         """Let connections through again."""
@@ -85,8 +85,8 @@ class LoopbackProxy:
                     break
                 sink.sendall(chunk)
                 self.passed += len(chunk)
-        for each in (source, sink):
-            self._break(each)
+        for connection in (source, sink):
+            self._break(connection)
 
     def _break(self, end: socket.socket) -> None:
         self._open.discard(end)

@@ -65,9 +65,9 @@ def answers_wrongly(*places: int, unreadable: bool = False) -> Lie:
         shares, unread = open_bundles(*asked)
         chosen = set(places or shares) & set(shares)
         if unreadable:
-            left = {place: share for place, share in shares.items() if place not in chosen}
+            left = {position: share for position, share in shares.items() if position not in chosen}
             return left, tuple(sorted({*unread, *chosen}))
-        wrong = {place: secrets.token_bytes(len(shares[place])) for place in chosen}
+        wrong = {position: secrets.token_bytes(len(shares[position])) for position in chosen}
         return shares | wrong, unread
 
     return lambda: patch.object(node, "open_bundles", lied)

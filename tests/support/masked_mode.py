@@ -77,12 +77,12 @@ class MaskedMode(Mode):
             Message(content, dst_node_id=node, message_type="query.mask") for node in self.masked
         ]
         opened: dict[int, Words] = {}
-        for each in ask(questions, self.timeout):
-            node = each.metadata.src_node_id
-            if each.has_error() or node not in self.masked:
+        for answer in ask(questions, self.timeout):
+            node = answer.metadata.src_node_id
+            if answer.has_error() or node not in self.masked:
                 continue
             try:
-                opened[node] = self.words_of(each.content)  # twice the same mask is still one
+                opened[node] = self.words_of(answer.content)  # twice the same mask is still one
             except RefusedUpdate:
                 continue
         if len(opened) < self.least:
@@ -170,10 +170,10 @@ class MaskedNodes:
 
     def mean(self, number: int, denominator: float) -> NDArray[np.float64]:
         """What a round has to release: the exact mean of those who sent and opened."""
-        gone = set().union(*(each.get(number, ()) for each in (self.silent, self.closed)))
+        gone = set().union(*(nodes.get(number, ()) for nodes in (self.silent, self.closed)))
         gone |= self.rubbish.get(number, set())
-        there = [node for node in range(len(self.updates)) if node not in gone]
-        total: NDArray[np.float64] = self.updates[there].sum(axis=0) / STEPS / denominator
+        present = [node for node in range(len(self.updates)) if node not in gone]
+        total: NDArray[np.float64] = self.updates[present].sum(axis=0) / STEPS / denominator
         return total
 
 

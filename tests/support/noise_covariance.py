@@ -34,7 +34,7 @@ def covariance_p(noise: np.ndarray, designed: np.ndarray) -> float:
     white = np.linalg.solve(np.linalg.cholesky(designed), noise)
     gram = white @ white.T
     law = stats.chi2(count)
-    worst = min(2 * min(law.sf(each), law.cdf(each)) for each in np.diag(gram))
+    worst = min(2 * min(law.sf(value), law.cdf(value)) for value in np.diag(gram))
     off = np.abs(gram[np.triu_indices(releases, 1)]).max(initial=0.0)
     worst = min(worst, 2 * stats.norm.sf(off / np.sqrt(count)))
     return float(min(1.0, worst * releases * (releases + 1) / 2))

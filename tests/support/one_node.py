@@ -78,7 +78,7 @@ class Federation:
             told = text_to_content(self.directory.to_json())
             assert not self.ask(DIRECTORY_ACTION, told, node).has_error()
         self.places = {
-            node: self.directory.entries.index(each) for node, each in enumerate(entries)
+            node: self.directory.entries.index(entry) for node, entry in enumerate(entries)
         }
 
     def lose_keys(self) -> None:
@@ -97,12 +97,12 @@ class Federation:
     def no_committee(self) -> tuple[int, ...]:
         """Three places that are not the committee of three."""
         chosen = self.directory.committee(3)
-        return next(each for each in combinations(range(NODES), 3) if each != chosen)
+        return next(members for members in combinations(range(NODES), 3) if members != chosen)
 
     @property
     def others(self) -> tuple[int, ...]:
         """The places of all but the first node."""
-        return tuple(place for place in range(NODES) if place != self.places[0])
+        return tuple(position for position in range(NODES) if position != self.places[0])
 
     def ask(self, action: str, content: RecordDict, node: int = 0) -> Message:
         kind = action if action == "train" else f"query.{action}"
@@ -146,7 +146,7 @@ class Federation:
         return MemberQuestion(
             terms=terms.to_json(),
             online=places,
-            labels={place: bytes(32) for place in places},
+            labels={position: bytes(32) for position in places},
             bundles={},
             quorum={},
         ).to_content()
@@ -160,7 +160,7 @@ class Federation:
         if not ledger.is_file():
             return []
         with NodeLedger.read(ledger) as opened:
-            return [release for each in opened.spendings for release in each.history]
+            return [release for spending in opened.spendings for release in spending.history]
 
 
 def code(reply: Message) -> str:

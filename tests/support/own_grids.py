@@ -64,7 +64,7 @@ class LateAnswers(OwnGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = list(messages)
         ids = list(self._grid.push_messages(sent))
-        places = {node: place for place, node in enumerate(sorted(self.get_node_ids()))}
+        places = {node: index for index, node in enumerate(sorted(self.get_node_ids()))}
         for message, message_id in zip(sent, ids, strict=True):
             if message.metadata.message_type == "train":
                 self._pushed += 1
@@ -74,7 +74,11 @@ class LateAnswers(OwnGrid):
 
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
         late = {message_id for _, _, message_id in self._due}
-        replies = list(self._grid.pull_messages([each for each in message_ids if each not in late]))
+        replies = list(
+            self._grid.pull_messages(
+                [message_id for message_id in message_ids if message_id not in late]
+            )
+        )
         if self._due and self._due[0][2] in message_ids:
             answer = list(self._grid.pull_messages([self._due[0][2]]))
             if answer:
@@ -90,10 +94,10 @@ class LateAnswers(OwnGrid):
 
 def unequal_delays(*, spread: float, seed: int) -> Callable[[int], float]:
     """Return delays of nodes whose speeds are lognormal, and which vary a little each time."""
-    each = np.random.default_rng([seed, 1])
+    jitter = np.random.default_rng([seed, 1])
 
     def delay(place: int) -> float:
         of_node = np.random.default_rng([seed, 2, place])
-        return float(np.exp(spread * of_node.standard_normal()) * each.uniform(0.5, 1.5))
+        return float(np.exp(spread * of_node.standard_normal()) * jitter.uniform(0.5, 1.5))
 
     return delay

@@ -157,8 +157,8 @@ def _binaries() -> Path | None:
 
 
 def _user_to_run_as() -> str | None:
-    known = {account.pw_name for account in pwd.getpwall()}
-    return next((name for name in _UNPRIVILEGED if name in known), None)
+    accounts = {account.pw_name for account in pwd.getpwall()}
+    return next((name for name in _UNPRIVILEGED if name in accounts), None)
 
 
 @pytest.fixture(scope="session")

@@ -120,7 +120,7 @@ class SecureNodes:
         """What the units of some nodes, all by default, add up to, flattened."""
         chosen = range(len(self.updates)) if nodes is None else nodes
         rows = [
-            np.concatenate([np.ravel(each) for each in update])
+            np.concatenate([np.ravel(values) for values in update])
             for node in chosen
             for update in self.updates[node]
             if update is not None

@@ -39,7 +39,7 @@ class Federation:
     def of(cls, count: int, *, pinned: bool = False, **settings: Any) -> Federation:
         """Return nodes that have accepted one directory."""
         identities = sorted((Identity.generate() for _ in range(count)), key=lambda x: x.public)
-        names = [f"node-{place}" for place in range(count)]
+        names = [f"node-{position}" for position in range(count)]
         roster = None
         if pinned:
             members = (
@@ -131,11 +131,11 @@ def ask(
 ) -> Asked:
     """Run a sum: everybody but the `gone` replies, members but the `silent` are told a tale."""
     asked = Asked(OpenSum(terms, federation.directory))
-    for place in terms.cohort:
-        if place not in gone:
-            asked.opening.fold(place, send(federation.nodes[place], terms, values[place]))
-    members = [each for each in terms.committee if each not in silent]
-    told = {each: _told(asked.opening, each, tell) for each in members}
+    for position in terms.cohort:
+        if position not in gone:
+            asked.opening.fold(position, send(federation.nodes[position], terms, values[position]))
+    members = [member for member in terms.committee if member not in silent]
+    told = {member: _told(asked.opening, member, tell) for member in members}
     quorum: dict[int, bytes] = {}
     for member, (online, labels, _) in told.items():
         if terms.cross_check:
@@ -162,7 +162,11 @@ def _told(
     labels, alive = opening.question(member).labels, frozenset(opening.online)
     online = tuple(sorted(tell(member, alive)))
     bundles = bundles_for(opening, member, online)
-    return online, {place: labels[place] for place in online if place in labels}, bundles
+    return (
+        online,
+        {position: labels[position] for position in online if position in labels},
+        bundles,
+    )
 
 
 def bundles_for(opening: OpenSum, member: int, online: Sequence[int]) -> dict[int, bytes]:
@@ -170,7 +174,9 @@ def bundles_for(opening: OpenSum, member: int, online: Sequence[int]) -> dict[in
     terms, alive = opening.terms, frozenset(online)
     at = terms.committee.index(member)
     return {
-        place: needed_of(opening._heads[place].bundles[at], opened_seeds(terms, place, alive))
-        for place in online
-        if place in opening._heads
+        position: needed_of(
+            opening._heads[position].bundles[at], opened_seeds(terms, position, alive)
+        )
+        for position in online
+        if position in opening._heads
     }

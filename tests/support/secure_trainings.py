@@ -26,8 +26,8 @@ def updates_of(nodes: int, *, units: int = 1, norm: float = 0.5, seed: int = 0) 
 
     def one() -> list[NDArray[np.float64]]:
         arrays = [rng.normal(size=shape) for shape in SHAPES]
-        length = np.sqrt(sum(float((each**2).sum()) for each in arrays))
-        return [each * norm / length for each in arrays]
+        length = np.sqrt(sum(float((array**2).sum()) for array in arrays))
+        return [array * norm / length for array in arrays]
 
     return [[one() for _ in range(units)] for _ in range(nodes)]
 
@@ -66,7 +66,7 @@ def trained(
         grid = LocalGrid(nodes, len(nodes.updates))
         result = strategy.start(grid, model(), num_rounds=rounds, timeout=timeout)
         arrays = result.arrays.to_numpy_ndarrays()
-        return np.concatenate([each.ravel() for each in arrays]), strategy
+        return np.concatenate([array.ravel() for array in arrays]), strategy
 
 
 def tolerance(plan: Plan, nodes: int) -> float:

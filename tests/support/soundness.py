@@ -58,7 +58,7 @@ def require_sound_buffers(place: Place) -> list[Contribution]:
     indices: list[int] = []
     asked: dict[str, int] = {}
     asks: Counter[str] = Counter()
-    found: list[Contribution] = []
+    contributions: list[Contribution] = []
     for entry in entries:
         if entry["kind"] == "run":  # asks of a process that is gone are answered in no release
             asked = {}
@@ -72,9 +72,11 @@ def require_sound_buffers(place: Place) -> list[Contribution]:
                     asked[unit] = entry["index"]
                     asks[unit] += 1
                 else:
-                    found.append(Contribution(unit, asked.pop(unit), entry["index"]))
+                    contributions.append(Contribution(unit, asked.pop(unit), entry["index"]))
     assert indices == list(range(len(indices)))
-    assert len({(each.unit, each.folded) for each in found}) == len(found)
-    assert max(Counter(each.folded for each in found).values(), default=0) <= plan.denominator
+    folded = Counter(contribution.folded for contribution in contributions)
+    pairs = {(contribution.unit, contribution.folded) for contribution in contributions}
+    assert len(pairs) == len(contributions)
+    assert max(folded.values(), default=0) <= plan.denominator
     assert max(asks.values(), default=0) <= (plan.sampling.cap or plan.rounds)
-    return found
+    return contributions

@@ -33,15 +33,15 @@ class When(IntEnum):
 
 def files() -> dict[str, Path]:
     """Return the files of the source by the name that they are imported by."""
-    found = {}
+    modules = {}
     for folder, package in PACKAGES.items():
         for file in (ROOT / folder).rglob("*.py"):
             if not file.is_relative_to(TEMPLATE):
                 below = file.relative_to(ROOT / folder).with_suffix("").parts
-                found[".".join([package, *(part for part in below if part != "__init__")])] = file
+                modules[".".join([package, *(part for part in below if part != "__init__")])] = file
     # `strategies.py` stands for the folder.
-    found["fl_dp.strategies"] = ROOT / "strategies" / "__init__.py"
-    return found
+    modules["fl_dp.strategies"] = ROOT / "strategies" / "__init__.py"
+    return modules
 
 
 def statements(
@@ -53,10 +53,10 @@ def statements(
         if isinstance(child, ast.Import | ast.ImportFrom) or _by_name(child):
             yield child, when
         elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
-            for each in child.body:
-                yield from statements(ast.Module([each], []), When.FOR_TYPE_CHECKERS)
-            for each in child.orelse:
-                yield from statements(ast.Module([each], []), when)
+            for statement in child.body:
+                yield from statements(ast.Module([statement], []), When.FOR_TYPE_CHECKERS)
+            for statement in child.orelse:
+                yield from statements(ast.Module([statement], []), when)
             continue
         elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
             inside = max(when, When.IN_A_CALL)
@@ -74,8 +74,8 @@ def _by_name(node: ast.AST) -> TypeGuard[ast.Call]:
 @cache
 def found_imports() -> dict[str, list[tuple[str, str, When]]]:
     """Return module, name and moment of each import, by the file that has it."""
-    known = files()
-    return {module: list(imported(module, known)) for module in known}
+    modules = files()
+    return {module: list(imported(module, modules)) for module in modules}
 
 
 def imported(module: str, known: Mapping[str, Path]) -> Iterator[tuple[str, str, When]]:
@@ -99,18 +99,18 @@ def imported(module: str, known: Mapping[str, Path]) -> Iterator[tuple[str, str,
 @cache
 def arrows() -> dict[tuple[str, str], When]:
     """Return which file imports which, and when."""
-    known, found = files(), found_imports()
+    modules, imports = files(), found_imports()
     passed_on = {
-        module: {name: file for file, name, _ in found[module] if name}
-        for module, file in known.items()
+        module: {name: file for file, name, _ in imports[module] if name}
+        for module, file in modules.items()
         if file.name == "__init__.py"
     }
     arrows: dict[tuple[str, str], When] = {}
-    for module, each in found.items():
-        for target, name, when in each:
+    for module, targets in imports.items():
+        for target, name, when in targets:
             while name in passed_on.get(target, {}):
                 target = passed_on[target][name]
-            if target in known and target != module:
+            if target in modules and target != module:
                 arrows[module, target] = min(arrows.get((module, target), when), when)
     return arrows
 
@@ -118,11 +118,11 @@ def arrows() -> dict[tuple[str, str], When]:
 @cache
 def others() -> dict[str, dict[str, When]]:
     """Return the packages of others that each file imports, by their first name, and when."""
-    found: dict[str, dict[str, When]] = {}
-    for module, each in found_imports().items():
-        of_file = found.setdefault(module, {})
-        for target, _, when in each:
+    rooms: dict[str, dict[str, When]] = {}
+    for module, targets in found_imports().items():
+        of_file = rooms.setdefault(module, {})
+        for target, _, when in targets:
             top = target.partition(".")[0]
             if top not in sys.stdlib_module_names and top not in PACKAGES:
                 of_file[top] = min(of_file.get(top, when), when)
-    return found
+    return rooms

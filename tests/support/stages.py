@@ -63,7 +63,7 @@ class Place:
 
     def show(self, server_round: int, arrays: ArrayRecord) -> None:
         """Let a model out."""
-        digest = hashlib.sha256(b"".join(each.data for each in arrays.values())).hexdigest()
+        digest = hashlib.sha256(b"".join(array.data for array in arrays.values())).hexdigest()
         with self._shown.open("a") as file:
             file.write(json.dumps({"round": server_round, "model": digest}) + "\n")
 

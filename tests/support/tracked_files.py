@@ -32,28 +32,28 @@ def tensorboard_files(folder: Path) -> Written:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
 
-    found, read = Written(), EventAccumulator(str(folder))
+    files, read = Written(), EventAccumulator(str(folder))
     read.Reload()
     tags = read.Tags()
     for name in tags["scalars"]:
         for event in read.Scalars(name):
-            found.note(event.step, name, event.value)
-            found.times.add(event.wall_time)
+            files.note(event.step, name, event.value)
+            files.times.add(event.wall_time)
     for name in tags["tensors"]:
         [*_, event] = read.Tensors(name)
-        found.times.add(event.wall_time)
+        files.times.add(event.wall_time)
         if name != metadata.SESSION_START_INFO_TAG:
             [table] = event.tensor_proto.string_val
             for row in table.decode().splitlines()[2:]:
                 _, key, value, _ = row.split("|")
-                found.facts[key.strip()] = value.strip()
+                files.facts[key.strip()] = value.strip()
             continue
         content = read.SummaryMetadata(name).plugin_data.content
-        found.facts |= {
+        files.facts |= {
             key: str(value)
             for key, value in metadata.parse_session_start_info_plugin_data(content).hparams.items()
         }
-    return found
+    return files
 
 
 def mlflow_run(folder: Path) -> Written:
@@ -61,18 +61,18 @@ def mlflow_run(folder: Path) -> Written:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{folder}/mlflow.db")
-    experiments = [each.experiment_id for each in client.search_experiments()]
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     [run] = client.search_runs(experiments)
-    found = Written(facts={**run.data.params, **run.data.tags})
+    files = Written(facts={**run.data.params, **run.data.tags})
     for name in run.data.metrics:
         if name.startswith("final/"):
-            found.facts[name] = str(run.data.metrics[name])
+            files.facts[name] = str(run.data.metrics[name])
             continue
         for metric in client.get_metric_history(run.info.run_id, name):
-            found.note(metric.step, name, metric.value)
-            found.times.add(metric.timestamp / 1000)
-    found.facts["status"] = run.info.status
-    return found
+            files.note(metric.step, name, metric.value)
+            files.times.add(metric.timestamp / 1000)
+    files.facts["status"] = run.info.status
+    return files
 
 
 def wandb_runs(folder: Path) -> list[Written]:
@@ -86,46 +86,46 @@ def _wandb_run(file: Path) -> Written:
     from wandb.proto import wandb_internal_pb2
 
     messages: Any = wandb_internal_pb2
-    found = Written()
+    files = Written()
     for read in _records(file.read_bytes()):
         record = messages.Record()
         record.ParseFromString(read)
         match record.WhichOneof("record_type"):
             case "run":
-                for each in record.run.config.update:
-                    found.facts[each.key] = each.value_json
-                found.facts |= {"group": record.run.run_group, "id": record.run.run_id}
+                for item in record.run.config.update:
+                    files.facts[item.key] = item.value_json
+                files.facts |= {"group": record.run.run_group, "id": record.run.run_id}
                 assert {record.run.host, record.run.notes, record.run.git.remote_url} == {"-", ""}
             case "summary":
-                for each in record.summary.update:
-                    if each.key:
-                        found.facts[each.key] = each.value_json
+                for item in record.summary.update:
+                    if item.key:
+                        files.facts[item.key] = item.value_json
             case "history":
-                row = {each.nested_key[0]: each.value_json for each in record.history.item}
-                found.times.add(float(row.pop("_timestamp")))
+                row = {item.nested_key[0]: item.value_json for item in record.history.item}
+                files.times.add(float(row.pop("_timestamp")))
                 row.pop("_runtime")
                 server_round = int(row.pop("_step"))
                 for name, value in row.items():
-                    found.note(server_round, name, json.loads(value))
+                    files.note(server_round, name, json.loads(value))
             case "header" | "telemetry" | "exit" | "final" | "footer":
                 pass
             case kind:
                 raise AssertionError(f"W&B keeps a record of its own, {kind}: {record}")
-    return found
+    return files
 
 
 def _records(written: bytes) -> Iterator[bytes]:
     """Yield the records of W&B's file: blocks of LevelDB's log, after 7 bytes of its own."""
     assert written[:4] == b":W&B"
-    place, whole, head, block = 7, b"", 7, 1 << 15
-    while place + head <= len(written):
-        left = block - place % block
+    offset, whole, head, block = 7, b"", 7, 1 << 15
+    while offset + head <= len(written):
+        left = block - offset % block
         if left < head:
-            place += left
+            offset += left
             continue
-        _, length, kind = struct.unpack("<IHB", written[place : place + head])
-        whole += written[place + head : place + head + length]
-        place += head + length
+        _, length, kind = struct.unpack("<IHB", written[offset : offset + head])
+        whole += written[offset + head : offset + head + length]
+        offset += head + length
         if kind in (1, 4):  # whole, or its last part
             yield whole
             whole = b""

@@ -56,10 +56,10 @@ def write_run(
 def write_rounds(path: Path, which: range, *, rounds: int, epsilon: float = 8.0) -> None:
     """Append the lines of some rounds to a run's metrics."""
     with (path / "metrics.jsonl").open("a") as stream:
-        for each in which:
-            share = each / rounds
+        for server_round in which:
+            share = server_round / rounds
             line = {
-                "round": each,
+                "round": server_round,
                 "rounds": rounds,
                 "expected_cohort": 50.0,
                 "test_loss": 2.3 - 1.5 * share,
@@ -69,7 +69,7 @@ def write_rounds(path: Path, which: range, *, rounds: int, epsilon: float = 8.0)
                 "test_classes": ["cat", "dog"],
                 "epsilon": epsilon * share**0.5,
             }
-            if each:
+            if server_round:
                 line |= {"bytes_down": 2856, "bytes_up": 5456}
             stream.write(json.dumps(line) + "\n")
 

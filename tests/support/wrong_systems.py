@@ -44,6 +44,6 @@ class ShuffledDeck(Selection):
         ):
             if not self.deck:
                 order = np.argsort(draw.rng.uniforms(len(draw.roster)))
-                self.deck = [draw.roster[place] for place in order]
+                self.deck = [draw.roster[index] for index in order]
             hand.append(self.deck.pop())
         return list(dict.fromkeys(hand))
