@@ -301,7 +301,7 @@ class DPFedAvg(RoundStrategy):
 
     @property
     def plan(self) -> Plan:
-        """What is released and at what price."""
+        """The plan: what is released and at what price."""
         return self.loop.plan
 
     @property

@@ -74,11 +74,11 @@ class Participations:
             )
 
     def needs_everyone(self, first: Answers) -> bool:
-        """Tell, by the first answers of a rehearsal, whether every node has to say its name."""
+        """Return whether every node has to tell its name, given a rehearsal's first answers."""
         return self._counts and bool(self._ledger_names or named(first))
 
     def recognise(self, answers: Answers, nodes: Sequence[int]) -> None:
-        """Take in the names of nodes, and give each new unit its group, where there are any.
+        """Record the names of nodes, and give each new unit its group, where there are any.
 
         Raises:
             RosterIncomplete: If names count and a node does not tell its own.

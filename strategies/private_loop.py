@@ -271,7 +271,7 @@ class PrivateLoop(RoundLoop):
     def _rehearse(
         self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
     ) -> None:
-        """Let nodes say who they are, and make their keys. See `RoundLoop._rehearse`."""
+        """Ask nodes for their identities, and let them make keys. See `RoundLoop._rehearse`."""
         layout = VectorLayout.of(model)
         if warning := float64_error_of(self.plan, layout):
             self._log.warn_once(warning)
@@ -299,11 +299,11 @@ class PrivateLoop(RoundLoop):
         return self._way.eligible(roster)
 
     def _needs(self) -> set[Ability]:
-        """Return what every client's app has to be able to do. See `RoundLoop._needs`."""
+        """Return the abilities that every client's app needs. See `RoundLoop._needs`."""
         return super()._needs() | self._way.needs()
 
     def _rehearsal_config(self) -> dict[str, str]:
-        """Return what nodes are to do, as far as an owner may not allow it."""
+        """Return the instructions that an owner may not allow."""
         config = {ROUNDS_KEY: str(self.plan.charged_rounds)}
         compression = None if self._compression.up == "none" else self._compression
         instruction = self._way.rehearsal_instruction(compression)

@@ -333,7 +333,7 @@ class RoundLoop(ABC):
 
     @abstractmethod
     def _spent(self) -> str:
-        """Return what the log says of the price so far."""
+        """Return the log's words for the price so far."""
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check that a round is left, before the first model is evaluated or saved."""
@@ -385,7 +385,7 @@ class RoundLoop(ABC):
         self._participations.recognise(answers, nodes)
 
     def _needs(self) -> set[Ability]:
-        """Return what every client's app has to be able to do."""
+        """Return the abilities that every client's app needs."""
         needs = set(self.selection.needs)
         if self._weight_cap is not None:
             needs.add(Ability.WEIGHTS)

@@ -198,7 +198,7 @@ class RoundStrategy(Strategy):
 
     @property
     def record_plan(self) -> RecordPlan | None:
-        """What clients promise to each of their records, if anything."""
+        """The clients' promise to each of their records, if any."""
         return self.loop.record_plan
 
     @property

@@ -348,7 +348,7 @@ class ServerOptimizer:
         return type(self.strategy).__name__
 
     def _least_nodes(self) -> int:
-        """Return how many nodes Flower's sampling waits for, forever if need be."""
+        """Return the number of nodes that Flower's sampling waits for, forever if need be."""
         least = 1
         for kind in ("available", "train"):
             wanted = vars(self.strategy).get(f"min_{kind}_nodes")

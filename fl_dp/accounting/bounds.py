@@ -105,7 +105,7 @@ def epsilon(
     *,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
 ) -> EpsilonBounds:
-    """Return what the releases in `history` spend together at `delta`.
+    """Return the epsilon of the releases in `history` together at `delta`.
 
     Valid for releases whose parameters were fixed beforehand; noise that was chosen adaptively
     needs a filter.

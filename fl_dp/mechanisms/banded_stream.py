@@ -161,7 +161,7 @@ class BandedStream(NoiseStream):
 
 
 def _carried(weights: NDArray[np.float64], memory: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return what the next release's noise subtracts; known before anybody is asked."""
+    """Return the part that the next release subtracts; known before anybody is asked."""
     carried: NDArray[np.float64] = weights @ memory
     carried += 0.5
     return np.floor(carried, out=carried).astype(np.int64)
