@@ -106,11 +106,12 @@ def exchange(
         for asked in batches(list(under_way)):
             if clock.now() >= deadline:
                 return
-            replies: deque[Message] = deque()
-            for reply in grid.pull_messages(asked):
-                if reply.metadata.reply_to_message_id in under_way:
-                    under_way.discard(reply.metadata.reply_to_message_id)
-                    replies.append(reply)
+            # A generator: no local name holds a reply after it is yielded.
+            replies = deque(
+                reply
+                for reply in grid.pull_messages(asked)
+                if _was_under_way(reply.metadata.reply_to_message_id, under_way)
+            )
             if replies:
                 idle = False
                 if unhurried:
@@ -154,6 +155,14 @@ def longer(pause: float) -> float:
 def batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """Yield at most `BATCH` ids at a time: a grid reads all their replies into memory."""
     return (ids[start : start + BATCH] for start in range(0, len(ids), BATCH))
+
+
+def _was_under_way(message_id: str, under_way: set[str]) -> bool:
+    """Return whether a message waited for its reply; then it no longer does."""
+    if message_id not in under_way:
+        return False
+    under_way.discard(message_id)
+    return True
 
 
 def one_of_each(
