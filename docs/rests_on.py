@@ -131,7 +131,9 @@ def written() -> str:
     for kind, files in called.items():
         plan, lines = KINDS[kind], sum(len(_code_of(file)) for file in files)
         of_calls = sum(_lines_called(file, firsts) for file, firsts in files.items())
-        rows.append(f"| `{plan.__name__}` | {plan.noise_location} | {len(files)} | {lines} | {of_calls} |")
+        rows.append(
+            f"| `{plan.__name__}` | {plan.noise_location} | {len(files)} | {lines} | {of_calls} |"
+        )
     return "\n\n".join(["\n".join(rows), *_lists({k: set(v) for k, v in called.items()})]) + "\n"
 
 
