@@ -79,9 +79,9 @@ class Vote(Query):
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         scores = vector(values, self.candidates)
-        if not _is_vote(scores):
-            return np.zeros(self.candidates), 0
-        return scores, 1
+        if _is_vote(scores):
+            return scores, 1
+        return np.zeros(self.candidates), 0
 
     def encode(self, contribution: ArrayLike) -> NDArray[np.float64]:
         """Count one client's scores in whole steps; zeros if they are no vote.
