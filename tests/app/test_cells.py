@@ -62,12 +62,6 @@ def test_a_cell_s_overrides_compose_to_its_settings_and_are_one_training(experim
         assert cell.settings.sweep == SweepSettings()
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_no_two_cells_are_the_same_training(experiment: str) -> None:
-    _, cells = cells_of(experiment)
-    assert len({cell.digest for cell in cells}) == len(cells)
-
-
 def test_nothing_of_an_experiment_is_tuned_where_it_is_measured() -> None:
     """Reported numbers are of the test part; what chooses settings is of the validation part."""
     for experiment in EXPERIMENTS:
@@ -81,27 +75,17 @@ def test_values_and_seeds_of_the_command_line_replace_those_of_the_experiment() 
     _, cells = expand(["experiment=schedules", "sweep.only=[constant]", "seed=3,4"])
     assert {cell.settings.seed for cell in cells} == {3, 4}
     _, cells = expand(
-        ["experiment=privacy_levels", "sweep.only=[central,dp_sgd]", "privacy.epsilon=3", "seed=0"]
-    )
-    assert where(cells) == [("central", "3", 0), ("dp_sgd", "3", 0)]
-    assert cells[0].settings.privacy.epsilon == cells[1].settings.record_training.epsilon == 3.0
-
-
-def test_another_setting_holds_for_each_cell_and_has_the_last_word() -> None:
-    _, cells = expand(
         [
             "experiment=privacy_levels",
             "sweep.only=[central,dp_sgd]",
-            "seed=0",
             "privacy.epsilon=3",
-            "task=fashion_mnist",
+            "seed=0",
             "rounds=7",
-            "task.num_clients=50",
         ]
     )
-    assert {cell.settings.task.name for cell in cells} == {"fashion_mnist"}
+    assert where(cells) == [("central", "3", 0), ("dp_sgd", "3", 0)]
     assert {cell.settings.rounds for cell in cells} == {7}
-    assert {cell.settings.task.num_clients for cell in cells} == {50}
+    assert cells[0].settings.privacy.epsilon == cells[1].settings.record_training.epsilon == 3.0
 
 
 def test_several_values_of_another_key_multiply_the_curves() -> None:
@@ -125,11 +109,8 @@ def test_a_curve_that_does_not_move_stays_where_it_is() -> None:
             ["experiment=schedules", "schedule=linear", "schedule.spend=late"],
             "have the same settings",
         ),
-        (["experiment=schedules,selection"], "one experiment at a time"),
         (["experiment=records,selection"], "one experiment at a time"),
         (["experiment=privacy_levels", "privacy.epsilon=1,-1"], "must be positive"),
-        (["experiment=privacy_levels", "privacy.epsilon=1,much"], "must be a number"),
-        (["experiment=schedules", "seed=zero"], "seed must be a whole number"),
         (["seed=0,0"], "have the same settings"),
     ],
 )
@@ -172,15 +153,13 @@ def test_a_formula_of_a_client_s_noise_is_refused_where_the_server_adds_it() -> 
 
 @pytest.mark.parametrize(
     "override",
-    ["privacy.epsilon=7", "seed=1", "client.epochs=4", "task.validation=true", "rounds=99"],
+    ["privacy.epsilon=7", "seed=1", "task.validation=true"],
 )
 def test_a_digest_tells_settings_apart_that_change_a_result(override: str) -> None:
     assert digest_of(compose_settings([override])) != digest_of(Settings())
 
 
-@pytest.mark.parametrize(
-    "override", ["output_dir=/a", "run_name=b", "simulation.units_per_node=3", "resume=/a/b"]
-)
+@pytest.mark.parametrize("override", ["output_dir=/a", "simulation.units_per_node=3"])
 def test_a_digest_says_nothing_of_folders_and_machines(override: str) -> None:
     assert digest_of(compose_settings([override])) == digest_of(Settings())
 
