@@ -18,7 +18,6 @@ from fl_dp.accounting import (
 )
 from fl_dp.ledger import LedgerCorrupted
 from fl_dp.ledger.state import ParticipationCapReached, SeparationBroken
-from fl_dp.ledger.training import PlanMismatch
 from fl_dp.plan import Banded
 
 GROUPS = 4
@@ -207,12 +206,3 @@ def test_indices_beyond_the_plan_are_refused_where_they_would_charge_more(place:
             ledger.reserve(round=1)
         with pytest.raises(PrivacyBudgetExhausted):
             ledger.reserve(round=1)
-
-
-def test_changed_coefficients_are_another_plan(place: Path) -> None:
-    PrivacyLedger.open(place, CYCLIC).close()
-    changed = plan_of(
-        6, rounds=ROUNDS, sampling=CYCLIC.sampling, correlation=Banded(coefficients=(4096, 2001))
-    )
-    with pytest.raises(PlanMismatch, match=r"correlation\.coefficients is"):
-        PrivacyLedger.open(place, changed)

@@ -54,7 +54,6 @@ def witness_of(path: Path) -> FileWitness:
 
 
 LEDGERS: dict[str, Callable[[Path], None]] = {
-    "plain": lambda path: train(path, (1, 2, 3)),
     "several sessions": lambda path: train(path, (1,), (1, 2), (3,)),
     "with names": lambda path: train(path, (1, 2), plan=CAPPED),
     OF_A_NODE: charge,

@@ -12,16 +12,13 @@ import stat
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from flat_plans import noised_plan
-from flwr.app import Context, RecordDict
 from postgres_server import PostgresServer
 from postgres_server import postgres_server as postgres_server
 
 from fl_dp import PrivacyBudget, PrivacyLedger
-from fl_dp.clients.node_privacy import NodePrivacy, simulated_nodes
 from fl_dp.ledger import (
     LedgerAnchor,
     LedgerCorrupted,
@@ -118,21 +115,6 @@ def test_an_end_that_was_cut_off_and_grew_again_is_refused(
     spend(path, None, 2, 3, 4)  # longer than before
     with pytest.raises(LedgerCorrupted, match="is not the one that its witness"):
         spend(path, elsewhere(), 5)
-
-
-def test_two_copies_of_one_ledger_are_found_out(
-    path: Path, elsewhere: Callable[[], Witness], tmp_path: Path
-) -> None:
-    spend(path, elsewhere(), 1)
-    (tmp_path / "copy").mkdir()
-    copy = Path(shutil.copy(path, tmp_path / "copy" / "ledger.db"))
-    with (
-        PrivacyLedger.open(path, PLAN, witness=elsewhere()) as one,
-        pytest.raises(LedgerCorrupted, match=r"two copies|is not the one|older copy"),
-        PrivacyLedger.open(copy, PLAN, witness=elsewhere()) as other,
-    ):
-        one.reserve(round=2)
-        other.reserve(round=2)
 
 
 def rounds_until_refused(ledger: PrivacyLedger) -> int:
@@ -299,9 +281,7 @@ def test_a_line_that_a_power_cut_tore_is_passed_over(path: Path, file: Path) -> 
     assert FileWitness(file).anchors()[-1].entries == 7
 
 
-@pytest.mark.parametrize(
-    "text", ["[1, 2]}\n", '{"entries": 0, "hash": "x"}\n', '{"entries": true, "hash": "x"}\n', "}"]
-)
+@pytest.mark.parametrize("text", ["[1, 2]}\n", '{"entries": 0, "hash": "x"}\n'])
 def test_another_file_is_no_witness(path: Path, file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
     with pytest.raises(LedgerCorrupted, match="is no witness"):
@@ -325,26 +305,6 @@ def test_a_witness_beside_the_ledger_protects_nothing_and_is_refused(path: Path)
     link.symlink_to(path.parent)
     with pytest.raises(ValueError, match="another disk"):
         spend(path, FileWitness(link / "ledger.heads"), 1)
-
-
-def test_a_nodes_owner_names_the_witness(path: Path, file: Path) -> None:
-    owner: dict[str, str | int | float | bool] = {
-        "dp-ledger-path": str(path),
-        "dp-witness-path": str(file),
-    }
-    node = NodePrivacy.of(Context(1, 1, owner, RecordDict(), {}), {})
-    event = GaussianEvent(noise_multiplier=5.0)
-
-    def charge() -> None:
-        with node.open_ledger() as ledger:
-            ledger.charge(node.account(unit="record"), event, budget=AMPLE, what="run 7")
-
-    charge()
-    shutil.copy(path, path.with_name("backup"))
-    charge()
-    shutil.copy(path.with_name("backup"), path)
-    with pytest.raises(LedgerCorrupted, match="older copy"):
-        charge()
 
 
 @pytest.mark.parametrize(
@@ -375,22 +335,3 @@ def test_a_ledger_that_nothing_is_compared_with_says_so_when_it_is_spent_from(
             for number in (1, 2):
                 ledger.commit(ledger.reserve(round=number))
         assert caplog.text.count("an end that was cut off would not be noticed") == 1
-
-
-def test_a_real_node_s_ledger_without_a_witness_says_so_and_a_simulated_one_s_does_not(
-    path: Path, file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def opened(**config: str) -> None:
-        given: dict[str, Any] = {"dp-ledger-path": str(path)} | config
-        context = Context(1, 77, given, RecordDict(), {})
-        NodePrivacy.of(context, {}).open_ledger().close()
-
-    with caplog.at_level(logging.INFO, logger="flwr.fl_dp.client"):
-        opened(**{"dp-witness-path": str(file)})
-        with simulated_nodes():
-            path.unlink()
-            opened()
-        assert "cut off" not in caplog.text
-        opened()
-        opened()
-    assert caplog.text.count("an end that was cut off would not be noticed") == 1
