@@ -103,20 +103,19 @@ def fitted(client: OpacusClient) -> float:
 
 
 @pytest.mark.parametrize(
-    ("bad", "loader"),
+    ("bad", "loader", "at_once"),
     [
-        (raises, {}),
-        (raises, {"num_workers": 2}),
-        (exits, {"num_workers": 1}),
-        (exits, {"num_workers": 2, "timeout": 60}),
-        (leaves, {}),
-        (leaves, {"num_workers": 1}),
-        (panics, {}),
-        (panics, {"num_workers": 2}),
-        (None, {"num_workers": 1, "timeout": 60}),  # hangs
+        (raises, {}, 3),
+        (raises, {"num_workers": 2}, None),
+        (exits, {"num_workers": 1}, None),
+        (exits, {"num_workers": 2, "timeout": 60}, 3),
+        (leaves, {}, None),
+        (leaves, {"num_workers": 1}, 3),
+        (panics, {}, None),
+        (panics, {"num_workers": 2}, 3),
+        (None, {"num_workers": 1, "timeout": 60}, None),  # hangs
     ],
 )
-@pytest.mark.parametrize("at_once", [None, 3])
 def test_a_record_that_can_not_be_read_moves_what_is_sent_by_its_own_gradient_alone(
     tmp_path: Path,
     clock: OwnedClock,

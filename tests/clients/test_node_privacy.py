@@ -14,7 +14,7 @@ from flwr.app import Context, RecordDict
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients.node_privacy import NodePrivacy, in_simulation, simulated_nodes
-from fl_dp.ledger.node import Account, RunLimit
+from fl_dp.ledger.node import RunLimit
 from fl_dp.protocol.instruction import NoiseInstruction
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 
@@ -52,23 +52,6 @@ def real(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "ray", raising=False)
 
 
-def test_every_key_of_the_node_config_is_read() -> None:
-    read = node(
-        {
-            "dp-ledger-path": "/data/ledger.db",
-            "dp-max-epsilon": 4,
-            "dp-max-delta": 1e-6,
-            "dp-dataset-name": "ward",
-        }
-    )
-    assert read == NodePrivacy(
-        ledger="/data/ledger.db",
-        source="ward",
-        run=RUN,
-        cap=PrivacyBudget(epsilon=4.0, delta=1e-6),
-    )
-
-
 def test_without_keys_there_is_no_ledger_and_no_cap() -> None:
     assert node({"partition-id": 3}) == NodePrivacy(ledger=None, source="partition-3", run=RUN)
     assert "partition" not in node({}).source  # all that one ledger holds is one
@@ -84,15 +67,6 @@ def test_in_a_simulation_the_units_that_a_node_hosts_are_different_data() -> Non
 @pytest.mark.usefixtures("real")
 def test_a_server_can_not_give_a_real_node_new_budgets_by_numbering_units() -> None:
     assert {node({"dp-dataset-name": "ward"}, unit=unit).source for unit in (0, 1, 2)} == {"ward"}
-
-
-def test_a_cap_on_epsilon_brings_a_delta_of_its_own() -> None:
-    read = node({"dp-ledger-path": "/data/l.db", "dp-max-epsilon": 1.0})
-    assert read.cap == PrivacyBudget(epsilon=1.0, delta=1e-5)
-
-
-def test_a_ledger_can_be_a_database() -> None:
-    assert node({"dp-ledger-path": "sqlite:////data/l.db"}).ledger == "sqlite:////data/l.db"
 
 
 @pytest.mark.usefixtures("real")
@@ -183,11 +157,3 @@ def test_the_cap_and_what_a_run_asks_for_are_two_limits(
     else:
         assert read.limit_of_noise(nameless) is None
         assert read.budget_of_noise(nameless) == read.cap
-
-
-def test_the_account_is_of_the_node_s_source() -> None:
-    read = node({"dp-dataset-name": "ward"})
-    assert read.account(unit="client") == Account(unit="client", source="ward")
-    assert read.account(unit="record", fingerprint="f") == Account(
-        unit="record", source="ward", fingerprint="f"
-    )

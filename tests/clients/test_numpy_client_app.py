@@ -16,7 +16,6 @@ from flwr.app import (
     Context,
     Error,
     Message,
-    MetricRecord,
     RecordDict,
 )
 from flwr.client import NumPyClient
@@ -128,15 +127,7 @@ def test_arrays_reach_the_client_in_order_and_come_back_under_their_names() -> N
         np.testing.assert_array_equal(back, array)
 
 
-def test_a_numpy_scalar_becomes_an_array_without_a_dimension() -> None:
-    parameters = [*list(MODEL.values())[:2], np.float32(0.5), np.int64(8)]
-    reply = arrays_in(answer_to("train", Client(parameters=parameters)))
-    assert reply["logit_scale"].shape == ()
-    assert reply["logit_scale"].dtype == np.float32
-    assert reply["logit_scale"] == np.float32(0.5)
-
-
-@pytest.mark.parametrize("key", ["arrays", "model", "fitins.parameters"])
+@pytest.mark.parametrize("key", ["arrays", "fitins.parameters"])
 def test_the_reply_uses_the_array_record_key_of_the_message(key: str) -> None:
     content = {key: record_of(MODEL), "config": ConfigRecord()}
     assert list(answer_to("train", Client(), content=content).content.array_records) == [key]
@@ -148,18 +139,6 @@ def test_the_config_reaches_the_client_under_whatever_key_and_is_empty_without_o
     answer_to("train", client, content=arrays | {"any": config})
     answer_to("train", client, content=arrays)
     assert [seen for _, seen in client.seen] == [dict(config), {}]
-
-
-def test_the_client_is_made_from_the_context_of_its_node() -> None:
-    def client_fn(context: Context) -> Client:
-        return Client(num_examples=10 + int(context.node_config["partition-id"]))
-
-    grid = LocalGrid(answer_with_app(numpy_client_app(client_fn), 3), 3)
-    content = RecordDict({"arrays": record_of(MODEL), "config": ConfigRecord()})
-    replies = grid.send_and_receive(
-        [Message(content, dst_node_id=node, message_type="train") for node in grid.get_node_ids()]
-    )
-    assert [metrics_in(reply)["num-examples"] for reply in replies] == [10, 11, 12]
 
 
 @pytest.mark.parametrize("count", [0, 3, 5])
@@ -206,42 +185,28 @@ def test_evaluate_replies_with_loss_number_of_records_and_metrics_alone() -> Non
 # Metrics.
 
 
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
 @pytest.mark.parametrize(
     ("given", "sent"),
     [
-        (3, 3),
-        (0.5, 0.5),
         (True, 1),
         (np.float32(0.5), 0.5),
-        (np.float64(0.25), 0.25),
-        (np.int64(3), 3),
         (np.uint8(200), 200),
-        (np.bool_(True), 1),
         (np.array(0.5), 0.5),
         (np.array([1, 2, 3]), [1, 2, 3]),
-        ([1.0, 2.0], [1.0, 2.0]),
-        ((1, 2), [1, 2]),
         ([1, 2.5], [1.0, 2.5]),
         ([True, False], [1, 0]),
-        ([np.float32(0.5), np.float64(1.5)], [0.5, 1.5]),
         ([], []),
     ],
 )
 def test_a_number_or_a_list_of_numbers_is_converted_to_what_flower_holds(
-    kind: str, given: Any, sent: float | list[Any]
+    given: Any, sent: float | list[Any]
 ) -> None:
-    got = metrics_in(answer_to(kind, Client(metrics={"metric": given})))["metric"]
+    got = metrics_in(answer_to("evaluate", Client(metrics={"metric": given})))["metric"]
     assert got == sent
     assert type(got) is type(sent)
     if isinstance(sent, list):
         assert isinstance(got, list)
         assert [type(item) for item in got] == [type(item) for item in sent]
-
-
-@pytest.mark.parametrize("given", [np.int64(5), np.float32(5.0), 5])
-def test_the_number_of_records_may_be_a_numpy_scalar(given: Any) -> None:
-    assert metrics_in(answer_to("train", Client(num_examples=given)))["num-examples"] == 5
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
@@ -251,13 +216,9 @@ def test_the_number_of_records_may_be_a_numpy_scalar(given: Any) -> None:
         ("north", "str"),
         (None, "NoneType"),
         ({"nested": 1}, "dict"),
-        (b"bytes", "bytes"),
-        (1j, "complex"),
         (2**63, "int"),
-        (["north"], "list"),
         ([1.0, None], "list"),
         (np.zeros((2, 2)), "ndarray"),
-        (np.array(["north"]), "ndarray"),
     ],
 )
 def test_a_metric_that_is_no_number_is_left_out_and_named_in_the_node_s_log(
@@ -291,10 +252,6 @@ def test_what_can_t_make_a_client_is_refused_when_the_app_is_made(client_fn: Any
     with pytest.raises(TypeError, match=r"numpy_client_app\(lambda context: ") as refused:
         numpy_client_app(client_fn)
     assert "\n" not in str(refused.value)
-
-
-def test_a_train_loss_may_be_reported() -> None:
-    assert metrics_in(answer_to("train", Client(metrics={"loss": 1.5})))["loss"] == 1.5
 
 
 # What the server learns of an error.
@@ -375,14 +332,6 @@ def test_the_text_of_an_exception_stays_readable_on_the_node(
     assert SECRET in caplog.text
 
 
-def test_an_error_reply_answers_the_message_that_caused_it() -> None:
-    grid = LocalGrid(answer_with_app(numpy_client_app(failing), 1), 1)
-    content = {"arrays": record_of(MODEL), "config": ConfigRecord()}
-    [message_id] = grid.push_messages([message("train", content)])
-    [reply] = grid.pull_messages([message_id])
-    assert reply.metadata.reply_to_message_id == message_id
-
-
 # Mods.
 
 
@@ -402,41 +351,6 @@ def test_mods_run_outermost_first(kind: str) -> None:
     mods = [tracing("outer", trace), tracing("middle", trace), tracing("inner", trace)]
     answer_to(kind, Client(), mods=mods)
     assert trace == ["outer in", "middle in", "inner in", "inner out", "middle out", "outer out"]
-
-
-def test_a_mod_runs_once_for_each_message_with_that_message() -> None:
-    seen = []
-
-    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        seen.append((message.metadata.message_type, message.metadata.message_id))
-        return call_next(message, context)
-
-    app = numpy_client_app(lambda context: Client(), [mod])
-    grid = LocalGrid(answer_with_app(app, 1), 1)
-    content = {"arrays": record_of(MODEL), "config": ConfigRecord()}
-    ids = list(grid.push_messages([message(k, content) for k in ("train", "evaluate", "train")]))
-    assert seen == list(zip(("train", "evaluate", "train"), ids, strict=True))
-
-
-def test_a_mod_can_change_what_the_client_sees() -> None:
-    def doubling(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        doubled = {name: 2 * values for name, values in MODEL.items()}
-        message.content["arrays"] = record_of(doubled)
-        return call_next(message, context)
-
-    client = Client()
-    answer_to("train", client, mods=[doubling])
-    [(parameters, _)] = client.seen
-    np.testing.assert_array_equal(parameters[0], 2 * MODEL["last.weight"])
-
-
-def test_a_mod_can_change_the_reply() -> None:
-    def stamping(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        reply = call_next(message, context)
-        reply.content["stamp"] = MetricRecord({"stamp": 1})
-        return reply
-
-    assert "stamp" in answer_to("train", Client(), mods=[stamping]).content.metric_records
 
 
 # Under Flower's own strategy.
@@ -471,14 +385,3 @@ def test_fedavg_takes_exact_means_weighted_by_the_number_of_records() -> None:
     assert metrics == {1: {"step": 1.75}, 2: {"step": 1.75}}
     losses = {r: m["loss"] for r, m in result.evaluate_metrics_clientapp.items()}
     assert losses == {1: 1.75 + 1.75, 2: 3.5 + 1.75}
-
-
-def test_fedavg_goes_on_without_a_client_that_fails() -> None:
-    def client_fn(context: Context) -> Stepping | Client:
-        partition = int(context.node_config["partition-id"])
-        return Stepping(partition) if partition < 2 else Client(error=PatientError(SECRET))
-
-    grid = LocalGrid(answer_with_app(numpy_client_app(client_fn), 3), 3)
-    initial = {"w": np.zeros((1, 1), np.float32)}
-    result = FedAvg().start(grid=grid, initial_arrays=record_of(initial), num_rounds=1)
-    assert result.arrays["w"].numpy().item() == 1.75

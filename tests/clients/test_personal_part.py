@@ -185,8 +185,6 @@ def test_no_client_of_the_node_trains_what_the_owner_does_not_share(node: Any, t
     [
         ("dp-shared-parameters", "body.*,", "at least 1 character"),
         ("dp-shared-parameters", True, "must be a text with commas"),
-        ("dp-shared-parameter", "body.*", "did you mean dp-shared-parameters"),
-        ("dp-shared-params", "body.*", "did you mean dp-shared-parameters"),
     ],
 )
 def test_an_owner_s_list_that_can_not_be_meant_is_an_error(key: str, value: Any, said: str) -> None:
@@ -200,9 +198,7 @@ def test_an_owner_s_list_that_can_not_be_meant_is_an_error(key: str, value: Any,
         ([], "write for example"),
         ("body.*", "must be a list"),
         (["body.*", "tail.*"], "'tail.*' matches none of the parameters that are trained: head.w"),
-        (["*"], "match every parameter"),
         (["body.*", "head.*"], "match every parameter"),
-        (["Body.*"], "matches none"),
     ],
 )
 def test_patterns_that_share_nothing_or_everything_are_refused(patterns: Any, said: str) -> None:

@@ -15,7 +15,7 @@ from laws import ALARM
 from scipy import stats
 
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.codec import decode_text, encode_text
+from fl_dp.codec import encode_text
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
     IDENTITY_ACTION,
@@ -47,7 +47,6 @@ def units_of(clients: Any) -> NodeUnits:
     ("node_config", "name"),
     [
         ({"dp-unit-name": "ward 7", "partition-id": 3}, "ward 7"),
-        ({"dp-unit-name": "ward 7"}, "ward 7"),
         ({"partition-id": 0}, "partition-0"),
         ({}, ""),
     ],
@@ -100,14 +99,13 @@ def contribution(node: Any, told: Any) -> Callable[..., Any]:
     ("query", "name"),
     [
         (Mean(lows=(0.0,), highs=(100.0,)), "ages"),
-        (Count(max_records=5), "ages"),
         (Frequencies(categories=("a", "b", "c")), "labels"),
     ],
 )
 def test_a_node_answers_with_the_query_s_contribution(
     contribution: Callable[..., Any],
     read_metrics: Any,
-    query: Mean | Count | Frequencies,
+    query: Mean | Frequencies,
     name: str,
 ) -> None:
     metrics = read_metrics(contribution(query, lookup, name=name))
@@ -143,13 +141,6 @@ def test_a_unit_that_fails_does_not_silence_the_others(
     assert read_metrics(reply) == {CONTRIBUTION_METRIC: [1.0, 0.0, 1.0]}
     assert SECRET.encode() not in pickle.dumps(reply)
     assert SECRET in caplog.text
-
-
-def test_a_node_without_units_contributes_nothing(
-    contribution: Callable[..., Any], read_metrics: Any
-) -> None:
-    reply = contribution(Count(), lookup, clients=[])
-    assert read_metrics(reply) == {CONTRIBUTION_METRIC: []}
 
 
 def raising(context: Context, unit: int, config: Any, name: str) -> None:
@@ -264,19 +255,3 @@ def test_the_noise_on_utilities_has_its_scale_and_is_each_unit_s_own(
 def test_a_utility_query_checks_itself(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         precise(**fields)
-
-
-@pytest.mark.parametrize("units", [None, (), (3, 7)])
-def test_a_utility_query_survives_json(units: tuple[Any, ...] | None) -> None:
-    query = precise(units=units)
-    assert decode_text(UtilityQuery, encode_text(query)) == query
-
-
-def test_a_query_that_is_no_utility_query_is_an_error_without_a_text(node: Any, told: Any) -> None:
-    app = numpy_client_app(lambda context: told())
-    model = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
-    text = json.dumps({"utility": SECRET, "high": -1.0, "noise_multiplier": 1.0, "units": None})
-    content = {"model": model, "config": ConfigRecord({UTILITY_QUERY_KEY: text})}
-    reply = node(app).ask(f"query.{UTILITY_ACTION}", content)
-    assert reply.error.reason in ("ValueError", "OptionError")
-    assert b"4711" not in pickle.dumps(reply)

@@ -88,14 +88,11 @@ def test_a_rule_allows_what_it_names(rule: str, allowed: bool) -> None:
     "rule",
     [
         "heart",
-        "/heart",
         "hospital/",
         "a/b/c",
         "hospital/heart@12",
         "hospital/heart@XYZW1234",
-        "hospital/heart>",
         "hospital/heart=1.2",
-        ">=1.2",
         "",
     ],
 )
@@ -104,7 +101,7 @@ def test_a_rule_that_can_not_be_meant_is_refused(rule: str) -> None:
         AppRule.parse(rule)
 
 
-@pytest.mark.parametrize("value", ["", " ", [], None, True, 3, {"hospital/heart": 1}])
+@pytest.mark.parametrize("value", [" ", [], None, {"hospital/heart": 1}])
 def test_no_rules_are_an_error_and_not_all_apps(value: object) -> None:
     with pytest.raises(ValueError, match="write one or more apps"):
         rules_in(value)

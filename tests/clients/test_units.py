@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from fixed_draws import fix_draws
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import ClientAppCallable
@@ -101,18 +101,6 @@ def test_a_node_answers_with_the_sum_of_its_units_clipped_updates(
     np.testing.assert_allclose(total, expected, atol=1)
 
 
-def test_the_sum_travels_as_float64_in_the_shapes_of_the_released_arrays(
-    node: Any, read: Any, told: Any
-) -> None:
-    reply = node(app_of([told(0.25)])).train(MODEL, instruction(units=(0,)))
-    arrays, _ = read(reply)
-    assert list(reply.content) == ["model", "metrics"]
-    assert {n: (a.dtype, a.shape) for n, a in arrays.items()} == {
-        "w": (np.float64, (3,)),
-        "b": (np.float64, ()),
-    }
-
-
 @pytest.mark.parametrize("norms", [(NORM,), (0.3, 0.2)])
 @pytest.mark.parametrize("cap", [None, 20.0])
 def test_the_server_gets_the_sum_that_it_would_have_made_of_single_units(
@@ -146,11 +134,6 @@ def test_only_the_units_that_are_named_take_part(sums: Callable[..., Any], told:
     assert [client.calls for client in clients] == [1, 1, 0, 1, 0, 0, 0, 1]
 
 
-def test_the_order_of_units_does_not_matter(sums: Callable[..., Any], told: Any) -> None:
-    clients = [told(update) for update in (0.1, 0.3, -0.7, 1e9)]
-    assert sums(clients, units=(0, 1, 2, 3)) == sums(clients, units=(2, 0, 3, 1))
-
-
 def test_units_train_on_arrays_and_a_config_of_their_own(node: Any, read: Any) -> None:
     class Spoiling(NumPyClient):
         def fit(self, parameters: Any, config: Any) -> tuple[Any, int, Any]:
@@ -172,12 +155,6 @@ def test_units_train_on_arrays_and_a_config_of_their_own(node: Any, read: Any) -
 def test_a_weight_is_applied_before_clipping(sums: Callable[..., Any], told: Any) -> None:
     total, _ = sums([told(0.25, num_examples=5), told(100.0, num_examples=5)], weight_cap=20.0)
     np.testing.assert_allclose(total, in_steps(0.25, 0.25) + in_steps(100.0), atol=1)
-
-
-def test_several_norms_clip_array_by_array(sums: Callable[..., Any], told: Any) -> None:
-    total, _ = sums([told(100.0)], bundle=bundle(norms=(0.25, 0.5)))
-    grid = bundle(norms=(0.25, 0.5)).updates.grid
-    np.testing.assert_allclose(np.array(total) * grid, [*[0.25 / math.sqrt(3)] * 3, 0.0], rtol=1e-8)
 
 
 def test_a_node_without_units_of_its_own_hosts_one_unit_its_client(
@@ -222,7 +199,7 @@ FAILING: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("told_to", [*HOSTILE.values(), *FAILING.values()], ids=HOSTILE | FAILING)
+@pytest.mark.parametrize("told_to", HOSTILE.values(), ids=HOSTILE)
 def test_no_unit_moves_the_sum_by_more_than_the_clipping_norm(
     sums: Callable[..., Any], told: Any, told_to: Any
 ) -> None:
@@ -382,9 +359,10 @@ def assert_same(replies: Any) -> None:
         np.testing.assert_array_equal(metrics[name], expected[name])
 
 
-@pytest.mark.parametrize("utility", [None, "loss", "records"])
-@pytest.mark.parametrize("norms", [(NORM,), (0.3, 0.2)])
-@pytest.mark.parametrize("cap", [None, 20.0])
+@pytest.mark.parametrize(
+    ("norms", "cap", "utility"),
+    [((NORM,), None, None), ((0.3, 0.2), 20.0, "loss"), ((NORM,), 20.0, "records")],
+)
 def test_units_trained_together_give_the_sums_of_units_trained_alone(
     both: Callable[..., Any], norms: tuple[Any, ...], cap: float | None, utility: str | None
 ) -> None:
@@ -464,12 +442,11 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("cap", [None, 20.0])
 @pytest.mark.parametrize("kind", BROKEN)
 def test_when_training_together_fails_units_are_trained_one_by_one(
-    both: Callable[..., Any], kind: str, cap: float | None, caplog: pytest.LogCaptureFixture
+    both: Callable[..., Any], kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    replies, _ = both(TOGETHER, BROKEN[kind], utility="records", weight_cap=cap)
+    replies, _ = both(TOGETHER, BROKEN[kind], utility="records", weight_cap=20.0)
     assert_same(replies)
     assert "together failed" in caplog.text
     assert SECRET not in str(replies)
@@ -530,24 +507,12 @@ def test_the_scalars_of_units_are_summed_in_grid_steps(sums: Callable[..., Any],
     assert metrics == {"num-examples": 1, SCALARS_METRIC: [bit, loss]}
 
 
-def test_each_scalar_has_the_whole_of_its_own_bound(sums: Callable[..., Any], told: Any) -> None:
-    _, metrics = sums([told(0.1, metrics={"loss": 4.0})])
-    half = 0.5 / bundle().scalar_mechanisms[-1].grid
-    for value in metrics[SCALARS_METRIC]:
-        assert 0.999999 * half < value <= half
-
-
 @pytest.mark.parametrize("loss", [1e30, -1e30, float("inf"), float("nan"), "high", None])
 def test_no_metric_moves_its_sum_by_more_than_a_half(
     sums: Callable[..., Any], told: Any, loss: float | str | None
 ) -> None:
     _, metrics = sums([told(0.1, metrics={"loss": loss})])
     assert abs(int(metrics[SCALARS_METRIC][1])) <= int(0.5 / bundle().scalar_mechanisms[-1].grid)
-
-
-def test_without_scalars_the_list_is_empty(sums: Callable[..., Any], told: Any) -> None:
-    _, metrics = sums([told(0.1)], bundle=bundle(metrics=(), bit=False))
-    assert metrics == {"num-examples": 1, SCALARS_METRIC: []}
 
 
 def test_no_metric_of_a_unit_leaves_by_itself(sums: Callable[..., Any], told: Any) -> None:
@@ -568,11 +533,6 @@ def test_utilities_stand_in_the_order_of_the_units_asked(
     _, metrics = sums(clients, units=(3, 1, 2, 5, 0), utility="loss")
     expected = [3.0, math.nan, math.nan, math.nan, 1.0]
     np.testing.assert_array_equal(metrics[UTILITY_METRIC], expected)
-
-
-def test_the_utility_records_needs_no_metric(sums: Callable[..., Any], told: Any) -> None:
-    _, metrics = sums([told(num_examples=3), told(num_examples=8)], utility="records")
-    assert metrics[UTILITY_METRIC] == [3.0, 8.0]
 
 
 # Instructions that contradict themselves.
@@ -662,27 +622,6 @@ def test_the_log_does_not_tell_how_many_coins_came_up(
     assert logs[0] == logs[1]
 
 
-def test_a_node_that_hosts_nobody_answers_like_any_other(node: Any, read: Any, told: Any) -> None:
-    units = NodeUnits(client_fn=lambda context, unit: told(), count=lambda context, config: 0)
-    app = numpy_client_app(lambda context: told(), units=units)
-    arrays, metrics = read(node(app).train(MODEL, instruction(units=None, sampling_rate=0.3)))
-    assert not arrays["w"].any()
-    assert metrics == {"num-examples": 1, SCALARS_METRIC: [0.0, 0.0]}
-
-
-def test_the_number_of_hosted_units_may_depend_on_the_config(node: Any, told: Any) -> None:
-    seen = []
-
-    def count(context: Context, config: Any) -> int:
-        seen.append((context.node_config["partition-id"], config["lr"]))
-        return 1
-
-    units = NodeUnits(client_fn=lambda context, unit: told(), count=count)
-    app = numpy_client_app(lambda context: told(), units=units)
-    node(app, {"partition-id": 3}).train(MODEL, instruction(units=(0,)), lr=0.1)
-    assert seen == [(3, 0.1)]
-
-
 def test_a_mod_sees_the_sum_and_no_single_unit(node: Any, read: Any, told: Any) -> None:
     seen = []
 
@@ -695,17 +634,6 @@ def test_a_mod_sees_the_sum_and_no_single_unit(node: Any, read: Any, told: Any) 
     arrays, _ = read(node(app).train(MODEL, instruction(units=(0, 1))))
     [got] = seen
     np.testing.assert_array_equal(got, arrays["w"])
-
-
-def test_messages_without_an_instruction_go_to_the_node_s_client(
-    node: Any, read: Any, told: Any
-) -> None:
-    app = app_of([told(0.25, num_examples=9), told(0.5)])
-    content = {"config": ConfigRecord()}
-    arrays, metrics = read(node(app).train(MODEL, None))
-    np.testing.assert_array_equal(arrays["w"], MODEL["w"] + np.float32(0.25))
-    assert metrics == {"num-examples": 9}
-    assert node(app).ask("evaluate", content).has_error()  # no model
 
 
 def test_a_unit_that_leaves_more_than_the_cap_moves_the_next_one_in(
