@@ -34,7 +34,7 @@ def lower_bound(site: Any, name: str, multiplier: float) -> float:
     return float((means[0] - means[1]) / np.mean(deviations) - ALARM * DEVIATION)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_neighbouring_sites_are_told_apart_no_better_than_charged_and_half_the_noise_is_found(
     site: Any,
 ) -> None:

@@ -161,7 +161,6 @@ def test_an_app_of_which_one_byte_differs_is_refused(named: Any) -> None:
     [
         {},  # then the bundle's own values hold
         {"local-epochs": 1},
-        {"local-epochs": 2, "seed": 7},
         {"local-epochs": 1, "seed": 8},
         {"local-epochs": 1.0, "seed": 7},
         {"local-epochs": True, "seed": 7},
@@ -185,13 +184,10 @@ def test_a_run_that_is_configured_otherwise_is_refused(
         {"lr": 0.2},
         {"lr": "0.1"},
         {"lr": 0.1, "local-epochs": 50},
-        {"lr": 0.1, "seed": 7},
         {"lr": 0.1, "server-round": "2"},
         {"lr": 0.1, "server-round": True},
         {"lr": 0.1, RECORD_PLAN_KEY: encode_text(replace(PLAN, noise_multiplier=1.0))},
         {"lr": 0.1, RECORD_PLAN_KEY: encode_text(replace(PLAN, steps=19))},
-        {"lr": 0.1, RECORD_PLAN_KEY: encode_text(replace(PLAN, sampling_rate=0.04))},
-        {"lr": 0.1, RECORD_PLAN_KEY: encode_text(replace(PLAN, clipping_norm=1.0))},
         {
             "lr": 0.1,
             RECORD_PLAN_KEY: encode_text(
