@@ -57,14 +57,6 @@ def test_a_copy_is_the_whole_ledger_and_its_owner_s_alone(
     assert list(copy.parent.iterdir()) == [copy]
 
 
-def test_a_copy_can_be_made_while_the_ledger_is_open(
-    ledger: Path, witness: str, tmp_path: Path
-) -> None:
-    charge(ledger, witness)
-    with NodeLedger.open(ledger, witness=witness_at(witness)):
-        assert charges(backup.back_up(ledger, tmp_path / "copies", witness=witness)) == 1
-
-
 def test_a_copy_that_is_put_back_late_is_refused_and_the_newest_is_not(
     ledger: Path, witness: str, tmp_path: Path
 ) -> None:

@@ -71,8 +71,10 @@ def test_bytes_in_a_config_record_would_be_one_piece() -> None:
     assert max(pieces(content)) > MOST
 
 
-@pytest.mark.parametrize("up", ["none", "float16", "quantize", "top_k"])
-@pytest.mark.parametrize("down", ["none", "bfloat16"])
+@pytest.mark.parametrize(
+    ("up", "down"),
+    [("none", "none"), ("float16", "bfloat16"), ("quantize", "none"), ("top_k", "bfloat16")],
+)
 def test_models_and_updates_travel_in_pieces(tmp_path: Path, up: str, down: str) -> None:
     replies: list[Message] = []
     options: dict[str, Any] = {"fraction": 1.0} if up == "top_k" else {}
