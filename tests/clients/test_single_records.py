@@ -23,7 +23,7 @@ from opacus.layers import DPLSTM
 from scipy import stats
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import parametrizations, rnn
+from torch.nn.utils import parametrizations, rnn, weight_norm
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -36,10 +36,12 @@ from fl_dp.clients import (
     OpacusClient,
     WithFullMask,
     exchanged_arrays,
+    private_module,
 )
 from fl_dp.clients.clipped_gradients import ClippedGradients, Gradients, clipped_sum
 from fl_dp.clients.coins_of_records import SharedCoins
 from fl_dp.clients.dp_sgd import train_with_dp_sgd
+from fl_dp.clients.fit_for_dp_sgd import require_trainable_privately
 from fl_dp.clients.made_up_records import follows_alone, gradients_of
 from fl_dp.clients.module_template import ModuleTemplate
 from fl_dp.clients.opacus_gradients import HookGradients
@@ -52,6 +54,7 @@ from fl_dp.plan import RecordPlan
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
+    pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated"),
     pytest.mark.filterwarnings("ignore:enable_nested_tensor is True"),
 ]
 
@@ -207,12 +210,29 @@ ROWS: dict[str, tuple[str, Build]] = {
         IDS,
         lambda: Made(packed, e=table(), r=nn.LSTM(WIDTH, WIDTH, batch_first=True), h=head()),
     ),
+    "packed DPLSTM": (
+        IDS,
+        lambda: Made(packed, e=table(), r=DPLSTM(WIDTH, WIDTH, batch_first=True), h=head()),
+    ),
     "max_norm": (
         IDS,
         lambda: Made(lambda s, x: s.h(s.e(x).mean(1)), e=table(max_norm=0.1), h=head()),
     ),
 }
 WRONG_OR_NONE: dict[str, tuple[str, Build]] = {
+    "ParameterList": (
+        VECTORS,
+        lambda: Made(
+            lambda s, x: x @ s.w[0], w=nn.ParameterList([nn.Parameter(torch.randn(T, CLASSES))])
+        ),
+    ),
+    "ParameterDict": (
+        VECTORS,
+        lambda: Made(
+            lambda s, x: x @ s.w["a"],
+            w=nn.ParameterDict({"a": nn.Parameter(torch.randn(T, CLASSES))}),
+        ),
+    ),
     "weight of F.linear": (
         VECTORS,
         lambda: Made(
@@ -230,6 +250,14 @@ WRONG_OR_NONE: dict[str, tuple[str, Build]] = {
         IMAGES,
         lambda: nn.Sequential(
             nn.Conv2d(3, 2, 3, padding=1, padding_mode="circular"),
+            nn.Flatten(),
+            nn.Linear(32, CLASSES),
+        ),
+    ),
+    "reflecting": (
+        IMAGES,
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 2, 3, padding=1, padding_mode="reflect"),
             nn.Flatten(),
             nn.Linear(32, CLASSES),
         ),
@@ -256,7 +284,12 @@ WRONG_OR_NONE: dict[str, tuple[str, Build]] = {
             parametrizations.spectral_norm(nn.Linear(T, WIDTH)), nn.Tanh(), head()
         ),
     ),
+    "weight norm": (
+        VECTORS,
+        lambda: nn.Sequential(weight_norm(nn.Linear(T, WIDTH)), nn.Tanh(), head()),
+    ),
     "EmbeddingBag": (IDS, lambda: nn.Sequential(nn.EmbeddingBag(WORDS, WIDTH), head())),
+    "Bilinear": (VECTORS, lambda: Made(lambda s, x: s.b(x, x), b=nn.Bilinear(T, T, CLASSES))),
 }
 WRITING: dict[str, tuple[str, Build]] = {
     "by .data": (VECTORS, lambda: Made(writing_data, a=head(T))),
@@ -279,6 +312,15 @@ USUAL: dict[str, tuple[str, Build]] = {
             lambda s, x: s.h(s.r(s.e(x))[0][:, -1]),
             e=table(),
             r=nn.LSTM(WIDTH, WIDTH, batch_first=True),
+            h=head(),
+        ),
+    ),
+    "GRU": (
+        IDS,
+        lambda: Made(
+            lambda s, x: s.h(s.r(s.e(x))[0][:, -1]),
+            e=table(),
+            r=nn.GRU(WIDTH, WIDTH, batch_first=True),
             h=head(),
         ),
     ),
@@ -349,6 +391,8 @@ def built(build: Build) -> nn.Module:
 
 def way_of(mode: str, template: ModuleTemplate, kind: str) -> Gradients:
     loss = LossOfEach(nn.CrossEntropyLoss())
+    if mode == "one by one":
+        return SingleRecords(template, loss, one_by_one=True)
     return gradients_of(template, loss, mode=mode, example=data(kind, 3, seed=2))
 
 
@@ -372,7 +416,7 @@ def largest_move(summed: Summed, x: Tensor, y: Tensor, norm: float) -> float:
     return max(float((whole - summed(x[rows], y[rows])).norm()) / norm for rows in others)
 
 
-@pytest.mark.parametrize("mode", ["vmap", "hooks", "ghost"])
+@pytest.mark.parametrize("mode", ["vmap", "one by one", "hooks", "ghost"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_record_moves_the_sum_by_one_norm_or_the_mode_is_refused(name: str, mode: str) -> None:
     kind, build = MODELS[name]
@@ -413,7 +457,9 @@ def by_plain_hooks(model: nn.Module, norm: float) -> Summed:
     return summed
 
 
-@pytest.mark.parametrize("name", ["16 copies", "in a list"])
+@pytest.mark.parametrize(
+    "name", ["16 copies", "patches by reshape", "positions as rows", "in a list", "by .data"]
+)
 def test_rows_that_are_clipped_as_if_they_were_records_move_it_further(name: str) -> None:
     """The power of the test above: what was trained by before does not pass it."""
     kind, build = MODELS[name]
@@ -433,8 +479,22 @@ def test_what_gives_no_gradient_of_a_record_alone_is_refused_before_a_charge(
     name: str, mode: str
 ) -> None:
     kind, build = REFUSED[name]
-    with pytest.raises((ValueError, RuntimeError)):
+    with pytest.raises((ValueError, RuntimeError)) as refusal:
         way_of(mode, ModuleTemplate(built(build)), kind)
+    if name != "a head that squeezes":
+        assert "is zero on every made-up record" in str(refusal.value)
+        assert ("'a.weight'" if name != "an unused table" else "'e.weight'") in str(refusal.value)
+
+
+def test_batch_statistics_are_refused_with_what_to_write() -> None:
+    model = nn.Sequential(nn.Linear(T, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU(inplace=True), head())
+    with pytest.raises(ValueError, match=r"1 \(BatchNorm1d\).*private_module"):
+        require_trainable_privately(model)
+    fixed, changes = private_module(model)
+    assert len(changes) == 2 and "inplace=True became inplace=False" in changes[1]
+    kind = VECTORS
+    for mode in ("vmap", "hooks", "ghost"):
+        way_of(mode, ModuleTemplate(fixed), kind)
 
 
 def test_vmap_is_used_where_it_follows_and_autograd_where_it_does_not(
@@ -698,7 +758,7 @@ def test_a_record_that_no_sum_can_hold_fails_alone(how: str) -> None:
 # Whole paths.
 
 
-@pytest.mark.parametrize("name", ["16 copies", "packed LSTM"])
+@pytest.mark.parametrize("name", ["16 copies", "max_norm", "in a list", "packed LSTM"])
 def test_a_node_of_secure_sums_takes_the_same_sums(name: str) -> None:
     kind, build = MODELS[name]
     x, y = data(kind, T)
@@ -859,6 +919,17 @@ def test_half_precision_keeps_the_norm(dtype: torch.dtype) -> None:
         for row in range(T + 1):
             one = summed_by(template, way, norm)(x[[row]].to(dtype), y[[row]])
             assert 0.0 < float(one.norm()) <= norm * (1 + 1e-9)
+
+
+def test_memory_s_share_bounds_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fl_dp.clients import record_gradients
+
+    template = ModuleTemplate(nn.Linear(1000, 10))  # 40 kB a gradient
+    assert record_gradients.records_at_once(template) == 64
+    monkeypatch.setattr(record_gradients, "_free_bytes", lambda device: 4_000_000)
+    assert 1 <= record_gradients.records_at_once(template) < 16
+    monkeypatch.setattr(record_gradients, "_free_bytes", lambda device: 0)
+    assert record_gradients.records_at_once(template) == 1
 
 
 def test_equal_seeds_of_a_test_give_equal_coins_and_noise() -> None:

@@ -7,6 +7,7 @@ to the sum is read off before its noise.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import re
 import time
@@ -228,6 +229,31 @@ def content_of(federation: Federation, rate: float = 1.0) -> Any:
     return content
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_a_record_that_ends_the_process_of_its_node_shows_once(tmp_path: Path) -> None:
+    """At rate 1, without a process of its own; what was begun is marked before a record is read."""
+    fatal: list[int | None] = [7]
+    federation = of_records(tmp_path, of_fatal(fatal))
+    content = content_of(federation)
+    fork = multiprocessing.get_context("fork")
+    node = fork.Process(target=federation.train, args=(content,))
+    node.start()
+    node.join()
+    assert node.exitcode == 1
+    for fatal[0] in (7, None):  # its neighbour's first reply differs, and no later one
+        assert code(federation.train(content, number=2)) == "Refused late"
+    assert federation.charges() == 1
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_work_that_ends_leaves_no_mark(tmp_path: Path) -> None:
+    federation = of_records(tmp_path, of_fatal([None]))
+    for number in (1, 2):
+        assert code(federation.train(content_of(federation), number=number)) == "answered"
+    assert federation.charges() == 2
+
+
 def test_what_fails_as_a_whole_is_zero_where_that_is_one_unit(tmp_path: Path, added: Added) -> None:
     """Of several, one could decide about all others."""
     for units, said in ((1, "answered"), (UNITS, "Refused late")):
@@ -264,7 +290,7 @@ def test_records_that_are_done_in_time_are_summed(tmp_path: Path, added: Added) 
     assert abs(added.values[-1][0] + 200 * C) < 0.1  # down the gradient
 
 
-@pytest.mark.parametrize("rate", [NOBODY, 0.3])
+@pytest.mark.parametrize("rate", [NOBODY, 0.3, EVERYBODY])
 def test_as_many_gradients_are_computed_for_every_outcome_of_the_coins(rate: float) -> None:
     """Every record's gradient is computed once, in a number of batches that the rate says."""
     records, model = Records(), ArrayRecord({"w": Array(np.zeros(SIZE))})

@@ -24,6 +24,7 @@ from fl_dp import PrivacyLedger
 from fl_dp.accounting import PoissonSampling, PrivacyBudgetExhausted
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, Reservation
 from fl_dp.ledger.training import PlanMismatch
+from fl_dp.mechanisms import FixedClipping
 from fl_dp.mechanisms.events import GaussianEvent
 
 PLAN = noised_plan(
@@ -77,6 +78,12 @@ def spend(location: str | Path, rounds: int) -> None:
             ledger.commit(ledger.reserve(round=number))
 
 
+def test_a_round_is_on_disk_before_reserve_returns(place: Place) -> None:
+    with PrivacyLedger.open(place.location, PLAN) as ledger:
+        ledger.reserve(round=1)
+        assert PrivacyLedger.read(place.location).rounds_spent == 1
+
+
 def test_the_budget_is_spent_exactly_and_never_exceeded(place: Place) -> None:
     with PrivacyLedger.open(place.location, PLAN) as ledger:
         for number in range(1, 6):
@@ -126,6 +133,10 @@ def test_kill_nine_between_reserve_and_commit_leaves_the_round_spent(place: Plac
     [
         ("noise_multiplier", 1.1),
         ("sampling.sampling_rate", PoissonSampling(sampling_rate=0.2)),
+        ("clipping.norm", FixedClipping(norm=2.0)),
+        ("units_per_node", 2),
+        ("rounds", 6),
+        ("num_clients", 100),
         ("other_releases", ((GaussianEvent(noise_multiplier=9.0), 1),)),
     ],
 )
@@ -153,6 +164,20 @@ def test_replay_equals_live_accounting_and_plain_dp_accounting(place: Place) -> 
         gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
         accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, gaussian), count)
     assert live.pld == pytest.approx(accountant.get_epsilon(PLAN.budget.delta), rel=1e-6)
+
+
+def test_changing_any_character_of_any_entry_is_detected(spent: Place) -> None:
+    for sequence, payload, digest in spent.rows():
+        for column, text in (("payload", payload), ("hash", digest)):
+            set_column = f"UPDATE entries SET {column} = ? WHERE sequence = ?"
+            for place_in_text in range(sequence % 5, len(text), 97):
+                other = "0" if text[place_in_text] != "0" else "1"
+                changed = text[:place_in_text] + other + text[place_in_text + 1 :]
+                spent.execute(set_column, (changed, sequence))
+                with pytest.raises(LedgerCorrupted, match=f"entry {sequence} "):
+                    PrivacyLedger.read(spent.location)
+            spent.execute(set_column, (text, sequence))
+    assert PrivacyLedger.read(spent.location).rounds_spent == 3
 
 
 @pytest.mark.parametrize(
@@ -196,6 +221,14 @@ def test_a_ledger_opened_to_read_can_not_spend(spent: Place) -> None:
             ledger.reserve(round=4)
         assert ledger.rounds_spent == 3
     assert spent.rows() == before
+
+
+def test_a_reader_sees_what_was_spent_when_it_looked(spent: Place) -> None:
+    with PrivacyLedger.open(spent.location, PLAN) as ledger:
+        reader = PrivacyLedger.read(spent.location)
+        ledger.reserve(round=4)
+        assert reader.rounds_spent == 3
+        assert PrivacyLedger.read(spent.location).rounds_spent == 4
 
 
 def test_a_round_is_committed_once_and_only_where_it_was_reserved(place: Place) -> None:

@@ -63,7 +63,7 @@ def grow_back(path: Path, entries: int) -> None:
     path.with_name("away.json").rename(path.with_name("privacy.json"))
 
 
-@pytest.mark.parametrize("left", [0, 2, 7])
+@pytest.mark.parametrize("left", [0, 1, 2, 4, 7])
 def test_an_end_that_was_cut_off_is_seen_beside_the_statement(place: Path, left: int) -> None:
     cut(place, left)
     with pytest.raises(LedgerCorrupted, match=f"{left} entries and the privacy.json .* knows of 8"):
@@ -108,7 +108,7 @@ def test_the_statement_of_another_ledger_in_the_folder_is_none_of_its_business(
     assert PrivacyLedger.read(place.with_name("second.db")).rounds_spent == 1
 
 
-@pytest.mark.parametrize("content", ["", '{"ledger": "ledger.db", "ledger_hash": "0"}'])
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"ledger": "ledger.db", "ledger_hash": "0"}'])
 def test_a_statement_that_can_not_be_read_stops_the_ledger_beside_it(
     place: Path, content: str
 ) -> None:
@@ -152,9 +152,12 @@ def edited(key: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]],
             edited("epsilon_so_far", lambda each: without(each, "rdp")),
             "epsilon_so_far.rdp is missing",
         ),
+        (edited("delta", lambda delta: delta / 10), "delta is"),
         (edited("budget", lambda budget: budget | {"epsilon": 1.0}), "budget.epsilon is 1.0"),
         (edited("rounds", lambda _: 2), "rounds is 2 and should be 3"),
+        (edited("rounds_committed", lambda _: 0), "rounds_committed is 0"),
         (edited("insecure", lambda _: True), "insecure is True"),
+        (edited("unit", lambda _: "one city"), "unit is 'one city'"),
         (edited("not_covered", lambda texts: texts[1:]), "not_covered is"),
         (edited("noise_multipliers", lambda _: [9.0, 9.0, 9.0]), "noise_multipliers is"),
         (edited("releases", lambda _: []), "releases is"),

@@ -277,7 +277,7 @@ def test_after_a_repeated_release_the_budget_is_promised(path: Path) -> None:
         assert ledger.promise().by_name == {"filter": BUDGET.epsilon}
 
 
-@pytest.mark.parametrize("number", [True, 1.0])
+@pytest.mark.parametrize("number", [True, 1.0, 2.5, "1"])
 def test_a_round_is_an_integer(path: Path, number: object) -> None:
     with (
         PrivacyLedger.open(path, PLAN) as ledger,
@@ -373,7 +373,9 @@ def test_a_run_records_what_its_privacy_rests_on(path: Path) -> None:
         ({"kind": "reserve", "event": "skellam", "what": "x"}, "'skellam' is unknown"),
         ({"kind": "reserve", "event": "gaussian", "what": "x"}, "no 'noise_multiplier'"),
         ({"kind": "reserve", "event": "gaussian", "noise_multiplier": -1.0}, "must be positive"),
+        ({"kind": "reserve", "event": "gaussian", "noise_multiplier": "x"}, "can't be read"),
         ({"kind": "reserve", "event": "laplace", "noise_multiplier": [1]}, "can't be read"),
+        ({"kind": "commit", "reserved": 2}, "no reservation"),
         ({"kind": "commit", "reserved": 99}, "no reservation"),
         ({"kind": "commit"}, "no 'reserved'"),
         ({"kind": "plan", "schema": SCHEMA, "plan": PLAN.to_dict()}, "has no other"),
@@ -398,6 +400,7 @@ def test_an_entry_that_this_version_can_not_read_is_refused(
         ({"kind": "run", "randomness": SecureRandom.SECURE_KIND}, "starts with its plan"),
         ({"kind": "plan", "schema": 5, "plan": PLAN.to_dict()}, "schema 5.*start a new ledger"),
         ({"kind": "plan", "schema": SCHEMA, "plan": PLAN.to_dict() | {"x": 1}}, "can't be read"),
+        ({"kind": "plan", "schema": SCHEMA, "plan": {}}, "can't be read"),
     ],
 )
 def test_a_ledger_that_starts_otherwise_is_refused(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
@@ -122,6 +123,25 @@ def test_opacus_own_accountant_reads_the_history_and_is_never_below(
         assert theirs >= ledger.spending(WARD).epsilon().pld - 1e-3
 
 
+def test_an_account_that_never_released_has_spent_nothing(path: Path) -> None:
+    spend(path)
+    with NodeLedger.read(path) as ledger:
+        other = ledger.spending(Account(unit="record", source="another"))
+        assert (other.epsilon().best, other.charges, other.history) == (0.0, 0, ())
+
+
+def test_rounds_that_a_client_skips_cost_nothing(path: Path) -> None:
+    spend(path, rounds=2)
+    before = rows(path)
+    with NodeLedger.open(path) as ledger:  # rounds 3 to 7 ask somebody else
+        spent = ledger.spending(WARD).epsilon()
+    assert rows(path) == before
+    spend(path)  # round 8
+    with NodeLedger.read(path) as ledger:
+        assert ledger.spending(WARD).history == ((STEP, 30),)
+        assert ledger.spending(WARD).epsilon().pld > spent.pld
+
+
 def test_the_worst_relation_of_any_run_is_what_counts(path: Path) -> None:
     step = GaussianEvent(noise_multiplier=2.0)
     with NodeLedger.open(path) as ledger:
@@ -160,6 +180,12 @@ def test_kill_nine_in_the_middle_of_training_leaves_the_round_spent(path: Path) 
         )
 
 
+def test_a_charge_is_on_disk_before_charge_returns(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, STEP, count=10, budget=AMPLE, what="round 1")
+        assert history_of(path) == {STEP: 10}
+
+
 def test_an_open_ledger_sees_what_another_one_spent(path: Path) -> None:
     with NodeLedger.open(path) as ledger:
         spend(path, count=most_steps(TIGHT), budget=TIGHT)
@@ -194,6 +220,22 @@ def test_a_cap_holds_for_records_and_for_the_node_apart_as_the_page_says(path: P
         if line.startswith("| `dp-max-epsilon`")
     ]
     assert "apart: a node that serves both spends it twice" in row
+
+
+def test_the_same_data_under_another_name_go_on_spending(path: Path) -> None:
+    spend(path, Account(unit="record", source="ward", fingerprint="f1"))
+    moved = Account(unit="record", source="new ward", fingerprint="f1")
+    assert history_of(path, moved) == {STEP: 10}
+    spend(path, moved)
+    assert history_of(path, Account(unit="record", source="ward")) == {STEP: 20}
+
+
+def test_changed_data_of_the_same_source_go_on_spending(path: Path) -> None:
+    for number in range(3):
+        spend(path, Account(unit="record", source="ward", fingerprint=f"f{number}"))
+    # Also when what is known of them is only what they were long ago, under another name.
+    old = Account(unit="record", source="archive", fingerprint="f0")
+    assert history_of(path, old) == {STEP: 30}
 
 
 def test_accounts_that_turn_out_to_be_one_add_up(path: Path) -> None:
@@ -251,6 +293,19 @@ def test_one_kind_of_release_fits_as_often_as_privacy_loss_distributions_say(pat
     at_their_share = DECLARED_SHARE * DELTA
     assert epsilon({STEP: most}, at_their_share).best <= TIGHT.epsilon
     assert epsilon({STEP: most + 1}, at_their_share).best > TIGHT.epsilon
+
+
+def test_one_at_a_time_fits_as_often_as_all_at_once(path: Path) -> None:
+    event, budget = GaussianEvent(noise_multiplier=8.0), PrivacyBudget(epsilon=2.0, delta=1e-3)
+    admitted = 0
+    with NodeLedger.open(path) as ledger:
+        while admitted < 1000:
+            try:
+                ledger.charge(WARD, event, budget=budget, what=f"release {admitted}")
+            except PrivacyBudgetExhausted:
+                break
+            admitted += 1
+    assert admitted == most_steps(budget, event)
 
 
 # A Gaussian's Renyi divergence is order / (2 z^2): what one order admits, on paper.
@@ -325,6 +380,16 @@ def test_a_kind_without_a_renyi_bound_is_admitted_alone_but_not_in_a_mixture(pat
             ledger.charge(WARD, LaplaceEvent(noise_multiplier=50.0), budget=AMPLE, what="mixed")
 
 
+def test_the_smaller_of_two_caps_wins(path: Path) -> None:
+    smaller = PrivacyBudget(epsilon=2.0, delta=DELTA)
+    count = most_steps(smaller)
+    spend(path, count=count, budget=TIGHT)
+    with NodeLedger.open(path) as ledger:
+        with pytest.raises(PrivacyBudgetExhausted, match="epsilon 2 "):
+            ledger.charge(WARD, STEP, budget=smaller, what="under the owner's cap")
+        ledger.charge(WARD, STEP, budget=TIGHT, what="under the run's")
+
+
 def test_a_larger_budget_admits_more_later(path: Path) -> None:
     spend(path, count=most_steps(TIGHT), budget=TIGHT)
     larger = PrivacyBudget(epsilon=6.0, delta=DELTA)
@@ -379,6 +444,13 @@ def best_gain_of_stopping(quoted: list[float], mu: float) -> float:
     return float(gain[1000])
 
 
+def test_a_larger_delta_later_admits_nothing_more(path: Path) -> None:
+    spend(path, count=most_steps(TIGHT), budget=TIGHT)
+    generous = PrivacyBudget(epsilon=TIGHT.epsilon, delta=1e-2)
+    with NodeLedger.open(path) as ledger, pytest.raises(PrivacyBudgetExhausted):
+        ledger.charge(WARD, STEP, budget=generous, what="at a larger delta")
+
+
 def test_no_count_below_one_and_no_unprintable_name_is_charged(path: Path) -> None:
     with NodeLedger.open(path) as ledger:
         with pytest.raises(ValueError, match="count must be at least 1, got 0"):
@@ -392,6 +464,21 @@ def test_no_count_below_one_and_no_unprintable_name_is_charged(path: Path) -> No
 # Files that can't be trusted.
 
 
+def test_changing_any_character_of_any_entry_is_detected(path: Path) -> None:
+    spend(path, rounds=2)
+    for sequence, payload, digest in rows(path):
+        for column, text in (("payload", payload), ("hash", digest)):
+            change = f"UPDATE entries SET {column} = ? WHERE sequence = ?"
+            for place in range(sequence % 5, len(text), 29):
+                other = "0" if text[place] != "0" else "1"
+                execute(path, change, text[:place] + other + text[place + 1 :], sequence)
+                for look in (NodeLedger.open, NodeLedger.read):
+                    with pytest.raises(LedgerCorrupted):
+                        look(path)
+            execute(path, change, text, sequence)
+    assert history_of(path) == {STEP: 20}
+
+
 def test_a_file_that_is_cut_short_is_refused(path: Path) -> None:
     spend(path, rounds=15)
     whole = path.read_bytes()
@@ -403,6 +490,17 @@ def test_a_file_that_is_cut_short_is_refused(path: Path) -> None:
         NodeLedger.open(path)
 
 
+def test_a_ledger_that_is_put_back_while_it_is_open_is_not_spent_from(path: Path) -> None:
+    spend(path)
+    older = path.with_name("older.db")
+    shutil.copy(path, older)
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, STEP, budget=AMPLE, what="round 2")
+        shutil.copy(older, path)
+        with pytest.raises(LedgerCorrupted, match="put back to an older state"):
+            ledger.charge(WARD, STEP, budget=AMPLE, what="round 3")
+
+
 def test_a_ledger_of_the_older_schema_is_refused_with_what_to_do(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,6 +509,14 @@ def test_a_ledger_of_the_older_schema_is_refused_with_what_to_do(
         NodeLedger.open(path).close()
     for look in (NodeLedger.open, NodeLedger.read):
         with pytest.raises(LedgerCorrupted, match=r"schema 3, .* reads 4: .* a dp-max-epsilon"):
+            look(path)
+
+
+def test_an_older_table_of_charges_is_refused_with_what_to_do(path: Path) -> None:
+    spend(path)
+    execute(path, "ALTER TABLE entries RENAME TO records")
+    for look in (NodeLedger.open, NodeLedger.read):
+        with pytest.raises(LedgerCorrupted, match=r"older version.* a dp-max-epsilon.* lower"):
             look(path)
 
 

@@ -87,7 +87,9 @@ def test_after_one_run_others_fit_up_to_the_owner_s_cap(path: Path) -> None:
 
 
 # Measured on this code.
-@pytest.mark.parametrize(("cap", "least"), [(4.0, 0.7), (40.0, 0.8)])
+@pytest.mark.parametrize(
+    ("cap", "least"), [(4.0, 0.7), (8.0, 0.75), (16.0, 0.8), (40.0, 0.8), (100.0, 0.8)]
+)
 def test_most_of_a_cap_is_there_for_runs_of_several_noises(
     path: Path, cap: float, least: float
 ) -> None:
