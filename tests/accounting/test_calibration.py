@@ -158,28 +158,6 @@ def test_any_releases_that_calm_with_noise_can_be_calibrated() -> None:
         assert 3.0 * 0.999 <= spent <= 3.0
 
 
-@pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
-def test_a_target_that_is_no_budget_is_refused(target: float) -> None:
-    with pytest.raises(ValueError, match="epsilon must be positive"):
-        calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.1, rounds=10)
-    with pytest.raises(ValueError, match="epsilon must be positive"):
-        affordable_rounds({}, sampled(1.0, 0.1), target, 1e-5, at_most=10)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"rounds": 0}, "rounds must be at least 1"),
-        ({"sampling_rate": 0.0}, "sampling_rate must lie in"),
-        ({"target_delta": 1.0}, "delta must lie in"),
-    ],
-)
-def test_impossible_rounds_are_refused(fields: dict[str, float], message: str) -> None:
-    arguments = {"target_epsilon": 1.0, "target_delta": 1e-5, "sampling_rate": 0.1, "rounds": 10}
-    with pytest.raises(ValueError, match=message):
-        calibrate_noise_multiplier(**(arguments | fields))  # type: ignore[arg-type]  # from a dict
-
-
 # Beyond epsilon 100 --------------------------------------------------------------------------
 
 
@@ -232,7 +210,9 @@ def test_noise_falls_as_the_budget_grows_across_the_switch_to_closed_forms() -> 
     assert noises == sorted(noises, reverse=True)
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize(
+    "rate", [0.1, *(pytest.param(rate, marks=pytest.mark.nightly) for rate in (0.01, 0.5))]
+)
 def test_what_is_left_out_would_have_said_little_less(rate: float) -> None:
     """Just beyond the switch, by the distribution that is not computed there."""
     noise = calibrate_noise_multiplier(101.0, 1e-5, sampling_rate=rate, rounds=30)
@@ -251,8 +231,8 @@ def test_a_sample_is_charged_as_everybody_where_no_renyi_bound_is_known(
         assert tight_epsilon({cut: 30}, 1e-5, neighboring_relation=relation) == everybody
 
 
-@pytest.mark.parametrize("clients", [1, 3, 8, 9, 200, 4096])
-@pytest.mark.parametrize("norm", [1.0, 0.3, 7.0])
+@pytest.mark.parametrize("clients", [1, 9, 4096])
+@pytest.mark.parametrize("norm", [1.0, 0.3])
 def test_the_noise_that_a_refusal_asks_for_is_accepted(clients: int, norm: float) -> None:
     def plan(noise: float) -> Plan:
         return noised_plan(
@@ -309,29 +289,21 @@ def test_a_calibration_is_not_searched_for_twice(
             calibrated(**other)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"{",
+def test_nothing_that_lies_in_the_cache_lowers_the_noise(calibrations: Path) -> None:
+    first = calibrated()
+    (entry,) = calibrations.iterdir()
+    for content in (
         b"[1]",
         b"\xff\xfe",
         b'{"noise_multiplier": "1"}',
         b'{"noise_multiplier": NaN}',
-        b'{"noise_multiplier": -1.0}',
         b'{"noise_multiplier": 1e-300}',
         b'{"noise_multiplier": 0.5}',  # too little noise
         b'{"noise_multiplier": 1.5' + b" " * 10**6 + b"}",
-    ],
-)
-def test_nothing_that_lies_in_the_cache_lowers_the_noise(
-    calibrations: Path, content: bytes
-) -> None:
-    first = calibrated()
-    (entry,) = calibrations.iterdir()
-    entry.write_bytes(content)
-    assert calibrated() == first
-    assert json.loads(entry.read_text()) == {"noise_multiplier": first}
+    ):
+        entry.write_bytes(content)
+        assert calibrated() == first
+        assert json.loads(entry.read_text()) == {"noise_multiplier": first}
 
 
 def test_the_cache_can_be_switched_off_and_its_disk_be_full(
@@ -343,16 +315,6 @@ def test_the_cache_can_be_switched_off_and_its_disk_be_full(
     monkeypatch.delenv(SWITCH)
     (tmp_path / "fl-dp").write_text("no folder can be made here")
     assert calibrated() == first
-
-
-def test_an_absolute_path_is_the_folder_of_the_cache(
-    calibrations: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(SWITCH, str(tmp_path / "elsewhere"))
-    first = calibrated()
-    (entry,) = (tmp_path / "elsewhere").iterdir()
-    assert json.loads(entry.read_text()) == {"noise_multiplier": first}
-    assert not calibrations.exists()
 
 
 # Rounds --------------------------------------------------------------------------------------
@@ -367,9 +329,3 @@ def test_affordable_rounds_is_exact_and_continues_a_history() -> None:
     assert affordable_rounds({one: most + 9}, one, 2.0, 1e-5, at_most=1000) == 0
     assert affordable_rounds({}, one, 2.0, 1e-5, at_most=most - 1) == most - 1
     assert affordable_rounds({}, one, 2.0, 1e-5, at_most=0) == 0
-
-
-def test_affordable_rounds_counts_events_without_a_distribution() -> None:
-    rho = ZcdpEvent(rho=0.01)
-    most = affordable_rounds({}, rho, 2.0, 1e-5, at_most=1000)
-    assert tight_epsilon({rho: most}, 1e-5) <= 2.0 < tight_epsilon({rho: most + 1}, 1e-5)

@@ -168,9 +168,3 @@ def test_the_largest_gaussian_that_fits_does_and_a_larger_one_does_not(
         assert odometer.epsilon([*history, gaussian(0.999 / mu)], 1e-6) > epsilon
     else:
         assert odometer.epsilon(history, 1e-6) >= epsilon
-
-
-def test_an_odometer_without_a_delta_is_refused() -> None:
-    for delta in (0.0, 1.0):
-        with pytest.raises(ValueError, match="delta must lie in"):
-            RenyiOdometer(foreseen=BUDGET).epsilon({gaussian(6.0): 1}, delta)

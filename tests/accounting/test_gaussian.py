@@ -82,11 +82,6 @@ def test_the_classic_formula_breaks_its_promise_above_about_eight(
         classic_noise_multiplier(claimed, 1e-5)
 
 
-def test_the_classic_formula_stops_just_above_one() -> None:
-    with pytest.raises(ValueError, match="up to 1"):
-        classic_noise_multiplier(math.nextafter(1.0, 2.0), 1e-5)
-
-
 def test_the_udp_formula_matches_wei_and_shows_the_true_price() -> None:
     """Wei et al. 2020: sigma = sqrt(2 q T ln(1/delta)) / eps; q = .1, T = 100, eps = 8."""
     noise = udp_sigma(8.0, 1e-5, participation_rate=0.1, rounds=100)
@@ -118,36 +113,12 @@ def test_an_epsilon_that_is_no_budget_is_refused(bad: float) -> None:
             formula(bad, 1e-5)
 
 
-@pytest.mark.parametrize("bad", [0.0, 1.0, -1.0, math.nan])
-def test_a_delta_outside_zero_and_one_is_refused(bad: float) -> None:
-    for formula in (gaussian_noise_multiplier, classic_noise_multiplier, gaussian_epsilon):
-        with pytest.raises(ValueError, match="delta must lie in"):
-            formula(1.0, bad)
-
-
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan])
-def test_a_multiplier_that_is_not_positive_is_refused(bad: float) -> None:
-    with pytest.raises(ValueError, match="noise_multiplier must be positive"):
-        gaussian_epsilon(bad, 1e-5)
-
-
-@pytest.mark.parametrize("fields", [{"participation_rate": 0.0}, {"rounds": 0}])
-def test_the_udp_formula_refuses_nobody_and_nothing(fields: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        udp_sigma(1.0, 1e-5, **({"participation_rate": 0.1, "rounds": 10} | fields))  # type: ignore[arg-type]  # from a plain dict
-
-
 def test_the_formula_of_exposures_splits_the_classic_noise_evenly() -> None:
     for uploads in (1, 5, 25):
         noise = exposures_noise_multiplier(0.5, 1e-5, exposures=uploads)
         assert noise == pytest.approx(uploads * classic_noise_multiplier(0.5, 1e-5))
         # Exact composition grows with the root of the uploads: the formula wastes the rest.
         assert gaussian_epsilon(noise / math.sqrt(uploads), 1e-5) < 0.5 / math.sqrt(uploads)
-
-
-def test_uploads_that_never_happen_have_no_noise() -> None:
-    with pytest.raises(ValueError, match="exposures must be at least 1, got 0"):
-        exposures_noise_multiplier(0.5, 1e-5, exposures=0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from fl_dp.accounting import PoissonGaussianEvent, PrivacyBudget, epsilon
 from fl_dp.accounting.budget import NeighboringRelation
 from fl_dp.accounting.calibration import calibrate_noise
-from fl_dp.accounting.events import RandomStoppingEvent, event_from_dict, event_to_dict
+from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.accounting.filters import DeclaredFilter
 from fl_dp.accounting.random_stopping import RunsLaw
 from fl_dp.accounting.renyi import ORDERS, renyi_divergences
@@ -116,11 +116,6 @@ def test_the_best_of_runs_composes_with_other_releases() -> None:
     assert together.rdp == pytest.approx(
         float(dpa.rdp.compute_epsilon(ORDERS, sums, 1e-5)[0]), rel=1e-12
     )
-
-
-def test_an_event_survives_the_ledgers_text() -> None:
-    event = RandomStoppingEvent(releases=ROUNDS, mean_runs=5.0, shape=0.5)
-    assert event_from_dict(event_to_dict(event)) == event
 
 
 @pytest.mark.parametrize("wrong", [{"mean": 1.0}, {"mean": math.inf}, {"mean": 5.0, "shape": -0.1}])

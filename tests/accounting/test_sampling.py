@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent
-from fl_dp.codec import decode, decode_text, encode_text
+from fl_dp.codec import decode_text, encode_text
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import IncompatibleOptions
@@ -124,12 +123,7 @@ def test_a_law_comes_back_from_json_as_it_was(
     assert plan_from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
-def test_a_law_of_another_version_is_refused() -> None:
-    with pytest.raises(ValueError, match="'shuffled' is unknown to this version, which knows"):
-        decode(VisibleSampling, {"kind": "shuffled", "cohort": 3})
-
-
-@pytest.mark.parametrize("cohort", range(1, N + 1))
+@pytest.mark.parametrize("cohort", [1, N - 1, N])
 @pytest.mark.parametrize("relation", NeighboringRelation)
 def test_a_fixed_size_is_never_charged_as_a_poisson_sample(
     cohort: int, relation: NeighboringRelation
@@ -146,12 +140,6 @@ def test_ten_of_forty_cost_more_than_coins_of_a_quarter(relation: NeighboringRel
         for law in (PoissonSampling(sampling_rate=0.25), FixedSizeSampling(cohort=10))
     ]
     assert costs[1] > 1.2 * costs[0]
-
-
-def test_a_cohort_in_sight_costs_what_everybody_costs() -> None:
-    seen = epsilon({VisibleSampling(cohort=1).event(1.0, N): 5}, 1e-5).best
-    everybody = epsilon({PoissonSampling(sampling_rate=1.0).event(1.0, N): 5}, 1e-5).best
-    assert seen == pytest.approx(everybody, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -183,34 +171,6 @@ def test_what_needs_a_public_roster_is_refused_under_add_or_remove(law: Sampling
 def test_a_cohort_that_the_roster_can_not_fill_is_refused(law: Sampling, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         plan_of(law)
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.1, 1.0000001, math.nan, math.inf])
-def test_a_rate_outside_its_range_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match="sampling_rate must lie in"):
-        PoissonSampling(sampling_rate=rate)
-    with pytest.raises(ValueError, match="sampling_rate must lie in"):
-        TruncatedPoissonSampling(sampling_rate=rate, max_cohort=3)
-    with pytest.raises(ValueError, match="largest_rate must lie in"):
-        UtilityPoissonSampling(largest_rate=rate, cohort=1.0)
-
-
-@pytest.mark.parametrize("cohort", [0, -1, 2.5, True, math.nan])
-def test_a_size_that_is_no_count_is_refused(cohort: Any) -> None:
-    for make in (
-        lambda: FixedSizeSampling(cohort=cohort),
-        lambda: VisibleSampling(cohort=cohort),
-        lambda: TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=cohort),
-    ):
-        with pytest.raises(ValueError, match="must be an integer"):
-            make()
-
-
-@pytest.mark.parametrize("cohort", [0.0, -1.0, math.nan, math.inf])
-def test_an_expected_cohort_that_is_no_positive_number_is_refused(cohort: float) -> None:
-    with pytest.raises(ValueError, match="cohort"):
-        law = UtilityPoissonSampling(largest_rate=0.5, cohort=cohort)
-        law.check(N)
 
 
 @each_law
@@ -261,18 +221,6 @@ def test_a_group_has_its_turn_every_so_many_rounds() -> None:
     assert counted == [law.turns(1), law.turns(10)]
 
 
-def test_one_group_is_poisson_sampling() -> None:
-    one = CyclicSampling(groups=1, inside=QUARTER)
-    assert one.event(1.5, N) == QUARTER.event(1.5, N)
-    assert (one.expected_cohort(N), one.turns(7)) == (QUARTER.expected_cohort(N), 7)
-
-
-def test_whole_groups_are_no_secret() -> None:
-    whole = CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=1.0))
-    assert whole.visible
-    assert "charged in full" in whole.describe()
-
-
 def test_groups_that_take_turns_have_every_turn() -> None:
     capped = PoissonSampling(sampling_rate=1.0, participation_cap=3)
     assert (capped.turns(2), capped.turns(7)) == (2, 3)
@@ -280,13 +228,6 @@ def test_groups_that_take_turns_have_every_turn() -> None:
         IncompatibleOptions, match=r"have every turn.*leave participation_cap=3 out"
     ):
         CyclicSampling(groups=4, inside=capped)
-
-
-def test_a_law_in_an_error_is_what_was_written() -> None:
-    law = CyclicSampling(groups=4, inside=QUARTER)
-    assert str(law) == "cyclic(groups=4, inside=poisson(sampling_rate=0.25))"
-    seen = VisibleSampling(cohort=4, participation_cap=2)
-    assert str(seen) == "visible(cohort=4, participation_cap=2)"
 
 
 @pytest.mark.parametrize("relation", [ADD_OR_REMOVE, REPLACE_ONE])
@@ -328,8 +269,3 @@ def test_units_that_rest_need_others_who_take_part_meanwhile() -> None:
         VisibleSampling(cohort=10, separation=5).check(N)
     with pytest.raises(ValueError, match="separation must be an integer of at least 1"):
         VisibleSampling(cohort=10, separation=0)
-
-
-def test_a_law_written_before_there_was_a_rest_has_none() -> None:
-    law = decode(VisibleSampling, {"kind": "visible", "cohort": 10})
-    assert law == VisibleSampling(cohort=10)

@@ -7,6 +7,7 @@ Wang 2018); at rate .1 it was recomputed with dp-accounting 0.6 by PLD, to four 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,10 @@ SCALES = [
 ]
 
 
+def nightly(*row: Any) -> Any:
+    return pytest.param(*row, marks=pytest.mark.nightly)
+
+
 def spent(schedule: NoiseSchedule, scale: float, rate: float) -> float:
     history = schedule_history(schedule, scale, sampling_rate=rate, rounds=ROUNDS)
     return tight_epsilon(history, DELTA)
@@ -57,7 +62,11 @@ def test_scales_without_sampling(
     assert spent(schedule, ours, 1.0) <= TARGET < spent(schedule, ours * (1 - 1e-3), 1.0)
 
 
-@pytest.mark.parametrize(("name", "spend", "_scale", "renyi", "sampled"), SCALES)
+@pytest.mark.parametrize(
+    ("name", "spend", "_scale", "renyi", "sampled"),
+    # A hundred different distributions take seconds.
+    [row if row[0] in ("constant", "linear") else nightly(*row) for row in SCALES],
+)
 def test_scales_at_a_tenth_of_the_clients(
     name: str, spend: str | None, _scale: float, renyi: float, sampled: float
 ) -> None:
@@ -79,16 +88,6 @@ def test_a_sampled_schedule_is_calibrated_to_the_safe_end() -> None:
     assert spent(schedule, ours, 0.1) <= TARGET < spent(schedule, ours * (1 - 1e-3), 0.1)
 
 
-def test_early_and_late_cost_the_same() -> None:
-    histories = {
-        schedule_history(
-            NoiseSchedule(name="cosine", spend=spend), 2.0, sampling_rate=0.1, rounds=60
-        )
-        for spend in ("early", "late")
-    }
-    assert len(histories) == 1
-
-
 def test_sixteen_levels_cost_little_noise() -> None:
     """The rounding keeps the sum of squares; only the largest weight's block is rescaled."""
     for name in ("seed_rule", "linear", "exponential", "cosine"):
@@ -105,6 +104,7 @@ def test_sixteen_levels_cost_little_noise() -> None:
         assert 1.0 <= coarse / fine <= 1.03 or coarse == pytest.approx(fine, rel=1e-5)
 
 
+@pytest.mark.nightly
 def test_two_hundred_different_rounds_are_accounted() -> None:
     schedule = NoiseSchedule(name="linear", levels=None)
     history = schedule_history(schedule, 0.9, sampling_rate=0.1, rounds=200)

@@ -133,7 +133,7 @@ def test_a_relation_that_is_mistaken_for_another_is_convicted() -> None:
     assert second.difference > 0.3
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -16,19 +16,14 @@ from flat_plans import calibrated_plan, noised_plan
 
 from fl_dp import Plan
 from fl_dp.accounting import (
-    CyclicSampling,
     NeighboringRelation,
     NoiseSchedule,
     PoissonGaussianEvent,
-    PoissonSampling,
     PrivacyBudget,
-    Sampling,
     VisibleSampling,
     epsilon,
-    freeze,
 )
 from fl_dp.accounting.renyi import renyi_epsilon
-from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.accounting.shared_noise import shared_noise_multiplier, shared_noise_slack
 from fl_dp.mechanisms import (
     AdaptiveClipping,
@@ -38,12 +33,11 @@ from fl_dp.mechanisms import (
     SecureRandom,
 )
 from fl_dp.mechanisms.events import GaussianEvent
-from fl_dp.option_errors import IncompatibleOptions, require_compatible
-from fl_dp.plan import Banded, SecureSum, SharedNoisePlan, plan_from_dict
-from fl_dp.plan.exclusions import EXCLUSIONS, TrainingOptions
+from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.plan import SecureSum, SharedNoisePlan, plan_from_dict
+from fl_dp.plan.exclusions import TrainingOptions
 from fl_dp.plan.shared_bundle import WordSize
 from fl_dp.secagg.masks import packed_bytes
-from fl_dp.updates.compression_options import CompressionOptions
 
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-5)
 ROSTER = SecureSum(roster=True, max_parameters=10**6)
@@ -274,6 +268,7 @@ def test_the_budget_pays_for_the_slack_too() -> None:
     assert plan.event_budget.delta == pytest.approx(1e-5 * math.exp(-slack), rel=1e-12)
     bare = epsilon(plan.history, plan.event_budget.delta)
     assert plan.epsilon().best == bare.best + 2.0 * slack <= 8.0
+    assert plan.tight_epsilon(plan.history) == pytest.approx(plan.epsilon().best, rel=1e-9)
     assert plan.epsilon(()).best == 0.0
     central = calibrated_plan(
         BUDGET, rounds=10, num_clients=100, sampling_rate=1.0, clipping_norm=1.0
@@ -326,14 +321,6 @@ def test_a_schedule_moves_the_grid_with_the_noise() -> None:
             "write neighboring_relation=zero-out",
         ),
         (
-            {
-                "neighboring_relation": NeighboringRelation.ADD_OR_REMOVE_ONE,
-                "units_per_node": 2,
-            },
-            "write neighboring_relation=zero-out",
-        ),
-        ({"total_weight": 50.0}, "total_weight means nothing .* leave it out"),
-        (
             {"participation_cap": 3},
             "charges every round to everybody: leave participation_cap=3 out",
         ),
@@ -349,34 +336,17 @@ def test_what_a_secure_sum_excludes_is_refused(changes: dict[str, Any], instead:
         planned(**changes)
 
 
-@pytest.mark.parametrize("utility", ["loss", "update_norm"])
-def test_no_utility_is_told_in_the_clear(utility: str) -> None:
-    with pytest.raises(IncompatibleOptions, match="nothing beside their update"):
-        require_compatible(EXCLUSIONS, asked(utility=utility))
-    require_compatible(EXCLUSIONS, asked(utility=None))
-
-
-def test_masked_words_are_not_compressed() -> None:
-    with pytest.raises(IncompatibleOptions, match="no longer add up"):
-        require_compatible(EXCLUSIONS, asked(compression=CompressionOptions(up="top_k")))
-    require_compatible(EXCLUSIONS, asked(compression=CompressionOptions()))
-
-
 @pytest.mark.parametrize(
     ("options", "instead"),
     [
         ({"bits": 8}, r"write secure_sum\.bits=9"),
         ({"bits": 8, "element_cap": 0.25}, r"write secure_sum\.bits=10"),
-        ({"bits": 33}, r"bits must lie in \[4, 32\]"),
         ({"degree": 7}, "degree must be even"),
         ({"least": 1}, r"least must lie in \[2"),
         ({"threshold": 20}, r"threshold must lie in \[23"),
         ({"committee": 101}, "more than the 100 nodes"),
-        ({"committee": 300}, "more than the 100 nodes"),
         ({"least": 40, "colluding": 30}, "cross_check=True"),
-        ({"reply_after": 0.0}, "reply_after must be positive"),
         ({"reply_after": 3.9}, "at least 4 s"),
-        ({"element_cap": -1.0}, "element_cap must be positive"),
         ({"max_parameters": 10**10}, r"secure_sum\.max_parameters=\.\.\."),
     ],
 )
@@ -395,11 +365,6 @@ def test_two_nodes_hide_nothing_from_each_other() -> None:
 def test_a_model_larger_than_was_accounted_is_refused() -> None:
     with pytest.raises(ValueError, match=r"write secure_sum\.max_parameters=1000001"):
         planned().shared_bundle(1.5, size=10**6 + 1)
-
-
-def test_noise_is_in_one_place() -> None:
-    with pytest.raises(ValueError, match="scheme means nothing where noise is added in shares"):
-        planned(client_scheme="gaussian")
 
 
 def test_bits_are_checked_for_the_noise_that_was_found() -> None:
@@ -427,13 +392,6 @@ def test_other_releases_are_sums_whose_own_error_is_charged_too() -> None:
     for _ in range(2 * (10 + 5)):
         gate.spend(mean)
     assert gate.would_exceed(mean)  # however small it is
-
-
-def test_one_more_sum_is_accounted_as_soon_as_it_is_planned() -> None:
-    plan = planned()
-    more = replace(plan, other_releases=freeze([(GaussianEvent(noise_multiplier=20.0), 1)]))
-    assert (plan.noise.sums, more.noise.sums) == (10, 11)
-    assert more.noise.slack == shared_noise_slack(2 * 11, 10**6, 100) > plan.noise.slack
 
 
 @pytest.mark.parametrize(
@@ -494,22 +452,3 @@ def test_add_or_remove_one_beside_a_cap_is_refused(hosting: dict[str, Any], why:
     assert plan_with(NeighboringRelation.ZERO_OUT).rounds == 10
     with pytest.raises(ValueError, match=why):
         plan_with(NeighboringRelation.ADD_OR_REMOVE_ONE)
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        CyclicSampling(groups=10, inside=PoissonSampling(sampling_rate=1.0)),
-        BufferedSampling(cohort=10),
-    ],
-)
-def test_shares_have_neither_turns_nor_buffers(sampling: Sampling) -> None:
-    """Nothing would pin which client a unit's number means to a node."""
-    with pytest.raises(IncompatibleOptions, match="has cohorts by poisson or visible"):
-        planned(sampling=sampling)
-
-
-def test_noise_in_shares_has_no_memory() -> None:
-    remembering = Banded.optimal(rounds=50, bands=10, momentum=0.0)
-    with pytest.raises(IncompatibleOptions, match="correlation means nothing where noise is"):
-        planned(rounds=50, correlation=remembering)

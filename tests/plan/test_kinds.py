@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from flat_plans import calibrated_plan, flat_plan
@@ -16,7 +16,6 @@ from fl_dp import PrivacyLedger
 from fl_dp.accounting import (
     CyclicSampling,
     FixedSizeSampling,
-    NeighboringRelation,
     OwnRatesSampling,
     PoissonGaussianEvent,
     PoissonSampling,
@@ -25,14 +24,12 @@ from fl_dp.accounting import (
     VisibleSampling,
     freeze,
 )
-from fl_dp.accounting.gaussian_formulas import gaussian_noise_multiplier
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     Clipping,
     FixedClipping,
     PerLayerClipping,
-    ScalarMetric,
 )
 from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
 from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
@@ -52,17 +49,12 @@ from fl_dp.plan import (
 from fl_dp.plan.as_json import KINDS
 from fl_dp.plan.exclusions import EXCLUSIONS, TrainingOptions
 from fl_dp.plan.fields import plan_of
-from fl_dp.plan.hosting import Hosting
-from fl_dp.plan.release import Release
-from fl_dp.statement import privacy_statement
 from fl_dp.statement.of_clients import promise_in_words
 
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-4)
 COINS = PoissonSampling(sampling_rate=0.5)
 SEEN = VisibleSampling(cohort=10)
 HALF = FixedClipping(norm=0.5)
-LOSS = ScalarMetric(name="loss", low=0.0, high=5.0)
-ADD_OR_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 OF_ALL: dict[str, Any] = dict(budget=BUDGET, rounds=4, num_clients=100)
 
 CENTRAL = CentralPlan(**OF_ALL, sampling=COINS, clipping=HALF, noise_multiplier=3.0)
@@ -181,13 +173,13 @@ def test_what_the_server_could_do_is_left_out_where_it_is_not_trusted() -> None:
 @pytest.mark.parametrize(
     ("plan", "missing"),
     [
-        (CENTRAL, "correlation scheme groups secure_sum nodes"),
-        (CORRELATED, "schedule coins_at_nodes scheme groups secure_sum"),
-        (BUFFERED, "schedule correlation units_per_node coins_at_nodes total_weight unit"),
+        (CENTRAL, "correlation scheme secure_sum"),
+        (CORRELATED, "schedule coins_at_nodes"),
+        (BUFFERED, "schedule units_per_node total_weight unit"),
         (GROUPED, "schedule units_per_node total_weight unit"),
-        (LOCAL, "metrics scalar_noise_std total_weight units_per_node coins_at_nodes correlation"),
-        (DISTRIBUTED, "correlation total_weight scheme groups unit"),
-        (RECORDS, "metrics scalar_noise_std total_weight unit coins_at_nodes"),
+        (LOCAL, "metrics total_weight units_per_node coins_at_nodes correlation"),
+        (DISTRIBUTED, "correlation total_weight unit"),
+        (RECORDS, "metrics total_weight unit"),
     ],
     ids=[plan.kind for plan in EACH],
 )
@@ -222,22 +214,10 @@ def test_a_kind_refuses_a_law_that_it_is_not_charged_by(plan: Any, law: Any) -> 
         replace(plan, sampling=law)
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"metrics": (LOSS,)}, "metrics means nothing where noise is added at each client"),
-        ({"units_per_node": 2}, "units_per_node means nothing"),
-        ({"coins_at_nodes": True}, "coins_at_nodes means nothing"),
-        ({"sampling": COINS}, "nothing is amplified"),
-    ],
-)
-def test_noise_at_the_clients_refuses_what_needs_the_server(
-    changes: dict[str, Any], why: str
-) -> None:
-    given = {**OF_ALL, "sampling": PoissonSampling(sampling_rate=1.0), **changes}
-    with pytest.raises(IncompatibleOptions, match=why):
-        plan_of(LocalPlan, {"clipping": HALF, **given})
-    CentralPlan(**given)  # and the server refuses none of it
+def test_no_more_bands_than_rounds_lie_between_two_of_a_client() -> None:
+    """Else two of its participations would meet in one release, which no event charges for."""
+    with pytest.raises(OptionError, match="use at most 2"):
+        replace(CORRELATED, correlation=Banded.optimal(rounds=4, bands=3))
 
 
 @pytest.mark.parametrize("plan", [LOCAL, RECORDS], ids=by_kind)
@@ -284,6 +264,22 @@ def test_only_clients_that_trust_nobody_report_nothing(reported: str) -> None:
     require_compatible(EXCLUSIONS, TrainingOptions(plan=CENTRAL, **asked))
 
 
+@pytest.mark.parametrize(
+    ("plan", "beside"),
+    [
+        (replace(CENTRAL, coins_at_nodes=True), {"draws_cohorts": True}),
+        (RECORDS, {"dp_sgd": True}),
+    ],
+    ids=["nodes that flip the coins ask no selection", "a sum is a step of DP-SGD already"],
+)
+def test_what_no_settings_compose_is_refused_beside_a_plan(
+    plan: Plan, beside: dict[str, Any]
+) -> None:
+    require_compatible(EXCLUSIONS, TrainingOptions(plan=plan))
+    with pytest.raises(IncompatibleOptions):
+        require_compatible(EXCLUSIONS, TrainingOptions(plan=plan, **beside))
+
+
 # Drafts -------------------------------------------------------------------------------------------
 
 
@@ -313,11 +309,6 @@ def test_nothing_is_charged_to_or_released_by_a_draft(tmp_path: Path) -> None:
             use()
 
 
-def test_an_argument_that_is_missing_is_named() -> None:
-    with pytest.raises(TypeError, match="num_clients"):
-        calibrated_plan(BUDGET, rounds=4, sampling_rate=1.0)
-
-
 def test_many_clients_are_refused_by_the_noise_that_is_found_not_by_a_draft_s() -> None:
     """At multiplier 1 a sum of 20 million clients is not exact; at 4 or more it is."""
     few = PrivacyBudget(epsilon=0.1, delta=1e-9)
@@ -329,81 +320,6 @@ def test_many_clients_are_refused_by_the_noise_that_is_found_not_by_a_draft_s() 
         calibrated_plan(PrivacyBudget(epsilon=8.0, delta=1e-9), **given)
 
 
-# A kind of one's own ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True)
-class SharesPlan(Plan):
-    """A share of the noise from each of the `least` or more clients whose shares are in a sum."""
-
-    kind: ClassVar[str] = "shares"
-    place: ClassVar[str] = "in shares at the clients"
-    trusts_server: ClassVar[bool] = False
-
-    sampling: VisibleSampling
-    clipping: FixedClipping
-    least: int
-
-    @property
-    def release(self) -> Release:
-        return Release(clipping=self.clipping)
-
-    @property
-    def hosting(self) -> Hosting:
-        return Hosting()
-
-    @property
-    def adversary(self) -> str:
-        return "is the server, which sees sums alone"
-
-    @property
-    def trusted(self) -> str:
-        return f"{self.least} clients, to add their shares"
-
-    @property
-    def mechanism(self) -> str:
-        return "Gaussian, in shares"
-
-    def check(self) -> None:
-        if self.neighboring_relation is ADD_OR_REMOVE:
-            raise OptionError("who leaves takes a share of the noise along")
-
-    def event_at(self, noise_multiplier: float) -> PrivacyEvent:
-        return GaussianEvent(noise_multiplier=noise_multiplier * self.least**0.5)
-
-
-SHARES = SharesPlan(**OF_ALL, sampling=SEEN, clipping=HALF, least=16, noise_multiplier=2.0)
-
-
-def test_a_kind_of_ones_own_is_charged_and_calibrated_by_its_own_event() -> None:
-    assert SHARES.history == ((GaussianEvent(noise_multiplier=8.0), 4),)
-    # Four Gaussians are one of half the multiplier; sixteen shares of one are four.
-    alone = gaussian_noise_multiplier(8.0, 1e-4)
-    assert SHARES.calibrated().noise_multiplier == pytest.approx(alone * 2 / 4, rel=1e-4)
-
-
-def test_a_kind_of_ones_own_refuses_what_it_can_not_do() -> None:
-    with pytest.raises(IncompatibleOptions, match="a shares plan has cohorts by visible, got"):
-        SharesPlan(**OF_ALL, sampling=COINS, clipping=HALF, least=16)  # type: ignore[arg-type]  # refused
-    with pytest.raises(OptionError, match="takes a share of the noise along"):
-        replace(SHARES, neighboring_relation=ADD_OR_REMOVE)
-
-
-def test_a_kind_of_ones_own_goes_through_the_ledger_into_the_statement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(KINDS, "shares", SharesPlan)
-    with PrivacyLedger.open(tmp_path / "ledger.db", SHARES) as ledger:
-        ledger.commit(ledger.reserve(round=1))
-        statement = privacy_statement(ledger)
-    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
-        assert ledger.plan == SHARES
-        assert ledger.history == ((GaussianEvent(noise_multiplier=8.0), 1),)
-    told = json.dumps(statement, default=str)
-    for words in ("which sees sums alone", "to add their shares", "Gaussian, in shares"):
-        assert words in told
-
-
 def test_a_kind_that_this_version_does_not_know_is_refused() -> None:
     with pytest.raises(ValueError, match=r"kind 'shares' is unknown.*central, correlated"):
-        plan_from_dict(SHARES.to_dict())
+        plan_from_dict(CENTRAL.to_dict() | {"kind": "shares"})

@@ -237,7 +237,7 @@ def layered(**first: Any) -> Any:
 LAYERED = record(a=np.zeros(2), b=np.zeros(3))
 
 
-@pytest.mark.parametrize("huge", [1e3, 1e30, 1e300])
+@pytest.mark.parametrize("huge", [1e3, 1e300])
 def test_each_layer_is_bounded_by_its_own_norm(tmp_path: Path, huge: float) -> None:
     answer = layered(a=np.array([0.0, -huge]), b=np.array([0.5, 0.0, 0.0]))
     trained = train(tmp_path, LAYERS, answer, LAYERED)

@@ -24,13 +24,12 @@ from trainings import (
     train,
 )
 
-from fl_dp import PrivacyLedger
 from fl_dp.accounting import PoissonSampling
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping, client_scheme
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.keys import INSTRUCTION_KEY, NOISED_KEY
-from fl_dp.strategies import DPFedAvg, LawSelection
+from fl_dp.strategies import LawSelection
 from fl_dp.updates import Compression
 from fl_dp.updates.arrays import narrowed, widened
 from fl_dp.updates.compression import ENCODED_UPDATE, array_bytes
@@ -144,7 +143,7 @@ def test_in_local_mode_the_server_gets_the_noised_vector_and_nothing_else(tmp_pa
 
 @pytest.mark.parametrize(
     ("bits", "multiplier", "levels"),
-    [(1, 2.0, 2), (4, 2.0, 16), (2, 0.1, None), (16, 4.0, None), (2, 2.0, 4)],
+    [(4, 2.0, 16), (2, 0.1, None), (16, 4.0, None)],
 )
 def test_the_exponential_scheme_gets_as_many_points_as_the_encoding_can_tell_apart(
     tmp_path: Path, bits: int, multiplier: float, levels: int | None
@@ -202,19 +201,6 @@ def test_an_encoding_that_can_not_be_read_contributes_zero(
     trained = quietly(tmp_path, hostile, UPS["quantize"], record(w=np.zeros(64)))
     np.testing.assert_allclose(trained.move, 0.9e-3, atol=SIX_SIGMA * QUIET * CLIP / N)
     assert "an update was refused and contributes zero" in caplog.text
-
-
-@pytest.mark.parametrize("ways", [{"units_per_node": 2}, {"coins_at_nodes": True}], ids=str)
-@up
-def test_nodes_that_sum_their_units_are_refused_an_encoding(
-    tmp_path: Path, ways: dict[str, Any], compression: Compression
-) -> None:
-    plan = plan_of(N, sampling_rate=0.5, **ways)
-    with (
-        PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger,
-        pytest.raises(ValueError, match=r"have to stay exact.*leave compression.up out"),
-    ):
-        DPFedAvg(plan=plan, ledger=ledger, compression=compression)
 
 
 # --- down ---------------------------------------------------------------------------------------
@@ -310,8 +296,9 @@ KINDS = record(
 KINDS["bf"] = Array("bfloat16", (2,), "numpy.ndarray", Array(np.array([0x3F80] * 2, "<u2")).data)
 
 
-@pytest.mark.parametrize("name", ["none", "float16", "bfloat16"])
-@pytest.mark.parametrize("up", ["none", *UPS])
+@pytest.mark.parametrize(
+    ("up", "name"), [("none", "bfloat16"), *((up, "float16") for up in ("none", *UPS))]
+)
 def test_every_kind_of_array_keeps_its_form(tmp_path: Path, up: str, name: str) -> None:
     compression = Compression(up=up, bits=16, fraction=1.0, down=name)
     wide: dict[str, Any] = dict(clipping=FixedClipping(norm=100.0), noise_multiplier=1e-5)
@@ -328,10 +315,9 @@ def test_every_kind_of_array_keeps_its_form(tmp_path: Path, up: str, name: str) 
 # --- bytes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["none", "float16"])
 @pytest.mark.parametrize("compression", [Compression(), *UPS.values()], ids=["none", *UPS])
 def test_the_bytes_that_are_told_are_those_of_the_messages(
-    tmp_path: Path, compression: Compression, name: str
+    tmp_path: Path, compression: Compression
 ) -> None:
     replies: list[Message] = []
 
@@ -340,7 +326,7 @@ def test_the_bytes_that_are_told_are_those_of_the_messages(
         replies.extend([] if answered is None else [answered])
         return answered
 
-    chosen = Compression(up=compression.up, bits=12, down=name)
+    chosen = Compression(up=compression.up, bits=12, down="float16")
     model = record(w=np.zeros((100, 50), np.float32), b=np.zeros(50, np.float32), n=np.array(3))
     trained = train(tmp_path, quiet_plan(), watched, model, compression=chosen)
     for messages, told in (
@@ -366,10 +352,3 @@ def test_the_bytes_of_a_sum_of_units_are_those_of_its_steps(tmp_path: Path) -> N
     model = record(w=np.zeros((10, 5), np.float32), b=np.zeros(5))
     trained = train(tmp_path, quiet_plan(), introducing(watched), model, coins_at_nodes=True)
     assert sizes == {trained.strategy.bytes_up}
-
-
-def test_before_the_first_round_no_bytes_are_told(tmp_path: Path) -> None:
-    plan = quiet_plan()
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        strategy = DPFedAvg(plan=plan, ledger=ledger)
-    assert (strategy.bytes_down, strategy.bytes_up) == (0, 0)

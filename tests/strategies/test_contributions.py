@@ -6,8 +6,6 @@ a random seed with a false-alarm rate of at most 1e-6.
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +21,6 @@ from fl_dp.strategies.contributions import (
     _log_likelihood,
 )
 from fl_dp.strategies.modes import CentralMode
-from flat_plans import calibrated_plan
 from flwr.app import Error, Message, RecordDict
 from flwr.client import NumPyClient
 from laws import ALARM
@@ -31,19 +28,16 @@ from local_grid import answer_with_app, answer_with_update
 from scipy import integrate, stats
 from trainings import able, plan_of, record, train
 
-from fl_dp import Plan, PrivacyBudget
+from fl_dp import Plan
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.codec import decode_text, encode_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, ScalarMetric, SecureRandom
-from fl_dp.plan import plan_from_dict
 from fl_dp.protocol.identity import Ability
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.strategies import LawSelection, NobodyContributes, Unit
 from fl_dp.updates import VectorLayout
-
-README: dict[str, Any] = dict(rounds=60, num_clients=200, sampling_rate=0.25, clipping_norm=1.0)
 
 
 def model() -> Any:
@@ -113,18 +107,6 @@ def test_a_warning_comes_before_the_end_and_in_trainings_too_short_to_be_sure(
     assert caplog.text.count("It looks as if") == 1
 
 
-def test_a_plan_counts_unless_told_otherwise_and_its_events_do_not_change() -> None:
-    budget = PrivacyBudget(epsilon=2.0, delta=200**-1.1)
-    with_count = calibrated_plan(budget, **README)
-    without = calibrated_plan(budget, **README, contribution_check=False)
-    assert with_count.bundle(1.0).count_noise_std is not None
-    assert without.bundle(1.0).count_noise_std is None
-    assert with_count.noise_multiplier == without.noise_multiplier
-    assert with_count.history == without.history
-    for plan in (with_count, without):
-        assert plan_from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
-
-
 @pytest.mark.parametrize(
     ("norm", "weight", "counted"),
     [
@@ -142,12 +124,6 @@ def test_a_unit_counts_once_or_not_at_all(norm: float, weight: float, counted: f
     assert bundle.scalar_values(norm, {}, weight=weight) == [counted]
     [steps] = bundle.scalar_steps([counted])
     assert 0.0 <= steps * bundle.scalar_mechanisms[0].grid <= 1.0  # never more than sensitivity 1
-
-
-@pytest.mark.parametrize("count", [0.0, -1.0, math.nan, 1.0])
-def test_a_count_that_would_cost_more_than_its_round_is_refused(count: float) -> None:
-    with pytest.raises(ValueError, match="count_noise_std"):
-        GaussianBundle(noise_multiplier=1.0, clipping_norms=(1.0,), count_noise_std=count)
 
 
 def test_a_released_count_has_the_noise_that_it_was_charged_for() -> None:
@@ -319,20 +295,6 @@ def test_a_training_to_which_nobody_contributes_ends_before_much_is_spent(
         assert ledger.rounds_spent == ledger.rounds_committed
 
 
-@pytest.mark.parametrize("plan", [None, plan_of(40, rounds=60, noise_multiplier=0.5)])
-def test_where_units_contributed_once_another_cause_comes_first(plan: Plan | None) -> None:
-    check = ContributionCheck(plan)
-    noise_std = 0.0 if plan is None else 3.0
-    cohort = CohortLaw.of(plan, 40).mean
-    for _ in range(3):
-        check.observe(cohort, noise_std=noise_std, asked=40)
-    with pytest.raises(NobodyContributes, match="any more") as ended:
-        for _ in range(60):
-            check.observe(0.0, noise_std=noise_std, asked=40)
-    assert "in this order: the nodes' own budgets are exhausted" in str(ended.value)
-    assert ("stays spent" in str(ended.value)) is (plan is not None)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -398,11 +360,6 @@ def test_where_clients_add_the_noise_the_count_is_exact(tmp_path: Path) -> None:
         train(tmp_path, plan, able(Ability.NOISE)(fails), model())
 
 
-def test_the_check_can_be_switched_off(tmp_path: Path) -> None:
-    plan = counting(40, contribution_check=False, rounds=8)
-    assert train(tmp_path, plan, fails, model()).strategy.rounds_completed == 8
-
-
 def test_half_of_them_failing_is_a_warning_with_the_noisy_estimate(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -414,24 +371,6 @@ def test_half_of_them_failing_is_a_warning_with_the_noisy_estimate(
     assert len(said) == 1
     assert "noisy estimate" in said[0]
     assert 35 <= int(said[0].split()[1]) <= 65
-
-
-def test_nothing_is_said_where_everybody_contributes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    train(tmp_path, counting(40, rounds=12), answer_with_update(ones(40)), model())
-    assert "contribute" not in caplog.text
-
-
-def test_the_check_starts_anew_in_a_new_process() -> None:
-    check = ContributionCheck(counting(40))
-    for _ in range(50):
-        check.observe(40.0, noise_std=7.1, asked=40)
-    again = ContributionCheck(counting(40))
-    with pytest.raises(NobodyContributes):
-        for _ in range(5):
-            again.observe(0.0, noise_std=7.1, asked=40)
 
 
 # --- When the last round is over ------------------------------------------------------------------
@@ -457,10 +396,6 @@ def test_a_training_to_which_enough_contributed_does_not(contributing: float) ->
     short(contributing, noise_std=400.0).conclude()  # of such noise nothing can be told
 
 
-def test_noise_that_hides_everything_decides_nothing() -> None:
-    short(0.0, noise_std=400.0).conclude()
-
-
 def test_exact_counts_tell_surely() -> None:
     plan = plan_of(2, rounds=1, contribution_check=True)
     nobody, one = ContributionCheck(plan), ContributionCheck(plan)
@@ -470,12 +405,6 @@ def test_exact_counts_tell_surely() -> None:
     with pytest.raises(NobodyContributes, match="almost nobody has contributed"):
         nobody.conclude()
     ContributionCheck(plan).conclude()  # no round, no failure
-
-
-def test_a_training_without_privacy_keeps_a_model_that_nobody_moved() -> None:
-    check = ContributionCheck(None)
-    check.observe(0.0, noise_std=0.0, asked=2)
-    check.conclude()
 
 
 def test_how_often_a_training_is_called_failed_in_which_three_quarters_contributed() -> None:

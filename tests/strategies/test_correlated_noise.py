@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import random
 from collections import defaultdict
 from pathlib import Path
@@ -22,18 +21,16 @@ from fl_dp.accounting import (
     CyclicSampling,
     PoissonSampling,
     TruncatedPoissonSampling,
-    VisibleSampling,
 )
 from fl_dp.accounting import VisibleSampling as Visible
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.mechanisms import AdaptiveClipping, BandedStream, SecureRandom
+from fl_dp.mechanisms import AdaptiveClipping, SecureRandom
 from fl_dp.plan import Banded
 from fl_dp.strategies import (
     Checkpoint,
     DPFedAvg,
     Draw,
     LawSelection,
-    PublicSelection,
     Unit,
 )
 
@@ -165,7 +162,7 @@ def test_adaptive_clipping_keeps_one_law_in_its_own_units(tmp_path: Path) -> Non
     assert covariance_p(noise / std, covariance(BANDS, range(5))) > ALARM
 
 
-@pytest.mark.parametrize("norm", [0.25, 0.3, 0.5, 1.0, 2.0, 3.0])
+@pytest.mark.parametrize("norm", [0.3, 1.0, 3.0])
 def test_noise_with_memory_has_one_law_wherever_adaptive_clipping_starts(
     tmp_path: Path, norm: float
 ) -> None:
@@ -211,15 +208,6 @@ def test_a_cut_cohort_is_drawn_inside_its_group() -> None:
         assert set(cohort) <= set(groups[index % 3])
 
 
-def test_a_selection_by_turns_needs_an_index() -> None:
-    for selection in (
-        PublicSelection(VisibleSampling(cohort=2, separation=3)),
-        LawSelection(CyclicSampling(groups=3, inside=PoissonSampling(sampling_rate=1))),
-    ):
-        with pytest.raises(ValueError, match="needs a plan"):
-            selection.select(draw(None, [Unit(0)]))
-
-
 def draw(index: int | None, roster: list[Unit]) -> Draw:
     return a_draw(N, index=index, roster=roster)
 
@@ -234,7 +222,7 @@ def shuffled(process: int) -> list[int]:
     return order
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @BOTH
 def test_random_kills_release_no_index_twice_and_ask_nobody_before_its_turn(
     tmp_path: Path, plan_of_mode: Any, seed: int
@@ -299,24 +287,6 @@ def test_random_kills_release_no_index_twice_and_ask_nobody_before_its_turn(
         assert (np.diff(indices) >= apart).all()
     if groups:
         assert all(index % apart == groups[name] for name in asked for index in asked[name])
-
-
-def test_a_strategy_with_the_plans_own_stream_can_not_be_pickled(tmp_path: Path) -> None:
-    plan = cyclic()
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        strategy = DPFedAvg(plan=plan, ledger=ledger)
-        assert isinstance(strategy.loop.noise_stream, BandedStream)
-        assert strategy.loop.noise_stream.coefficients == BANDS
-        with pytest.raises(TypeError, match="can't be pickled or copied"):
-            pickle.dumps(strategy)
-
-
-@BOTH
-def test_nothing_is_remembered_when_a_training_has_ended(tmp_path: Path, plan_of_mode: Any) -> None:
-    done = train(tmp_path, plan_of_mode(), named(np.zeros(2)), model())
-    assert isinstance(done.strategy, DPFedAvg)
-    assert isinstance(stream := done.strategy.loop.noise_stream, BandedStream)
-    assert stream.index == 5 and stream.remembered == 0
 
 
 def test_groups_are_dealt_out_of_the_declared_clients(tmp_path: Path) -> None:

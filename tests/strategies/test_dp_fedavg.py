@@ -11,25 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draws import a_draw
 from fl_dp.strategies.modes import CentralMode
 from flat_plans import noised_plan
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
+from flwr.serverapp.strategy import FedAvg
 from laws import ALARM, normal_p
 from local_grid import LocalGrid, answer_with_update, arrays_of, reply
-from scipy import stats
-from trainings import plan_of, record, train
+from trainings import plan_of, record
 
 from fl_dp import PrivacyLedger
-from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import (
     DPFedAvg,
     Draw,
     LawSelection,
-    RehearsalFailed,
-    RosterIncomplete,
     UnfitModel,
     Unit,
 )
@@ -279,28 +274,10 @@ def test_more_rounds_than_the_plan_pays_for_are_refused_before_training(start: A
     assert not grid.sent
 
 
-def test_fewer_nodes_than_the_roster_is_an_error_before_training(
-    open_ledger: Any, start: Any
-) -> None:
-    ledger = open_ledger(plan := plan_of(N))
-    grid = LocalGrid(answer_with_update(updates(7)), 7)
-    with pytest.raises(RosterIncomplete, match="100 clients, but 7 nodes"):
-        start(plan, grid, record(w=np.zeros(4)), ledger=ledger, roster_timeout=0.1)
-    assert not grid.sent
-    assert ledger.rounds_spent == 0
-
-
 def test_a_ledger_of_another_plan_is_refused(open_ledger: Any) -> None:
     ledger = open_ledger(plan_of(N))
     with pytest.raises(ValueError, match="another plan"):
         DPFedAvg(plan=plan_of(N + 1), ledger=ledger)
-
-
-def test_without_plan_or_ledger_the_error_names_the_strategy_for_that(open_ledger: Any) -> None:
-    for missing in ({"plan": None}, {"ledger": None}):
-        given = {"plan": plan_of(N), "ledger": open_ledger(plan_of(N))} | missing
-        with pytest.raises(TypeError, match="without privacy, use UnprotectedFedAvg"):
-            DPFedAvg(**given)
 
 
 def test_a_round_is_charged_before_anyone_is_sampled(
@@ -338,56 +315,14 @@ def test_a_crash_in_a_round_leaves_it_spent_and_uncommitted(open_ledger: Any, st
 
 
 def test_a_round_that_was_not_reserved_releases_nothing(open_ledger: Any) -> None:
-    plan = plan_of(N)
+    plan = plan_of(N, rounds=2)
+    strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan))
     with pytest.raises(RuntimeError, match="not reserved"):
-        DPFedAvg(plan=plan, ledger=open_ledger(plan)).aggregate_train(1, [])
-
-
-def test_messages_carry_a_ttl_the_round_and_the_model_with_its_buffers(start: Any) -> None:
-    grid = LocalGrid(answer_with_update([{}] * 3), 3)
-    model, given = record(w=np.zeros(2), counter=np.int64(1)), ConfigRecord({"key": "value"})
-    start(plan_of(3), grid, model, timeout=12.0, train_config=given)
-    for message in grid.sent:
-        assert message.metadata.ttl == 12.0
-        assert message.metadata.group_id == "1"
-        assert set(arrays_of(message)) == {"w", "counter"}
-        config = dict(message.content["config"])
-        assert config == {"key": "value", "server-round": 1}
-
-
-def test_a_window_bounds_how_many_clients_are_under_way(start: Any) -> None:
-    grid = LocalGrid(answer_with_update(updates(50)), 50)
-    start(plan_of(50), grid, record(w=np.zeros(4)), window=8)
-    assert len(grid.sent) == 50
-    assert grid.most_under_way == 8
-
-
-@pytest.mark.parametrize(
-    "inner",
-    [FedAvg(), FedAvgM(server_learning_rate=1.0, server_momentum=0.5), FedAdam(eta=0.1)],
-    ids=["FedAvg", "FedAvgM", "FedAdam"],
-)
-def test_flower_strategies_serve_as_the_server_optimizer(start: Any, inner: Any) -> None:
-    grid = LocalGrid(answer_with_update(updates(N)), N)
-    model = record(w=np.zeros(4, np.float32), n=np.int64(3))
-    result = start(plan_of(N, rounds=2), grid, model, inner).result
-    moved = result.arrays["w"].numpy()
-    assert moved.dtype == np.float32
-    assert result.arrays["n"].numpy() == 3
-    if isinstance(inner, FedAvgM):
-        assert moved[0] == pytest.approx(0.25 + 0.375, abs=3 * TOLERANCE)
-    elif isinstance(inner, FedAdam):
-        assert moved[0] > 0.05
-    else:
-        assert moved[0] == pytest.approx(0.5, abs=2 * TOLERANCE)
-
-
-def test_an_inner_strategy_that_trains_nobody_is_refused(open_ledger: Any, start: Any) -> None:
-    ledger = open_ledger(plan := plan_of(N))
-    grid, inner = LocalGrid(answer_with_update(updates(N)), N), FedAvg(fraction_train=0.0)
-    with pytest.raises(RehearsalFailed, match="fraction_train"):
-        start(plan, grid, record(w=np.zeros(4)), inner, ledger=ledger)
-    assert ledger.rounds_spent == 0
+        strategy.aggregate_train(1, [])
+    grid = LocalGrid(answer_with_update([{}] * N), N)
+    list(strategy.loop.open(1, record(w=np.zeros(2)), ConfigRecord(), grid))
+    with pytest.raises(RuntimeError, match="not reserved"):
+        strategy.loop.release(2, [])
 
 
 # --- laws, on the strategy object ---------------------------------------------------------------
@@ -410,49 +345,6 @@ def test_the_noise_of_a_round_has_the_charged_law_whoever_replies(start: Any, si
 
 def test_the_law_test_rejects_nine_tenths_of_the_noise(start: Any) -> None:
     assert normal_p(released_noise(start, silent=False, scale=0.9)) < ALARM
-
-
-def test_the_noise_of_two_rounds_is_independent(tmp_path: Path) -> None:
-    size, plan = 100_000, plan_of(2, rounds=2, noise_multiplier=1.0)
-    answer = answer_with_update([{}] * 2)
-    first, second = train(tmp_path, plan, answer, record(w=np.zeros(size))).moves()
-    correlation = np.corrcoef(first, second)[0, 1]
-    assert abs(correlation) < 5 / np.sqrt(size)
-
-
-def test_exchanging_one_client_moves_the_release_by_at_most_sensitivity_over_denominator(
-    start: Any,
-) -> None:
-    # A mean of 100: the most that one client may move it is 1/100, two noise deviations.
-    ordinary = updates(N, 0.0)
-    for hostile in (np.array([1e9, 0, 0, 0]), np.full(4, np.nan), np.array([0.0, 0, 0, -1e200])):
-        changed = [*ordinary[:-1], {"w": hostile}]
-        moved = mean_update(answer_with_update(changed), start)["w"]
-        assert np.linalg.norm(moved) <= 1.0 / N + 2 * TOLERANCE
-
-
-def test_cohort_sizes_are_binomial_and_inclusions_uncorrelated() -> None:
-    # False alarm below 1e-6 each; catches k-of-N sampling, whose sizes do not vary at all.
-    rounds, clients, rate = 20_000, 40, 0.25
-    selection, draw = LawSelection(PoissonSampling(sampling_rate=rate)), a_draw(clients)
-    included = np.zeros((rounds, clients))
-    for row in included:
-        row[[unit.node for unit in selection.select(draw)]] = 1
-    sizes = np.bincount(included.sum(1).astype(int), minlength=clients + 1)
-    expected = stats.binom.pmf(np.arange(clients + 1), clients, rate) * rounds
-    common = expected >= 5
-    statistic = ((sizes[common] - expected[common]) ** 2 / expected[common]).sum()
-    assert stats.chi2.sf(statistic, common.sum() - 1) > ALARM
-    correlation = np.corrcoef(included, rowvar=False) - np.eye(clients)
-    pairs = clients * (clients - 1) / 2
-    assert abs(correlation).max() < stats.norm.isf(ALARM / pairs / 2) / np.sqrt(rounds)
-    assert not np.all(included.sum(1) == clients * rate)
-
-
-@pytest.mark.parametrize("rate", [0.0, -0.5, 1.5, float("nan")])
-def test_a_sampling_rate_out_of_range_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match="sampling_rate"):
-        LawSelection(PoissonSampling(sampling_rate=rate))
 
 
 def test_a_model_that_memory_has_no_room_for_is_refused_before_anybody_is_asked(

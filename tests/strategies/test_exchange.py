@@ -134,7 +134,7 @@ def ids(messages: Sequence[Message]) -> list[str]:
     return [message.metadata.message_id for message in messages]
 
 
-@pytest.mark.parametrize("window", [None, 1, 7, 32, 500])
+@pytest.mark.parametrize("window", [None, 1, 32])
 def test_each_message_gets_its_reply_once(clock: OwnedClock, window: int | None) -> None:
     grid = ScriptedGrid(clock)
     seen = answered(through(grid, 100, window=window))
@@ -142,7 +142,7 @@ def test_each_message_gets_its_reply_once(clock: OwnedClock, window: int | None)
     assert len(set(seen)) == 100
 
 
-@pytest.mark.parametrize("window", [1, 7, 32, 50])
+@pytest.mark.parametrize("window", [1, 32])
 def test_no_more_than_the_window_is_under_way(clock: OwnedClock, window: int) -> None:
     grid = ScriptedGrid(clock, delay=0.03)
     through(grid, 100, window=window)
@@ -158,26 +158,6 @@ def test_real_nodes_get_their_messages_at_once_in_requests_of_a_bounded_size(
     assert sum(grid.pushes) == grid.most_waiting == 100
     assert max(grid.pushes) == 32
     replies.close()
-
-
-def test_a_message_is_taken_when_it_is_its_turn(clock: OwnedClock) -> None:
-    grid, taken = ScriptedGrid(clock), []
-
-    def on_demand() -> Iterable[Message]:
-        for message in instructions(20):
-            taken.append(message)
-            yield message
-
-    replies = exchange(grid, on_demand(), window=4, timeout=60.0)
-    next(replies)
-    assert len(taken) == 8  # four answered, four more on their way before the first is handed over
-    assert len(list(replies)) == 19
-
-
-def test_no_messages_ask_nobody(clock: OwnedClock) -> None:
-    grid = ScriptedGrid(clock)
-    assert list(exchange(grid, [], window=None, timeout=60.0)) == []
-    assert grid.asked == []
 
 
 def test_a_reply_belongs_to_the_message_it_names_whoever_sent_it(clock: OwnedClock) -> None:
@@ -227,13 +207,6 @@ def test_a_message_that_could_not_be_stored_is_a_missing_client(
     assert clock.now() < 1.0
 
 
-def test_when_nothing_could_be_stored_nothing_is_waited_for(clock: OwnedClock) -> None:
-    grid = ScriptedGrid(clock)
-    grid.refused = lambda message: True
-    assert through(grid, 30, window=4) == []
-    assert clock.now() == 0.0
-
-
 def test_after_the_timeout_what_is_missing_is_given_up_and_never_looked_at(
     clock: OwnedClock,
 ) -> None:
@@ -249,12 +222,6 @@ def test_after_the_timeout_what_is_missing_is_given_up_and_never_looked_at(
     seen = answered(exchange(grid, instructions(2), window=None, timeout=5.0))
     assert not set(seen) & set(ids(late))
     assert not {each for asked in grid.asked[asked_before:] for each in asked} & set(ids(late))
-
-
-def test_after_the_timeout_nobody_is_asked_any_more(clock: OwnedClock) -> None:
-    grid = ScriptedGrid(clock, lambda message: [])
-    assert list(exchange(grid, instructions(10), window=4, timeout=5.0)) == []
-    assert len(grid.pushed) == 4
 
 
 def test_a_slow_reader_does_not_extend_the_timeout(clock: OwnedClock) -> None:
@@ -279,34 +246,6 @@ def test_pauses_are_short_while_replies_come_and_at_most_a_quarter_of_a_second(
     assert clock.pauses[again - 1] == 0.25  # back to short ones after the first reply
 
 
-def test_a_pause_is_never_much_longer_than_the_waiting_so_far(clock: OwnedClock) -> None:
-    through(ScriptedGrid(clock, delay=1.0), 1)
-    waited = list(itertools.accumulate(clock.pauses))
-    assert all(
-        pause <= 0.02 + 0.3 * before
-        for before, pause in zip([0.0, *waited], clock.pauses, strict=False)
-    )
-
-
-def test_what_a_grid_raises_is_raised_on(clock: OwnedClock) -> None:
-    class Broken(ScriptedGrid):
-        def replies_to(self, message_ids: Iterable[str]) -> Iterable[Message]:
-            raise ConnectionResetError("gone")
-
-    with pytest.raises(ConnectionResetError, match="gone"):
-        through(Broken(clock), 2)
-
-
-def test_whoever_stops_reading_leaves_the_grid_usable(clock: OwnedClock) -> None:
-    grid = ScriptedGrid(clock, delay=0.1)
-    replies = exchange(grid, instructions(20), window=5, timeout=60.0)
-    next(replies)
-    replies.close()
-    pushed = len(grid.pushed)
-    seen = answered(through(grid, 3, window=5))
-    assert sorted(seen) == sorted(ids(grid.pushed[pushed:]))
-
-
 def test_a_reply_is_not_kept_once_it_is_handed_over(clock: OwnedClock) -> None:
     grid = ScriptedGrid(clock)
     alive: list[weakref.ref[Message]] = []
@@ -318,12 +257,6 @@ def test_a_reply_is_not_kept_once_it_is_handed_over(clock: OwnedClock) -> None:
         most = max(most, sum(one() is not None for one in alive))
     assert len(alive) == 200
     assert most <= 1
-
-
-def test_at_most_a_batch_of_replies_is_read_into_memory_at_once(clock: OwnedClock) -> None:
-    grid = ScriptedGrid(clock)
-    through(grid, 200)
-    assert max(len(asked) for asked in grid.asked) == 32
 
 
 def test_slow_nodes_at_the_front_do_not_hold_up_those_behind(clock: OwnedClock) -> None:

@@ -17,9 +17,9 @@ from flwr.client import NumPyClient
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 
 from fl_dp import Plan, PrivacyBudget, PrivacyLedger
-from fl_dp.accounting import PrivacyBudgetExhausted, freeze
+from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted, freeze
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.mechanisms import GaussianMechanism
 from fl_dp.protocol.keys import CONTRIBUTION_METRIC
 from fl_dp.statistics import (
     Count,
@@ -147,22 +147,6 @@ def test_an_auc_of_the_clients_records_is_charged_and_comes_with_its_error(
     assert ledger.other_releases_spent == 1
 
 
-def test_a_client_without_scores_contributes_zero_and_says_why(
-    open_ledger: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    choice = sure(ScoreHistograms())
-    app = numpy_client_app(lambda _: NumPyClient())
-    grid = LocalGrid(answer_with_app(app, N), N)
-    answer = evaluate_federation(
-        grid, open_ledger(choice), "model", choice, arrays=MODEL, timeout=60.0
-    )
-    assert "within its noise" in answer["auc"].note
-    assert "NumPyClient has no scores: write a method scores(" in caplog.text
-
-
-MODEL = ArrayRecord({"w": Array(np.zeros(1))})
-
-
 def test_the_noise_is_that_of_the_choice(open_ledger: Any) -> None:
     """40 answers of 100 sums each: 4,000 draws, so that 20 % more or less is 12 deviations off."""
     mechanism = GaussianMechanism(noise_multiplier=50.0, clipping_norm=10.0)
@@ -253,13 +237,6 @@ def test_what_nobody_declared_asks_nobody(open_ledger: Any) -> None:
     assert not grid.sent
 
 
-def test_insecure_noise_that_the_ledger_does_not_know_of_asks_nobody(open_ledger: Any) -> None:
-    grid = saying(lambda _: [1.0])
-    with pytest.raises(ValueError, match="insecure source"):
-        total_of(grid, open_ledger(SUM), SUM, rng=SecureRandom(insecure_seed=3))
-    assert not grid.sent
-
-
 def test_before_all_clients_are_connected_nothing_is_charged(open_ledger: Any) -> None:
     ledger = open_ledger(SUM)
     grid = saying(lambda _: [1.0], num_nodes=N - 1)
@@ -279,6 +256,22 @@ def test_more_units_than_can_be_summed_exactly_are_refused_before_the_charge(
     with pytest.raises(ValueError, match="units_per_node must be at least 1"):
         total_of(grid, ledger, SUM, units_per_node=0)
     assert ledger.other_releases_spent == 0
+    assert not grid.sent
+
+
+def test_nodes_of_several_units_are_not_asked_under_add_or_remove_one(tmp_path: Path) -> None:
+    """A node's first units are asked: leaving one out moves the next one in."""
+    plan = trainings.plan_of(
+        N,
+        noise_multiplier=1.0,
+        other_releases=freeze([(event, 1) for event in SUM.events]),
+        neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+    )
+    grid = saying(lambda _: [1.0])
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        with pytest.raises(ValueError, match="leaving one out moves the next"):
+            total_of(grid, ledger, SUM, units_per_node=2)
+        assert ledger.other_releases_spent == 0
     assert not grid.sent
 
 
@@ -420,22 +413,3 @@ def test_malformed_and_failed_replies_count_as_zero_and_are_logged_once_without_
     assert len(warnings) == 1
     assert "zero" in warnings[0]
     assert "patient" not in caplog.text
-
-
-def test_an_app_without_statistics_contributes_zero(open_ledger: Any) -> None:
-    answer = total_of(answering(None), open_ledger(SUM), SUM)
-    assert answer.value[0] == pytest.approx(0.0, abs=0.1)
-
-
-def test_no_reply_at_all_is_an_answer_of_noise(open_ledger: Any) -> None:
-    ledger = open_ledger(SUM)
-    answer = total_of(saying(lambda _: None), ledger, SUM, timeout=0.2)
-    assert answer.value[0] == pytest.approx(0.0, abs=0.1)
-    assert ledger.entries[-1].kind == "commit"
-
-
-def test_a_window_bounds_how_many_nodes_are_under_way(open_ledger: Any) -> None:
-    grid = saying(lambda _: [0.5])
-    total_of(grid, open_ledger(SUM), SUM, window=8)
-    assert grid.most_under_way <= 8
-    assert len(grid.sent) == N

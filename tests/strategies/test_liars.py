@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from fl_dp.plan import SecureSum
 from fl_dp.strategies import RoundFailed
 
 ROUNDS = 3
+MANY = partial(pytest.param, marks=pytest.mark.nightly)
 AS_A_CLIENT = {
     "random shares": random_shares,
     "wrong commitments": wrong_commitments,
@@ -62,7 +64,7 @@ def attacked(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("lie", "nodes"), [("random shares", 20), *((lie, 10) for lie in AS_A_CLIENT)]
+    ("lie", "nodes"), [MANY("random shares", 20), *((lie, 10) for lie in AS_A_CLIENT)]
 )
 def test_clients_that_lie_cost_one_sum_and_are_out(
     tmp_path: Path, lie: str, nodes: int, caplog: pytest.LogCaptureFixture
@@ -84,7 +86,7 @@ def test_clients_that_lie_cost_one_sum_and_are_out(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nodes", "unreadable"), [(20, False), (10, True)])
+@pytest.mark.parametrize(("nodes", "unreadable"), [MANY(20, False), (10, False), (10, True)])
 def test_members_that_lie_cost_nothing(tmp_path: Path, nodes: int, unreadable: bool) -> None:
     lies = liars(nodes, answers_wrongly(unreadable=unreadable))
     there, strategy, released = attacked(tmp_path, nodes, lies, rounds=2)
@@ -94,7 +96,7 @@ def test_members_that_lie_cost_nothing(tmp_path: Path, nodes: int, unreadable: b
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("nodes", "rounds"), [(10, ROUNDS), (20, 2)])
+@pytest.mark.parametrize(("nodes", "rounds"), [(10, ROUNDS), MANY(20, 2)])
 def test_who_lies_in_both_roles_costs_one_sum(tmp_path: Path, nodes: int, rounds: int) -> None:
     lies = liars(nodes, both(random_shares, answers_wrongly()))
     _, strategy, _ = attacked(tmp_path, nodes, lies, rounds=rounds)

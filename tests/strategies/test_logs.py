@@ -78,15 +78,11 @@ def average(contents: Any, weight: str) -> MetricRecord:
 UNUSED = {
     "start": (Elaborate(), "after_round"),
     "configure_evaluate": (Elaborate(), "metrics="),
-    "aggregate_evaluate": (Elaborate(), "metrics="),
     "fraction_train=0.5": (FedAvg(fraction_train=0.5), "sampling_rate="),
     "fraction_evaluate=0.5": (FedAdam(fraction_evaluate=0.5), "evaluate_fn"),
-    "min_train_nodes=3": (FedAvg(min_train_nodes=3), "num_clients="),
-    "min_evaluate_nodes=3": (FedAvg(min_evaluate_nodes=3), "evaluate_fn"),
     "min_available_nodes=3": (FedAvg(min_available_nodes=3), "num_clients="),
     "weighted_by_key='size'": (FedAvg(weighted_by_key="size"), "weight_cap="),
     "train_metrics_aggr_fn": (FedAvg(train_metrics_aggr_fn=average), "metrics="),
-    "evaluate_metrics_aggr_fn": (FedAvg(evaluate_metrics_aggr_fn=average), "evaluate_fn"),
 }
 
 
@@ -95,22 +91,11 @@ def test_what_will_not_act_is_said_once_by_name_with_what_to_use(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner, instead = UNUSED[name]
-    budgeted(tmp_path, inner).start(grid(), INITIAL, num_rounds=2)
+    budgeted(tmp_path, inner)
     (line,) = [each.getMessage() for each in caplog.records if name in each.getMessage()]
     assert instead in line
     kind = type(inner).__name__
     assert line.startswith((f"{kind}.{name} is overridden", f"{kind}: {name} is not used"))
-
-
-def test_a_subclass_s_own_arguments_for_flower_s_class_count(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Half(FedAvg):
-        def __init__(self, fraction_train: float = 0.5) -> None:
-            super().__init__(fraction_train=fraction_train)
-
-    budgeted(tmp_path, Half())
-    assert "Half: fraction_train=0.5 is not used" in caplog.text
 
 
 @pytest.mark.parametrize("inner", [FedAvg(), FedAdam(eta=0.3), FedAvg(fraction_evaluate=0.0)])

@@ -53,15 +53,6 @@ def test_every_round_has_the_noise_that_its_record_says(start: Any) -> None:
         assert np.std(after - before) * N == pytest.approx(multiplier, rel=0.03)
 
 
-def test_a_participation_cap_ends_the_training_of_everybody(start: Any) -> None:
-    plan = calibrated_plan(
-        PrivacyBudget(epsilon=4.0, delta=1e-3), rounds=5, participation_cap=3, **FIELDS
-    )
-    done = start(plan, nobody_moves(), model())
-    assert (done.strategy.rounds_completed, done.strategy.budget_exhausted) == (3, True)
-    assert set(done.ledger.participations.values()) == {3}
-
-
 PLAN = noised_plan(1.0, delta=1e-3, rounds=2, **FIELDS)
 
 

@@ -36,11 +36,14 @@ PLAN = plan_of(N, rounds=6)
 TOLD = RoundInstruction(server_round=1)
 
 
-@pytest.fixture(autouse=True, params=["at the release", "while replies are awaited"])
+@pytest.fixture(params=["at the release", "while replies are awaited"])
 def _when(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise comes out the same, whenever it is drawn."""
     if request.param == "while replies are awaited":
         monkeypatch.setattr(noise_stream, "_WORTH_A_THREAD", 1)
+
+
+either_way = pytest.mark.usefixtures("_when")
 
 
 def nobody_moves(size: int = SIZE) -> LocalGrid:
@@ -102,6 +105,7 @@ def a_round(strategy: DPFedAvg, number: int, arrays: ArrayRecord) -> ArrayRecord
 # --- Today's noise --------------------------------------------------------------------------------
 
 
+@either_way
 def test_a_training_has_white_noise_unless_it_is_given_another_stream(open_ledger: Any) -> None:
     strategy, models = trained(open_ledger(PLAN), None)
     assert type(strategy.loop.noise_stream) is WhiteStream
@@ -110,6 +114,7 @@ def test_a_training_has_white_noise_unless_it_is_given_another_stream(open_ledge
     assert covariance_p(noise_of(models), covariance(BANDED, range(PLAN.rounds))) < ALARM
 
 
+@either_way
 def test_one_band_trains_the_same_models_bit_for_bit(tmp_path: Path) -> None:
     runs = []
     for name, stream in (("white", None), ("one band", BandedStream((4096,)))):
@@ -135,6 +140,7 @@ def test_a_round_draws_its_scalars_noise_first_and_then_the_updates() -> None:
     assert (released.mean == noise / plan.denominator).all()
 
 
+@either_way
 def test_a_sum_is_released_once() -> None:
     # Twice the same sum with fresh noise would halve the noise, and be charged once.
     layout = VectorLayout.of(record(w=np.zeros(5)))
@@ -147,6 +153,7 @@ def test_a_sum_is_released_once() -> None:
 # --- Noise with memory ----------------------------------------------------------------------------
 
 
+@either_way
 def test_noise_with_memory_reaches_the_models_as_designed(open_ledger: Any) -> None:
     _, models = trained(open_ledger(PLAN), BandedStream(BANDED))
     noise = noise_of(models)
@@ -169,6 +176,7 @@ def test_a_restart_begins_a_new_stream(open_ledger: Any, same_stream: bool) -> N
     assert covariance_p(noise, covariance(BANDED, range(6))) < ALARM
 
 
+@either_way
 def test_a_start_does_not_go_on_with_rounds_that_were_played_by_hand(open_ledger: Any) -> None:
     # It begins with another model, which holds none of the noise that would be taken away.
     strategy, models = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN)), [np.zeros(SIZE)]
@@ -195,6 +203,7 @@ def belongs_to_another(strategy: DPFedAvg, arrays: ArrayRecord) -> None:
         other.reserve(round=3)
 
 
+@either_way
 @pytest.mark.parametrize("third", [fails, belongs_to_another])
 def test_noise_is_not_carried_over_an_index_that_was_not_released_here(
     open_ledger: Any, third: Callable[[DPFedAvg, ArrayRecord], None]
@@ -237,6 +246,7 @@ def test_noise_is_drawn_once_the_round_is_charged_and_before_anybody_is_asked(
     assert charged == [1]
 
 
+@either_way
 def test_a_round_whose_draw_fails_releases_nothing_and_stays_charged(open_ledger: Any) -> None:
     ledger = open_ledger(PLAN)
 
@@ -250,6 +260,7 @@ def test_a_round_whose_draw_fails_releases_nothing_and_stays_charged(open_ledger
     assert not ledger._state.committed
 
 
+@either_way
 def test_a_training_that_breaks_while_replies_are_awaited_keeps_no_noise(open_ledger: Any) -> None:
     strategy = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN))
     stream = strategy.loop.noise_stream = BandedStream(BANDED)
@@ -280,6 +291,7 @@ def test_a_strategy_can_not_be_pickled(
         pickle.dumps(strategy)
 
 
+@either_way
 def test_memory_is_forgotten_when_a_training_breaks(open_ledger: Any) -> None:
     stream = BandedStream(BANDED)
     strategy = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN))

@@ -14,7 +14,7 @@ from trainings import budgeted, plan_of, record
 
 from fl_dp import PrivacyLedger
 from fl_dp.accounting import PrivacyBudgetExhausted, VisibleSampling
-from fl_dp.strategies import Checkpoint, DPFedAvg, PrivateLoop
+from fl_dp.strategies import Checkpoint, DPFedAvg
 
 N = 10
 INITIAL = record(w=np.zeros(2))
@@ -94,18 +94,6 @@ def test_clients_that_are_all_at_their_cap_are_the_same_error(tmp_path: Path) ->
             LocalGrid(named, N, introduces=True),
         )
     assert not kept
-
-
-def test_a_selection_whose_own_release_does_not_fit_trains_nothing_either(tmp_path: Path) -> None:
-    class NothingLeft(PrivateLoop):
-        def open(self, *args: Any) -> Any:
-            raise PrivacyBudgetExhausted("'utilities' would exceed epsilon 2")
-
-    class Spent(DPFedAvg):
-        loop_class = NothingLeft
-
-    with pytest.raises(PrivacyBudgetExhausted, match=r"'utilities' would exceed"):
-        train(strategy(tmp_path, kind=Spent))
 
 
 def test_a_training_that_begins_anew_on_a_ledger_in_use_says_so(

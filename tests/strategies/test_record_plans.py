@@ -21,17 +21,15 @@ from fl_dp.clients import DPSGD, OpacusClient, exchanged_arrays, numpy_client_ap
 from fl_dp.codec import decode_text
 from fl_dp.ledger import NodeLedger
 from fl_dp.ledger.node import Account
-from fl_dp.mechanisms import FixedClipping, ScalarMetric
+from fl_dp.mechanisms import FixedClipping
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.statement import record_statement
 from fl_dp.strategies import (
-    DPFedAvg,
     Draw,
     LawSelection,
     Selection,
     Unit,
-    UnprotectedFedAvg,
 )
 
 pytestmark = [
@@ -94,13 +92,6 @@ def test_every_train_message_carries_the_plan(tmp_path: Path, central: bool) -> 
     assert decode_text(RecordPlan, sent) == RECORDS
 
 
-def test_without_a_record_plan_no_message_carries_one(tmp_path: Path) -> None:
-    training = train(tmp_path, plan_of(N), fixed_clients(), record(w=np.zeros(3)))
-    for message in training.grid.sent:
-        for config in message.content.config_records.values():
-            assert RECORD_PLAN_KEY not in config
-
-
 # How often a client was asked.
 
 
@@ -129,38 +120,7 @@ def test_where_cohorts_are_secret_every_round_counts_for_everybody(tmp_path: Pat
     assert training.strategy.most_participations == 4
 
 
-def test_nobody_was_asked_before_the_start() -> None:
-    strategy = UnprotectedFedAvg(selection=EVERYBODY, record_plan=RECORDS)
-    assert strategy.most_participations == 0
-
-
 # What is refused.
-
-
-def strategy_of(open_ledger: Any, plan: Any = None, **options: Any) -> Any:
-    if plan is None:
-        return UnprotectedFedAvg(record_plan=RECORDS, **{"selection": EVERYBODY} | options)
-    return DPFedAvg(plan=plan, ledger=open_ledger(plan), record_plan=RECORDS, **options)
-
-
-@pytest.mark.parametrize("central", [False, True])
-def test_a_weight_by_the_number_of_records_is_refused(open_ledger: Any, central: bool) -> None:
-    with pytest.raises(ValueError, match=r"tell it nothing beside their .* give no weight_cap"):
-        strategy_of(open_ledger, plan_of(N) if central else None, weight_cap=10.0)
-
-
-def test_metrics_of_clients_are_refused(open_ledger: Any) -> None:
-    metric = ScalarMetric(name="loss", low=0.0, high=4.0)
-    plan = plan_of(N, metrics=(metric,))
-    with pytest.raises(ValueError, match="no metrics"):
-        strategy_of(open_ledger, plan)
-
-
-def test_a_selection_by_what_clients_report_is_refused(open_ledger: Any) -> None:
-    selection = LawSelection(PoissonSampling(sampling_rate=1.0))
-    selection.utility = "loss"
-    with pytest.raises(ValueError, match="asks clients for no utility"):
-        strategy_of(open_ledger, selection=selection)
 
 
 # A whole training.

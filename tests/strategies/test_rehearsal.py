@@ -24,7 +24,6 @@ from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from local_grid import (
     FIRST_NODE,
-    INTRODUCTION,
     LocalGrid,
     answer_with_app,
     answer_with_update,
@@ -38,7 +37,7 @@ from trainings import plan_of, record
 from fl_dp import Plan, PrivacyLedger
 from fl_dp.accounting import PoissonSampling, VisibleSampling
 from fl_dp.clients import NodeUnits, noised_client_app, numpy_client_app
-from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle
+from fl_dp.mechanisms import GaussianBundle
 from fl_dp.protocol.identity import Ability, NodeIdentity
 from fl_dp.protocol.keys import WIRE
 from fl_dp.strategies import (
@@ -126,12 +125,6 @@ def test_real_nodes_are_all_asked_once_and_of_a_simulation_a_few_where_they_will
     )
 
 
-def test_a_simulation_of_plain_clients_asks_a_few(start: Any) -> None:
-    grid = Simulated(answer_with_update([{}] * N), N)
-    start(grid, capped())
-    assert len(grid.introductions) == 3
-
-
 def test_the_query_touches_no_client(start: Any) -> None:
     made: list[str] = []
 
@@ -201,18 +194,6 @@ def test_an_arrays_fn_that_fails_is_told_by_its_kind_alone(start: Any) -> None:
     assert "4711" not in str(said.value)
 
 
-def test_versions_are_of_what_is_imported_not_of_a_package_by_that_name(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A nightly of Flower is a package of another name."""
-    monkeypatch.setattr("flwr.__version__", "1.43.0.dev1")
-    grid = grid_of(app_of())
-    assert start(grid).rounds_completed == 1
-    [answer] = grid.send_and_receive(grid.introductions[:1])
-    told = NodeIdentity.of(answer.content.config_records["identity"])
-    assert told.versions["flwr"] == "1.43.0.dev1"
-
-
 def test_another_version_is_a_warning(start: Any, caplog: pytest.LogCaptureFixture) -> None:
     def answer(message: Message, partition: int) -> Message | None:
         if not message.metadata.message_type.startswith("query"):
@@ -270,41 +251,6 @@ def test_a_node_with_other_messages_is_named_in_one_line_before_a_charge(
         start(grid)
     assert "\n" not in str(said.value)
     assert_untouched(grid)
-
-
-def test_an_app_of_another_kind_says_no_version_and_takes_part(start: Any) -> None:
-    told = ConfigRecord({"name": "ward"})
-    assert start(grid_with_last_told(told)).rounds_completed == 1
-
-
-@pytest.mark.parametrize(
-    ("of_server", "line"),
-    [
-        (None, "speaks messages without a version"),
-        (WIRE + 1, f"speaks version {WIRE + 1}, and this node's (0.1.0) version {WIRE}"),
-    ],
-    ids=["older server", "newer server"],
-)
-def test_a_node_s_log_names_a_server_with_other_messages(
-    of_server: int | None, line: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    grid = grid_of(app_of())
-    config = ConfigRecord({} if of_server is None else {"fl-dp-wire": of_server})
-    query = Message(
-        RecordDict({"config": config}), dst_node_id=FIRST_NODE, message_type=INTRODUCTION
-    )
-    [answer] = grid.send_and_receive([query])
-    assert answer.content.config_records["identity"]["fl-dp-wire"] == WIRE  # and it is told all
-    assert line in caplog.text
-
-
-def test_nodes_and_server_of_one_version_say_it_and_nothing_else(
-    start: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    grid = grid_of(app_of())
-    start(grid)
-    assert {each.content["config"]["fl-dp-wire"] for each in grid.introductions} == {WIRE}
-    assert "fl-dp speaks" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -369,12 +315,6 @@ def test_an_app_that_lacks_what_a_training_needs_is_refused_before_anything_is_s
     assert_untouched(grid)
 
 
-def test_an_app_is_asked_for_nothing_that_the_training_does_not_need(start: Any) -> None:
-    plain = ClientApp()
-    plain.train()(lambda message, context: reply(message, arrays_of(message)))
-    assert start(grid_of(plain)).rounds_completed == 1
-
-
 @pytest.mark.parametrize("abilities", [None, 3, ["noise", "flight"], [["noise"]], "noise"])
 def test_abilities_that_can_t_be_read_are_none(abilities: Any) -> None:
     about = json.loads(str(NodeIdentity(name="ward 7").to_config()["fl-dp-about"]))
@@ -395,14 +335,6 @@ def test_without_a_plan_weights_need_an_app_that_applies_them() -> None:
 
 
 # --- What strangers bring -------------------------------------------------------------------------
-
-
-def test_a_client_fn_may_return_to_client(start: Any, caplog: pytest.LogCaptureFixture) -> None:
-    app = numpy_client_app(lambda context: Client().to_client())
-    grid = grid_of(app)
-    strategy = start(grid, plan_of(N, noise_multiplier=0.01, contribution_check=True, rounds=3))
-    assert strategy.rounds_completed == 3
-    assert "contributes zero" not in caplog.text
 
 
 def test_float64_replies_for_a_float32_model_count_and_are_noted_once(
@@ -550,16 +482,6 @@ def ends(count: float, noise_std: float) -> bool:
     return False
 
 
-def test_a_first_round_that_counts_closely_is_charged_the_same() -> None:
-    usual = EIGHT.bundle(EIGHT.noise_multipliers[0])
-    close = usual.counting_closely()
-    for bundle in (usual, close):
-        assert bundle.count_noise_std is not None
-        parts = (bundle.updates.noise_multiplier, bundle.count_noise_std)
-        assert sum(part**-2 for part in parts) == pytest.approx(0.83**-2)
-    assert close.updates.noise_multiplier == pytest.approx(math.sqrt(2.0) * 0.83)
-
-
 @pytest.mark.parametrize("std", [0.42, 0.5, 0.6, 4.0])
 def test_the_close_count_takes_half_of_what_the_scalars_leave(std: float) -> None:
     """Half of the bits' deviation costs as much as the round at 0.415; at 0.587, half of it."""
@@ -576,20 +498,6 @@ def test_the_close_count_takes_half_of_what_the_scalars_leave(std: float) -> Non
     assert close.count_noise_std**-2 == pytest.approx(left / 2.0)
     assert close.updates.noise_multiplier**-2 == pytest.approx(left / 2.0)
     assert close.updates.noise_multiplier < 1.42 * usual.updates.noise_multiplier
-
-
-def test_an_untried_app_under_adaptive_clipping_with_dear_bits_is_trained(start: Any) -> None:
-    clipping = AdaptiveClipping(norm=1.0)
-    plan = plan_of(
-        10,
-        noise_multiplier=0.83,
-        clipping=clipping,
-        scalar_noise_std=0.5,
-        rounds=2,
-        contribution_check=True,
-    )
-    works = answer_with_update([{"weight": np.ones((2, 3))}] * 10)
-    assert start(LocalGrid(works, 10), plan).rounds_completed == 2
 
 
 def test_only_the_first_round_of_an_untried_app_counts_closely(
@@ -623,8 +531,6 @@ RAY = (
     ("reason", "told"),
     [
         (RAY.format(raised="ZeroDivisionError: secret"), "raised ZeroDivisionError"),
-        (RAY.format(raised="MemoryError"), "raised MemoryError"),
-        (RAY.format(raised="app.Patient4711: secret"), "it failed, see its log"),
         (RAY.format(raised="Patient4711: secret"), "it failed, see its log"),
         (
             "<class 'ray.exceptions.RayTaskError(ModuleNotFoundError)'>:<'secret'>",
@@ -671,30 +577,6 @@ def test_where_no_node_answers_at_all_nothing_is_spent(start: Any) -> None:
     with pytest.raises(RehearsalFailed, match="none of the 6 nodes that were asked answered"):
         start(grid, **IMPATIENT)
     assert_untouched(grid)
-
-
-def test_the_engine_s_tracebacks_of_an_unknown_question_are_left_out_and_no_others(
-    start: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """What Flower's simulation engine logs of each message that raises, three lines each."""
-    works = {name: np.ones(shape, np.float32) for name, shape in [("weight", (2, 3)), ("bias", 3)]}
-    plainly = answer_with_app(plain(lambda message, context: reply(message, works)), N)
-
-    def logging_as_flower(message: Message, partition: int) -> Message | None:
-        answer = plainly(message, partition)
-        if answer is not None and answer.has_error():
-            flower = logging.getLogger("flwr")
-            flower.error("An exception was raised when processing a message by %s", "RayBackend")
-            flower.error(ValueError(answer.error.reason))
-            flower.error("Traceback ... %s", answer.error.reason)
-            flower.error("Traceback ... another one")
-        return answer
-
-    before = list(logging.getLogger("flwr").filters)
-    start(Simulated(logging_as_flower, N, introduces=True))
-    errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
-    assert errors == ["Traceback ... another one"] * 3
-    assert logging.getLogger("flwr").filters == before
 
 
 # --- Silence --------------------------------------------------------------------------------------
@@ -756,13 +638,6 @@ def test_simulated_nodes_that_answer_slowly_are_waited_for(
             start(grid, capped(), roster_timeout=1.0)
     else:
         assert start(grid, capped(), roster_timeout=1.0).rounds_completed == 1
-
-
-def test_without_a_cap_a_silent_node_is_a_warning(
-    start: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert start(silent_at_first(99), **IMPATIENT).rounds_completed == 1
-    assert f"Node {FIRST_NODE + 2} did not answer within" in caplog.text
 
 
 # --- A node whose own budget is exhausted ---------------------------------------------------------
@@ -865,29 +740,6 @@ def test_owners_who_refuse_are_named_where_enough_take_part(
     assert start(owned(N // 2, REFUSING, kind)).rounds_completed == 1
     named = "its owner does not allow this training" in caplog.text
     assert named is (kind is LocalGrid)  # of a simulation the first few are asked
-
-
-def test_plain_flower_clients_are_among_those_that_take_part(start: Any) -> None:
-    refusing = owned(1, REFUSING).answer
-
-    def answer(message: Message, partition: int) -> Message | None:
-        if message.metadata.message_type == INTRODUCTION and partition != N - 1:
-            return Message(Error(code=2, reason="No query function registered"), reply_to=message)
-        return refusing(message, partition)
-
-    assert start(LocalGrid(answer, N, introduces=True)).rounds_completed == 1
-
-
-def test_versions_without_that_of_fl_dp_end_nothing(start: Any) -> None:
-    of_app = answer_with_app(app_of(), N)
-
-    def answer(message: Message, partition: int) -> Message | None:
-        if message.metadata.message_type == INTRODUCTION and partition == 0:
-            identity = NodeIdentity(name="ward", versions={"numpy": "2.0"})
-            return Message(RecordDict({"config": identity.to_config()}), reply_to=message)
-        return of_app(message, partition)
-
-    assert start(LocalGrid(answer, N, introduces=True)).rounds_completed == 1
 
 
 KINDS_OF_PRIVACY: dict[str, dict[str, Any]] = {

@@ -10,8 +10,10 @@ import pytest
 from fl_dp.strategies.roster import DeclaredNodes, HostedUnits, Unit, nodes_of
 from flwr.app import ArrayRecord
 from local_grid import FIRST_NODE, LocalGrid, answer_with_update
-from trainings import budgeted, record
+from trainings import budgeted, plan_of, record
 
+from fl_dp import PrivacyLedger
+from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import DPFedAvg, RosterIncomplete, RosterTooLarge, wait_for_roster
 
 INITIAL = record(w=np.zeros(1))
@@ -57,6 +59,15 @@ def test_a_roster_that_may_grow_trains_all_and_divides_by_what_was_declared(
     assert len(grid.sent) == 8
     # Noise multiplier below 0.1 over 4 clients: 0.5 is more than twenty deviations.
     assert result.arrays["w"].numpy()[0] == pytest.approx(8 * 0.5 / 4, abs=0.5)
+
+
+def test_more_nodes_than_sums_hold_exactly_are_refused_before_a_charge(tmp_path: Path) -> None:
+    plan = plan_of(6, noise_multiplier=1e-6, clipping=FixedClipping(norm=0.02))
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger, roster_may_grow=True)
+        with pytest.raises(ValueError, match="at most 6 can be summed exactly"):
+            strategy.start(nodes(7), INITIAL, num_rounds=1)
+        assert ledger.rounds_spent == 0
 
 
 def test_who_comes_later_takes_no_part_and_the_mean_stays_a_mean(

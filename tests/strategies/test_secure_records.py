@@ -29,7 +29,6 @@ from fl_dp.clients import NodeRecords, numpy_client_app, record_sums
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms.discrete_gaussian import DiscreteGaussian
 from fl_dp.plan import DistributedRecordsPlan, Plan, SecureSum
-from fl_dp.statement import privacy_statement, statement_markdown
 from fl_dp.strategies import DPFedAvg
 
 SIZES = (7, 0, 12, 1, 5)  # of silos: none, and a single record, are among them
@@ -281,18 +280,6 @@ def test_a_silo_whose_budget_is_spent_goes_on_answering_with_noise(tmp_path: Pat
     step = central_step(start, left, np.ones(13, dtype=bool))
     assert np.allclose(released, start - step / 25, atol=GRID)
     assert len({form_of(r) for r in nodes.replies if r.metadata.message_type == "train"}) == 1
-
-
-def test_the_statement_is_about_records(tmp_path: Path) -> None:
-    silos = silos_of(SIZES)
-    plan = plan_of(silos)
-    trained(tmp_path, silos, plan)
-    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
-        page = statement_markdown(privacy_statement(ledger))
-    assert "one record of one client" in page
-    assert "a record contributes, or contributes zero throughout" in page
-    assert "secret coin for each record" in page
-    assert "with its records and their coins" in page
 
 
 def test_a_gradient_leaves_in_a_secure_sum_or_not_at_all(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from local_grid import FIRST_NODE, LocalGrid
 from secure_nodes import SecureNodes, refusals
 
 from fl_dp import Plan, PrivacyBudget, PrivacyLedger
-from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.mechanisms.events import GaussianEvent
@@ -305,16 +304,6 @@ def test_without_keys_nothing_is_charged(tmp_path: Path) -> None:
     assert spent(tmp_path) == (0, 0)
 
 
-def test_what_the_plan_did_not_put_aside_is_refused(tmp_path: Path) -> None:
-    choice = chosen(Count(), 1.5)
-    nodes = federation(tmp_path, [[1.0]] * NODES)
-    plan = plan_of(choice)
-    asked(tmp_path, nodes, choice, plan)
-    with pytest.raises(PrivacyBudgetExhausted):
-        asked(tmp_path, nodes, choice, plan)
-    assert spent(tmp_path) == (1, 1)
-
-
 # --- What is refused before anybody is asked ------------------------------------------------------
 
 
@@ -325,6 +314,7 @@ CLIENTS_NOISE: dict[str, Any] = {
     "units_per_node": None,
     "rounds": 1,
 }
+OF_RECORDS: dict[str, Any] = {"nodes": NODES, "unit": "record", "coins_at_nodes": True}
 
 
 @pytest.mark.parametrize(
@@ -352,6 +342,7 @@ CLIENTS_NOISE: dict[str, Any] = {
         (ONE, {}, NODES, {"units_per_node": 2}, "units_per_node=1"),
         (ONE, {}, NODES + 1, {}, r"6 nodes .* is for 5"),
         (chosen(Count(), 5.0), CLIENTS_NOISE, NODES, {}, "trust no server"),
+        (ONE, OF_RECORDS, NODES, {}, "twice what a statistic is charged"),
     ],
 )
 def test_what_no_secure_sum_can_answer_is_refused_before_anybody_is_asked(
@@ -367,13 +358,3 @@ def test_what_no_secure_sum_can_answer_is_refused_before_anybody_is_asked(
         asked(tmp_path, there, choice, plan_of(choice, **plan), **asking)
     assert not there.seen
     assert spent(tmp_path) == (0, 0)
-
-
-def test_only_an_evaluation_measures_a_model(tmp_path: Path) -> None:
-    choice = chosen(Count())
-    nodes = federation(tmp_path, [[1.0]] * NODES)
-    with (
-        PrivacyLedger.open(tmp_path / "server.db", plan_of(choice)) as ledger,
-        pytest.raises(ValueError, match="measured by an Evaluation, got a query 'count'"),
-    ):
-        evaluate_federation(LocalGrid(nodes, NODES), ledger, "it", choice, arrays=MODEL)

@@ -11,9 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from fl_dp.strategies.contributions import ContributionCheck
-from fl_dp.strategies.exchange import asking
 from fl_dp.strategies.rehearsal import RehearsalFailed
-from fl_dp.strategies.secure import SecureSums
 from fl_dp.strategies.secure.one_sum import OneSum, Summed
 from flat_plans import noised_plan
 from flwr.app import Context
@@ -141,18 +139,6 @@ def test_too_few_repliers_fail_the_round_and_it_stays_charged(tmp_path: Path) ->
 def never(kind: str) -> Any:
     """Messages of this kind are lost."""
     return lambda sent, times, node: sent == kind
-
-
-@pytest.mark.parametrize(
-    ("rounds", "said"),
-    [(1, "the only round failed"), (2, "2 rounds in"), (3, "3 rounds in a row failed")],
-)
-def test_a_training_all_of_whose_rounds_failed_is_an_error(
-    tmp_path: Path, rounds: int, said: str
-) -> None:
-    nodes = SecureNodes(tmp_path, updates_of(NODES), loses=never("secagg_open"))
-    with pytest.raises(RoundFailed, match=f"{said}.*the model is untrained"):
-        trained(tmp_path, nodes, plan_of(), rounds=rounds)
 
 
 def test_no_keys_no_charge(tmp_path: Path) -> None:
@@ -457,17 +443,3 @@ def test_a_model_larger_than_was_accounted_is_refused_before_a_round_is_charged(
         with pytest.raises(ValueError, match="the plan accounts for 3"):
             strategy.start(LocalGrid(nodes, NODES), model(), num_rounds=1, timeout=10.0)
         assert ledger.rounds_spent == 0
-
-
-def test_who_is_away_at_the_set_up_gets_it_later(tmp_path: Path) -> None:
-    def loses(kind: str, times: int, node: int) -> bool:
-        return kind == "secagg_directory" and times == 0
-
-    nodes = SecureNodes(tmp_path, updates_of(10), loses=loses)
-    grid = LocalGrid(nodes, 10)
-    sums, ask = SecureSums(), asking(grid, window=None)
-    found = []
-    for _ in range(2):
-        sums.set_up(grid.get_node_ids(), ask)
-        found.append(len(sums.positions(grid.get_node_ids())))
-    assert found == [0, 10]

@@ -18,18 +18,15 @@ from draws import a_draw
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from laws import ALARM, counts_p
 from local_grid import FIRST_NODE, LocalGrid, answer_with_update
-from scipy import stats
 from trainings import able, plan_of
 
 from fl_dp import Plan
 from fl_dp.accounting import (
     FixedSizeSampling,
-    NeighboringRelation,
     PoissonGaussianEvent,
     PoissonSampling,
     Sampling,
     TruncatedPoissonSampling,
-    UtilityPoissonSampling,
     VisibleSampling,
 )
 from fl_dp.accounting.events import FixedSizeGaussianEvent, TruncatedPoissonGaussianEvent, freeze
@@ -99,18 +96,6 @@ def test_poisson_cohorts_are_independent_coins() -> None:
         assert p_of(counts, cut_law(wrong, N, N, N)) < ALARM
 
 
-def test_poisson_coins_do_not_know_how_many_units_were_declared() -> None:
-    for declared in (N - 3, N, 10 * N):
-        counts = drawn(LawSelection(PoissonSampling(sampling_rate=0.3)), of_declared(N, declared))
-        assert p_of(counts, cut_law(0.3, N, N, N)) > ALARM
-
-
-def test_a_rate_of_one_takes_everybody() -> None:
-    assert drawn(LawSelection(PoissonSampling(sampling_rate=1.0)), a_draw(N), 50) == {
-        frozenset(range(N)): 50
-    }
-
-
 # --- Truncated Poisson ----------------------------------------------------------------------------
 
 
@@ -132,19 +117,6 @@ def test_units_that_are_not_there_keep_their_place_in_the_cut() -> None:
         LawSelection(TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=2)), of_declared(4, N)
     )
     assert p_of(counts, cut_law(0.5, 4, 2, 4)) < ALARM  # as if those who left had no coins
-
-
-def test_the_size_of_a_truncated_cohort_is_the_smaller_of_coins_and_cut() -> None:
-    rate, cut, units = 0.2, 9, 40
-    selection = LawSelection(TruncatedPoissonSampling(sampling_rate=rate, max_cohort=cut))
-    draw = a_draw(units)
-    sizes = Counter(len(selection.select(draw)) for _ in range(DRAWS))
-    pmf = stats.binom.pmf(np.arange(cut + 1), units, rate)
-    pmf[cut] = stats.binom.sf(cut - 1, units, rate)
-    counts = np.array([sizes[size] for size in range(cut + 1)])
-    assert max(sizes) == cut
-    assert counts_p(counts, pmf) > ALARM
-    assert counts_p(counts, stats.binom.pmf(np.arange(cut + 1), units, rate)) < ALARM
 
 
 def test_a_comfortable_cut_is_four_and_a_half_roots_above_the_mean() -> None:
@@ -217,14 +189,6 @@ def test_the_public_cohort_has_the_best_scores_best_first() -> None:
     assert [unit.node for unit in selection.select(a_draw(N))] == [5, 2, 3, 0]
 
 
-def test_a_score_may_follow_the_round() -> None:
-    selection = PublicSelection(
-        VisibleSampling(cohort=1), score=lambda unit, now: float(unit.node == now % N)
-    )
-    chosen = [selection.select(a_draw(N, server_round=now))[0].node for now in (1, 2, 3)]
-    assert chosen == [1, 2, 3]
-
-
 def test_equal_scores_are_told_apart_at_random() -> None:
     tied = PublicSelection(VisibleSampling(cohort=2), score=lambda *_: 1.0)
     assert p_of(drawn(tied, a_draw(N)), fixed_law(N, 2, N)) > ALARM
@@ -290,16 +254,6 @@ def _frozen(selection: Selection, rounds: int) -> tuple[tuple[Any, int], ...]:
     return freeze(selection.releases(rounds))
 
 
-def test_a_fixed_cohort_is_never_charged_as_a_poisson_sample(open_ledger: Any) -> None:
-    """N=4 and cohort 2: one round has delta 0.2105 where the Poisson profile says 0.0490."""
-    plan = plan_for(PoissonSampling(sampling_rate=0.5))
-    assert isinstance(plan.event_of(1), PoissonGaussianEvent)
-    ledger = open_ledger(plan)
-    with pytest.raises(ValueError, match=r"make the plan with sampling=selection\.sampling"):
-        DPFedAvg(plan=plan, ledger=ledger, selection=LawSelection(FixedSizeSampling(cohort=3)))
-    assert ledger.rounds_spent == 0
-
-
 EVENTS = {
     "poisson": PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.5),
     "truncated": TruncatedPoissonGaussianEvent(
@@ -341,56 +295,6 @@ def _cheaper(event: Any) -> dict[str, float]:
     return {"epsilon": event.epsilon / 2.0}
 
 
-@pytest.mark.parametrize("name", ["truncated", "exponential", "utility", "public"])
-def test_add_or_remove_one_is_refused_where_the_roster_has_to_be_public(name: str) -> None:
-    selection = SELECTIONS[name]()
-    with pytest.raises(ValueError, match=r"zero-out"):
-        plan_for(
-            selection.sampling,
-            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
-            other_releases=_frozen(selection, 8),
-        )
-
-
-@pytest.mark.parametrize(
-    ("sampling", "kind"),
-    [
-        (PoissonSampling(sampling_rate=0.5), LawSelection),
-        (TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=3), LawSelection),
-        (FixedSizeSampling(cohort=2), LawSelection),
-        (VisibleSampling(cohort=2), PublicSelection),
-    ],
-)
-def test_a_plan_says_how_it_is_drawn(open_ledger: Any, sampling: Sampling, kind: type) -> None:
-    plan = plan_for(sampling)
-    made = DPFedAvg(plan=plan, ledger=open_ledger(plan)).selection
-    assert type(made) is kind
-    assert made.sampling == sampling
-
-
-def test_a_plan_for_utilities_does_not_say_whose(open_ledger: Any) -> None:
-    plan = plan_for(UtilityPoissonSampling(largest_rate=0.5, cohort=2))
-    with pytest.raises(ValueError, match="needs its selection"):
-        DPFedAvg(plan=plan, ledger=open_ledger(plan))
-
-
-def test_a_public_cohort_keeps_the_participation_cap_over_a_whole_run(start: Any) -> None:
-    law = VisibleSampling(cohort=4, participation_cap=2)
-    plan = plan_for(law)
-    # Always the same favourites: without the cap nobody else would ever take part.
-    selection = PublicSelection(law, score=lambda unit, _: -unit.node)
-    done = start(plan, grid := nobody_moves(), model(), selection=selection)
-    asked = Counter(
-        message.metadata.dst_node_id
-        for message in grid.sent
-        if message.metadata.message_type == "train"
-    )
-    assert set(asked.values()) == {2}
-    assert done.strategy.budget_exhausted
-    assert done.ledger.participations == {f"node-{FIRST_NODE + node}": 2 for node in range(N)}
-    assert done.ledger.epsilon().best <= plan.epsilon().best
-
-
 @pytest.mark.parametrize("name", ["truncated", "fixed"])
 def test_when_nodes_leave_the_others_are_drawn_as_before(
     open_ledger: Any, start: Any, name: str
@@ -429,23 +333,6 @@ def test_poisson_rounds_go_on_when_nodes_join_or_leave(start: Any) -> None:
     done = start(plan, grid, model(), rounds=4, evaluate_fn=change)
     assert done.strategy.rounds_completed == 4
     assert dict(done.ledger.history) == {EVENTS["poisson"]: 4}
-
-
-class EveryOther(Selection):
-    """A user's own rule: even nodes, then odd ones; public."""
-
-    def __init__(self) -> None:
-        self.sampling = VisibleSampling(cohort=3)
-
-    def select(self, draw: Draw) -> Sequence[Unit]:
-        return [unit for unit in draw.roster if unit.node % 2 == draw.server_round % 2]
-
-
-def test_a_selection_of_one_s_own_needs_two_things(start: Any) -> None:
-    selection, grid = EveryOther(), nobody_moves()
-    start(plan_for(selection.sampling), grid, model(), rounds=2, selection=selection)
-    asked = [message.metadata.dst_node_id - FIRST_NODE for message in grid.sent]
-    assert asked == [1, 3, 5, 0, 2, 4]
 
 
 # --- The names of units in the ledger -------------------------------------------------------------

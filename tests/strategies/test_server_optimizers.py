@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 from fl_dp.strategies.optimizer_state import NotPlain, pack, unpack
 from fl_dp.strategies.server_optimizer import ServerOptimizer
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import (
     FedAdagrad,
     FedAdam,
@@ -23,7 +22,6 @@ from flwr.serverapp.strategy import (
     FedAvgM,
     FedProx,
     FedYogi,
-    Krum,
     Strategy,
     strategy_utils,
 )
@@ -144,14 +142,6 @@ def test_a_step_with_the_mean_is_flower_s_step_with_the_clients(
 
 
 @pytest.mark.parametrize("name", MAKE)
-def test_names_shapes_and_scalars_come_back(name: str) -> None:
-    model = model_of(np.float32)
-    updated = train(ServerOptimizer(MAKE[name]()), model, range(1, 4))
-    assert {k: v.shape for k, v in updated.items()} == {"w": (3, 2), "scale": (), "none": (0, 2)}
-    assert updated["scale"] != model["scale"]
-
-
-@pytest.mark.parametrize("name", MAKE)
 def test_half_precision_is_computed_with_as_float32(name: str) -> None:
     half, single = (
         model_of(np.float16),
@@ -245,16 +235,6 @@ def test_a_strategy_that_returns_another_model_is_an_error(wrong: dict[str, Any]
         step(ServerOptimizer(Renaming()), 1, {"w": np.zeros(2)}, {"w": np.ones(2)})
 
 
-def test_keys_of_records_and_weights_are_the_strategy_s() -> None:
-    inner = FedAdam(weighted_by_key="size", arrayrecord_key="model", configrecord_key="fit")
-    optimizer = ServerOptimizer(inner)
-    instruction = optimizer.instruct(1, record(w=np.zeros(2)), ConfigRecord({"a": 1}), ROSTER)
-    assert set(instruction) == {"model", "fit"}
-    assert dict(instruction["fit"]) == {"a": 1, "server-round": 1}
-    stepped, _ = optimizer.step(1, record(w=np.ones(2)), instruction)
-    assert stepped is not None and "w" in stepped
-
-
 def test_a_function_that_averages_metrics_is_not_called() -> None:
     def average_loss(contents: Any, weight: str) -> MetricRecord:
         return MetricRecord({"loss": contents[0]["metrics"]["loss"]})
@@ -263,23 +243,6 @@ def test_a_function_that_averages_metrics_is_not_called() -> None:
     optimizer = ServerOptimizer(inner)
     assert step(optimizer, 1, {"w": np.zeros(1)}, {"w": np.ones(1)})["w"] == 1
     assert inner.train_metrics_aggr_fn is average_loss
-
-
-def test_flower_says_nothing_about_the_stand_in_nodes(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, logger="flwr")
-    train(ServerOptimizer(FedAvg()), model_of(np.float32), range(1, 3))
-    assert not caplog.records
-
-
-def test_fedprox_s_mu_reaches_the_clients(start: Any) -> None:
-    seen: list[Any] = []
-
-    def answer(message: Message, partition: int) -> Message | None:
-        seen.append(message.content["config"]["proximal-mu"])
-        return answer_with_update([{"w": np.full(2, 0.1)}])(message, partition)
-
-    start(plan_of(1), LocalGrid(answer, 1), record(w=np.zeros(2)), FedProx(proximal_mu=0.25))
-    assert seen == [0.25]
 
 
 # What can't be a server optimizer.
@@ -319,14 +282,6 @@ def test_every_strategy_of_flower_is_either_refused_or_tested() -> None:
     assert set(flower.__all__) == REFUSED.keys() | MAKE.keys() | {"Strategy", "Result"}
 
 
-def test_a_subclass_of_a_refused_strategy_is_refused() -> None:
-    class MyKrum(Krum):
-        pass
-
-    with pytest.raises(TypeError, match=r"^MyKrum, a Krum, can't be"):
-        ServerOptimizer(MyKrum())
-
-
 def test_a_private_strategy_inside_a_private_strategy_is_refused(open_ledger: Any) -> None:
     ledger = open_ledger(plan := plan_of(4))
     with pytest.raises(TypeError, match=r"^DPFedAvg can't be .* private path"):
@@ -354,13 +309,6 @@ def test_a_strategy_of_the_legacy_api_is_one_error_that_names_its_page() -> None
         assert "\n" not in str(refused.value)
 
 
-def test_a_user_s_strategy_is_allowed_even_under_a_name_of_flower_s() -> None:
-    class Krum(FedAvg):
-        pass
-
-    assert step(ServerOptimizer(Krum()), 1, {"w": np.zeros(1)}, {"w": np.ones(1)})["w"] == 1
-
-
 # Going on in another process.
 
 
@@ -373,44 +321,32 @@ def through_a_file(state: dict[str, Any], folder: Path, kind: str) -> dict[str, 
         return dict(loaded)
 
 
-@pytest.mark.parametrize("kind", ["safetensors", "npz"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("name", MAKE)
 def test_three_rounds_and_three_after_a_stop_are_six_rounds(
-    name: str, dtype: Any, kind: str, tmp_path: Path
+    name: str, dtype: Any, tmp_path: Path
 ) -> None:
     straight = train(ServerOptimizer(MAKE[name]()), model_of(dtype), range(1, 7))
     stopped = ServerOptimizer(MAKE[name]())
     model = train(stopped, model_of(dtype), range(1, 4))
-    state = through_a_file(stopped.state(), tmp_path, kind)
+    state = through_a_file(stopped.state(), tmp_path, "safetensors")
     resumed = ServerOptimizer(MAKE[name]())
     resumed.restore(state)
     assert resumed.last_round == 3
     assert_same(train(resumed, model, range(4, 7)), straight)
 
 
-@pytest.mark.parametrize("name", MAKE)
-def test_a_state_is_a_copy_and_restoring_takes_copies(name: str) -> None:
-    optimizer = ServerOptimizer(MAKE[name]())
+def test_a_state_is_a_copy_and_restoring_takes_copies() -> None:
+    optimizer = ServerOptimizer(FedAdam())
     model = train(optimizer, model_of(np.float32), range(1, 3))
     state = optimizer.state()
     kept = {key: values.copy() for key, values in state.items()}
-    other = ServerOptimizer(MAKE[name]())
+    other = ServerOptimizer(FedAdam())
     other.restore(state)
     train(other, model, range(3, 5))
     train(optimizer, model, range(3, 5))
     assert all(values.flags.c_contiguous for values in state.values())
     assert_same(state, kept)
-
-
-def test_the_state_keeps_dtypes_and_names_what_it_holds() -> None:
-    optimizer = ServerOptimizer(FedAdam(eta=0.1))
-    train(optimizer, model_of(np.float32), range(1, 2))
-    state = optimizer.state()
-    assert state["attributes/m_t/w"].dtype == np.float32
-    assert state["attributes/m_t/scale"].shape == ()
-    assert state["attributes/v_t/none"].shape == (0, 2)
-    assert not [key for key in state if "eta" in key]
 
 
 def test_settings_come_from_the_new_strategy() -> None:
@@ -514,15 +450,6 @@ def test_a_strategy_may_save_itself() -> None:
     assert inner.kept.count == 2
 
 
-def test_a_state_dict_that_is_not_plain_is_an_error() -> None:
-    class Own(FedAvg):
-        def state_dict(self) -> dict[str, Any]:
-            return {"counter": Counter()}
-
-    with pytest.raises(TypeError, match=r"Own\.state_dict\(\) can't be saved: .*counter"):
-        ServerOptimizer(Own()).state()
-
-
 def test_a_state_goes_into_the_same_kind_of_strategy_once() -> None:
     optimizer = ServerOptimizer(FedAdam())
     model = train(optimizer, model_of(np.float32), range(1, 3))
@@ -538,8 +465,8 @@ def test_a_state_goes_into_the_same_kind_of_strategy_once() -> None:
         train(resumed, model, range(1, 2))
 
 
-@pytest.mark.parametrize("damage", ["attributes/m_t/w", "structure"])
-def test_a_state_with_a_part_missing_changes_nothing(damage: str) -> None:
+def test_a_state_with_a_part_missing_changes_nothing() -> None:
+    damage = "attributes/m_t/w"
     optimizer = ServerOptimizer(FedAdam())
     train(optimizer, model_of(np.float32), range(1, 3))
     state = optimizer.state()
@@ -550,32 +477,18 @@ def test_a_state_with_a_part_missing_changes_nothing(damage: str) -> None:
     assert fresh.m_t is None
 
 
-def test_a_state_before_the_first_round_restores() -> None:
-    resumed = ServerOptimizer(FedAdam())
-    resumed.restore(ServerOptimizer(FedAdam()).state())
-    assert resumed.last_round is None
-    assert_same(
-        train(resumed, model_of(np.float32), range(1, 3)),
-        train(ServerOptimizer(FedAdam()), model_of(np.float32), range(1, 3)),
-    )
-
-
 # The format.
 
 PLAIN: list[Any] = [
     None,
-    True,
     -(2**80),
-    0.1,
     float("inf"),
     "größe",
     b"\x00\xff",
-    b"",
     np.float32(1 / 3),
     np.asarray(2.5, np.float16),
     np.zeros((0, 4), np.int8),
     np.arange(12).reshape(3, 4).T,
-    [],
     (1, [2, (3,)], {}),
     {"a/b": np.ones(1), "a": {"b": np.zeros(2)}, "structure": np.ones(3), 4: None, None: 5},
     OrderedDict(z=1, a=np.bool_(True)),
@@ -607,23 +520,12 @@ def test_plain_values_survive_a_file(value: Any, kind: str, tmp_path: Path) -> N
     assert_equal(unpack(through_a_file(pack({"v": value}), tmp_path, kind)), {"v": value})
 
 
-def test_packed_arrays_are_copies_both_ways() -> None:
-    values = np.zeros(2)
-    packed = pack(values)
-    again = unpack(packed)
-    values += 1.0
-    again += 2.0
-    assert not packed["value"].any()
-
-
 @pytest.mark.parametrize(
     "value",
     [
         {1, 2},
         np.array([None]),
-        np.array(["text"]),
         np.ones(1, np.complex128),
-        np.ones(1, np.longdouble),
         np.ma.masked_array([1.0], [True]),
         {(1, 2): 3},
         Array(dtype="bfloat16", shape=(1,), stype="torch", data=b"xx"),
@@ -636,12 +538,10 @@ def test_what_is_not_plain_is_refused_with_its_place(value: Any) -> None:
 
 
 def test_the_state_of_something_else_is_refused() -> None:
-    for other in ({"strategy": "FedAvg", "round": 1, "config": {}}, [1], None):
-        with pytest.raises(ValueError, match="not the state of a server optimizer"):
-            ServerOptimizer(FedAvg()).restore(pack(other))
+    with pytest.raises(ValueError, match="not the state of a server optimizer"):
+        ServerOptimizer(FedAvg()).restore(pack({"strategy": "FedAvg", "round": 1, "config": {}}))
 
 
-@pytest.mark.parametrize("arrays", [{}, {"structure": np.arange(3, dtype=np.uint8)}])
-def test_what_pack_did_not_make_is_refused(arrays: dict[str, Any]) -> None:
+def test_what_pack_did_not_make_is_refused() -> None:
     with pytest.raises(ValueError, match="not a saved state"):
-        unpack(arrays)
+        unpack({"structure": np.arange(3, dtype=np.uint8)})

@@ -64,23 +64,6 @@ def test_training_ends_with_the_round_that_says_so_and_keeps_what_is_left(tmp_pa
     assert again.rounds_completed == ROUNDS - 2
 
 
-def test_a_training_that_is_never_stopped_runs_all_its_rounds(tmp_path: Path) -> None:
-    strategy = budgeted(tmp_path, rounds=2)
-    strategy.start(grid(), INITIAL, num_rounds=2, should_stop=lambda *_: False)
-    assert strategy.rounds_completed == 2
-
-
-def test_what_should_stop_raises_ends_the_training_with_that_error(tmp_path: Path) -> None:
-    def broken(server_round: int, result: Result) -> bool:
-        raise KeyError("no such metric")
-
-    strategy = budgeted(tmp_path, rounds=ROUNDS)
-    with pytest.raises(KeyError, match="no such metric"):
-        strategy.start(grid(), INITIAL, num_rounds=ROUNDS, should_stop=broken)
-    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
-        assert ledger.rounds_spent == 1
-
-
 def test_buffered_rounds_stop_too(tmp_path: Path) -> None:
     buffer = BufferedSelection(BufferedSampling(cohort=N, participation_cap=ROUNDS), concurrency=N)
     plan = plan_of(N, rounds=ROUNDS, sampling=buffer.sampling)

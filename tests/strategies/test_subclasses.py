@@ -18,15 +18,12 @@ from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_update, arrays
 from trainings import numbers, plan_of, record
 
 from fl_dp import Plan, PrivacyLedger
-from fl_dp.accounting import PoissonSampling
 from fl_dp.accounting.sampling import BufferedSampling
 from fl_dp.mechanisms import ScalarMetric
 from fl_dp.strategies import (
     BufferedSelection,
     DPFedAvg,
     DPFedBuff,
-    LawSelection,
-    PrivateLoop,
     UnprotectedFedAvg,
 )
 
@@ -141,16 +138,6 @@ def test_a_subclass_that_calls_no_super_averages_private_models(
     np.testing.assert_allclose(model["w"], 1.5 / N, atol=6 * NOISE)
 
 
-def test_it_meets_one_mean_without_privacy_too(tmp_path: Path) -> None:
-    class Ema(Averaging, UnprotectedFedAvg):
-        pass
-
-    strategy = Ema(selection=LawSelection(PoissonSampling(sampling_rate=1.0)))
-    result = strategy.start(LocalGrid(answer_with_update(UPDATES), N), MODEL, num_rounds=2)
-    assert strategy.replies == (1, 1)
-    np.testing.assert_allclose(numbers(result.arrays)["w"], 1.5 * RAW / N)
-
-
 def test_the_messages_that_a_subclass_sees_show_no_cohort(tmp_path: Path) -> None:
     seen: list[set[int]] = []
 
@@ -178,17 +165,6 @@ def test_what_a_subclass_writes_into_the_config_reaches_the_clients(tmp_path: Pa
     _, _, grid = trained(tmp_path, WarmUp, DPFedAvg)
     told = [each.content["config"]["learning-rate"] for each in grid.sent]
     assert told == [0.25] * N + [0.5] * N
-
-
-@either
-def test_no_model_from_a_subclass_keeps_the_last_one(kind: type[DPFedAvg], tmp_path: Path) -> None:
-    class EverySecond:
-        def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-            [only] = replies
-            return (only.content["arrays"], None) if server_round == 1 else (None, None)
-
-    model, _, _ = trained(tmp_path, type("Skipping", (EverySecond, kind), {}), kind)
-    np.testing.assert_allclose(model["w"], 1.0 / N, atol=6 * NOISE)
 
 
 def test_a_subclass_gets_the_released_metrics_with_the_model(tmp_path: Path) -> None:
@@ -255,18 +231,3 @@ def test_replies_that_no_round_released_are_refused(tmp_path: Path) -> None:
         strategy = DPFedAvg(FedAvg(), plan=plan, ledger=ledger)
         with pytest.raises(RuntimeError, match="takes the one reply that a round released"):
             strategy.aggregate_train(1, raw)
-
-
-def test_a_loop_of_one_s_own_is_named_by_the_class(tmp_path: Path) -> None:
-    opened: list[int] = []
-
-    class Watching(PrivateLoop):
-        def open(self, server_round: int, *given: Any) -> Any:
-            opened.append(server_round)
-            return super().open(server_round, *given)
-
-    class Mine(DPFedAvg):
-        loop_class = Watching
-
-    trained(tmp_path, Mine, DPFedAvg)
-    assert opened == [1, 2]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -147,15 +146,6 @@ def test_a_strategy_that_can_t_be_copied_is_said_and_trained(
     assert "Locked can't be tried before the first charge: it can't be copied" in caplog.text
 
 
-def test_a_trial_says_nothing_of_its_own(
-    open_ledger: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, logger="flwr")
-    run = Run(open_ledger, FedAdam())
-    run.strategy.optimizer.rehearse(1, record(w=np.zeros(3)), {}, [1], metrics=[], saved=True)
-    assert not [each for each in caplog.records if "DP-FedAvg" not in each.getMessage()]
-
-
 def test_none_keeps_the_model_as_in_flower(open_ledger: Any) -> None:
     class EverySecond(FedAvg):
         def aggregate_train(self, server_round: int, replies: Any) -> Any:
@@ -171,10 +161,12 @@ def test_none_keeps_the_model_as_in_flower(open_ledger: Any) -> None:
 
 
 def test_what_a_round_can_t_do_with_is_still_said_first(open_ledger: Any) -> None:
-    """A BatchNorm is no matter of the optimizer's."""
+    """A BatchNorm is no matter of the optimizer's, nor is a model that no update makes finite."""
     run = Run(open_ledger, FedAvg())
-    arrays = record(
+    normed = record(
         **{"n.running_mean": np.zeros(2), "n.running_var": np.ones(2), "n.weight": np.ones(2)}
     )
-    with pytest.raises(UnfitModel):
-        run.strategy.start(run.grid, arrays, num_rounds=1)
+    for arrays in (normed, record(w=np.array([0.0, np.nan])), record(w=np.array([np.inf]))):
+        with pytest.raises(UnfitModel):
+            run.strategy.start(run.grid, arrays, num_rounds=1)
+    assert run.ledger.rounds_spent == 0

