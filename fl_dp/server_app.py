@@ -28,7 +28,7 @@ def main(grid: Grid, context: Context) -> None:
         shorten_refusals(logging.getLogger(name))
     overrides = shlex.split(str(context.run_config.get("hydra-overrides", "")))
     settings = compose_settings(overrides)
-    for line in recipe_of(overrides).told:  # `fl-dp run` has said what it sends already
+    for line in recipe_of(overrides).notes:  # `fl-dp run` has said what it sends already
         logging.getLogger("flwr.fl_dp").info("%s", line)
     job = train if settings.statistic.query is None else answer_statistic
     job(grid, settings, run_id=str(context.run_id))

@@ -1,4 +1,4 @@
-"""Cautions about settings that are carried out as asked, and promise less than it seems."""
+"""Cautions about settings that run as asked, but promise less than it seems."""
 
 from __future__ import annotations
 
@@ -14,43 +14,40 @@ _MOST_COLUMNS = 12  # whose means fit into a line
 
 
 def cautions(settings: Settings) -> list[str]:
-    """Return what to think of before a promise is relied on, a line each."""
+    """Return what to consider before relying on a promise, one line each."""
     from fl_dp.app.planning import target_delta
 
-    said = [
+    lines = [
         *_of_public_records(settings),
         *_of_held_out_rows(settings),
         *_of_unused_clients(settings),
         *_of_empty_rounds(settings),
     ]
     if not settings.protects_clients:
-        return said
+        return lines
     clients, delta = settings.task.num_clients, target_delta(settings)
     if clients < _FEW_CLIENTS and not settings.sums_records:
-        said.append(
+        lines.append(
             f"{clients} clients are few: with few clients, noise drowns the signal; from "
             f"{_FEW_CLIENTS} clients on, a small epsilon costs less accuracy"
         )
     if is_large_delta(delta):
-        chosen = " (the default)" if settings.sums_records else f" (the default for {clients})"
-        chosen = chosen if settings.privacy.delta is None else ""
-        said.append(
+        chosen = ""
+        if settings.privacy.delta is None:
+            chosen = " (the default)" if settings.sums_records else f" (the default for {clients})"
+        lines.append(
             f"delta {delta_rounded_up(delta)}{chosen} is large: with that probability epsilon may "
             "not hold for a client; fine for trying out, for real data write privacy.delta=1e-5 or "
             "less"
         )
-    return said
+    return lines
 
 
 def cautions_of_data(settings: Settings) -> list[str]:
-    """Return what to think of before a model is trained on these data, a line each.
+    """Return what to consider before a model is trained on these data, one line each.
 
-    The public test part alone is looked at: what is said of it tells nothing of anybody's rows.
-
-    Raises:
-        FileNotFoundError: If the data is not there.
-        ModuleNotFoundError: If a library that reads it is not installed.
-        ValueError: If it is corrupt, or does not fit the settings.
+    Only the public test part is read: a caution tells nothing of anybody's rows. Data that can't be
+    read raise as `workload.dataset_of`.
     """
     from fl_dp.app.workload import dataset_of
 
@@ -64,7 +61,7 @@ def cautions_of_data(settings: Settings) -> list[str]:
     large = np.flatnonzero(np.sqrt((x**2).mean(axis=0)) > _LARGE_FEATURE)
     if not large.size:
         return []
-    shown = [f"{names[place]} (up to {np.abs(x[:, place]).max():.3g})" for place in large]
+    shown = [f"{names[column]} (up to {np.abs(x[:, column]).max():.3g})" for column in large]
     if len(shown) > _MOST_COLUMNS:
         shown = [*shown[:_MOST_COLUMNS], f"{len(shown) - _MOST_COLUMNS} more"]
     scale = "task.mean=[...] task.std=[...], a public number for each column"
@@ -82,7 +79,7 @@ def cautions_of_data(settings: Settings) -> list[str]:
 
 
 def _of_empty_rounds(settings: Settings) -> list[str]:
-    """Return a line if coins for so few clients leave many rounds without anybody."""
+    """Return a line if, with so few clients, secret coins leave many rounds without anybody."""
     chosen, clients = settings.selection, settings.task.num_clients
     if settings.statistic.query is not None or settings.sums_records:  # which ask everybody
         return []
@@ -99,7 +96,7 @@ def _of_empty_rounds(settings: Settings) -> list[str]:
 
 
 def _of_public_records(settings: Settings) -> list[str]:
-    """Return a line if records of somebody's own are taken for public."""
+    """Return a line if records of the user's own are taken as public."""
     from fl_dp.tasks.datasets import OWN_DATA
 
     public = getattr(settings.features, "public", 0)
@@ -113,7 +110,7 @@ def _of_public_records(settings: Settings) -> list[str]:
 
 
 def _of_unused_clients(settings: Settings) -> list[str]:
-    """Return a line if a table names clients, and its rows are dealt out to others."""
+    """Return a line if a table names clients, but its rows are dealt out to others."""
     task = settings.task
     if task.client_column is None or task.partition in ("natural", "nodes"):
         return []
@@ -125,7 +122,7 @@ def _of_unused_clients(settings: Settings) -> list[str]:
 
 
 def _of_held_out_rows(settings: Settings) -> list[str]:
-    """Return a line if accuracy is measured on rows of somebody's own that no promise covers."""
+    """Return a line if accuracy is measured on the user's own rows, which no promise covers."""
     from fl_dp.tasks.datasets import OWN_DATA
 
     task = settings.task

@@ -1,10 +1,10 @@
 """Cells of a sweep: every training that an experiment, or `key=a,b`, stands for.
 
     >>> _, cells = expand(["experiment=privacy_levels", "seed=0,1"])
-    >>> cells[0].curve, cells[0].place, cells[0].settings.seed
+    >>> cells[0].curve, cells[0].axis_value, cells[0].settings.seed
     ('none', 'inf', 0)
 
-A cell is pinned by a digest of its settings, so that no sweep ever mixes results of different ones.
+A cell is identified by a digest of its settings, so no sweep mixes results of different settings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .planning import make_selection, target_delta
 from .schema import settings_document
 from .settings import OPTIONS, CurveSettings, Settings, SweepSettings
 
-# Where a training is written and where it is computed changes nothing of what it comes to.
+# Where a training is written or computed changes nothing of its result.
 _NOT_PINNED = ("output_dir", "run_name", "resume", "report", "simulation", "sweep")
 
 # The cell's own settings: without it, each cell would be an experiment.
@@ -39,15 +39,15 @@ class Cell:
     """One training of a sweep.
 
     Attributes:
-        curve: The curve that it lies on: that of an experiment, or the overrides that tell it from
-            its siblings, but for the seed.
-        place: Its place on the axis, as written; None where there is no axis.
-        overrides: What composes its settings.
-        settings: What they compose to.
+        curve: The curve of an experiment, or the overrides that distinguish the training from its
+            siblings, without the seed.
+        axis_value: Its position on the axis, as written; None where there is no axis.
+        overrides: The overrides that compose its settings.
+        settings: The composed settings.
     """
 
     curve: str
-    place: str | None
+    axis_value: str | None
     overrides: tuple[str, ...]
     settings: Settings
 
@@ -60,12 +60,12 @@ class Cell:
 def digest_of(settings: Settings) -> str:
     """Return a SHA-256 over all settings that a result can depend on, as hexadecimal text.
 
-    Left out are the run's folder, its report and the machine: names of folders, `report`,
+    The run's folder, its report and the machine are left out: names of folders, `report`,
     `simulation`, and `sweep`.
     """
     document = settings_document(settings)
     pinned = {key: value for key, value in document.items() if key not in _NOT_PINNED}
-    # What the files hold is found when the run starts; a cell is known before.
+    # The content of files is known only when the run starts; a cell is known before.
     del pinned["model"]["initial_digest"]
     pinned["features"].pop("digest", None)
     if settings.task.data_dir is not None:
@@ -74,21 +74,18 @@ def digest_of(settings: Settings) -> str:
 
 
 def expand(overrides: Sequence[str]) -> tuple[SweepSettings, list[Cell]]:
-    """Expand what `fl-dp run -m` was given to its cells.
+    """Expand the overrides of `fl-dp run -m`, such as `["seed=0,1", "rounds=20"]`, to its cells.
 
-    What somebody writes beside an experiment has the last word: a value of the axis or a seed
-    replaces those of the experiment, everything else holds for each cell, and several values of
-    another key multiply the curves.
-
-    Args:
-        overrides: For example `["experiment=schedules", "seed=0,1", "rounds=20"]`.
+    What somebody writes beside an experiment wins: a value of the axis or a seed replaces those of
+    the experiment, several values of another key multiply the curves, and anything else holds for
+    each cell.
 
     Returns:
-        The experiment, empty for a plain sweep, and the cells: curve by curve, place by place, seed
-        by seed.
+        The experiment, empty for a plain sweep, and the cells: by curve, then by value on the axis,
+        then by seed.
 
     Raises:
-        ConfigError: If settings are wrong, or two cells have the same.
+        ConfigError: If settings are wrong, or two cells have the same settings.
     """
     combinations = expand_sweep(overrides)
     first = compose_settings(combinations[0])
@@ -103,12 +100,17 @@ def expand(overrides: Sequence[str]) -> tuple[SweepSettings, list[Cell]]:
 
 def _of_combinations(combinations: Sequence[Sequence[str]]) -> Iterator[Cell]:
     # Titles of runs name what differs; every run would repeat the rest.
-    shared = set.intersection(*(set(each) for each in combinations))
-    for each in combinations:
-        told = [one for one in each if one not in shared and not one.startswith("seed=")]
-        settings = compose_settings(each)
+    shared = set.intersection(*map(set, combinations))
+    for overrides in combinations:
+        title = [text for text in overrides if text not in shared and not text.startswith("seed=")]
+        settings = compose_settings(overrides)
         _require_one(settings.sweep)
-        yield Cell(curve=" ".join(told), place=None, overrides=tuple(each), settings=settings)
+        yield Cell(
+            curve=" ".join(title),
+            axis_value=None,
+            overrides=tuple(overrides),
+            settings=settings,
+        )
 
 
 def _of_experiment(
@@ -120,38 +122,35 @@ def _of_experiment(
     for text in overrides:
         key = _key(text)
         if key == "seed" or key in axes:
-            replaced[key] = [one.partition("=")[2] for (one,) in expand_sweep([text])]
+            replaced[key] = [override.partition("=")[2] for (override,) in expand_sweep([text])]
         elif key == "experiment" and len(expand_sweep([text])) > 1:
             _require_one(sweep)
         else:
             rest.append(text)
-    seeds = [int(seed) for seed in replaced["seed"]] if "seed" in replaced else seeds
+    if "seed" in replaced:
+        seeds = [int(seed) for seed in replaced["seed"]]
     combinations = expand_sweep(rest)
-    shared = set.intersection(*(set(each) for each in combinations))
-    for each in combinations:
-        told = " ".join(one for one in each if one not in shared)
+    shared = set.intersection(*map(set, combinations))
+    for combination in combinations:
+        title = " ".join(text for text in combination if text not in shared)
+        written = {_key(text) for text in combination}
         for name, curve in sweep.chosen.items():
             # Written beside the experiment, so it goes before the curve's own.
-            written = {_key(one) for one in each}
-            own = [one for one in curve.overrides if _key(one) not in written]
+            own = [text for text in curve.overrides if _key(text) not in written]
             axis = sweep.axis_of(curve)
-            places = _places(sweep, curve, axis, replaced)
-            for place, given, settings in _along(curve, axis, places, [*own, *each]):
+            values = _axis_values(sweep, curve, axis, replaced)
+            for value, composed, settings in _along(curve, axis, values, [*own, *combination]):
                 for seed in seeds:
                     yield Cell(
-                        curve=f"{name} {told}".strip(),
-                        place=place,
-                        overrides=(*given, f"seed={seed}", _ONE_TRAINING),
+                        curve=f"{name} {title}".strip(),
+                        axis_value=value,
+                        overrides=(*composed, f"seed={seed}", _ONE_TRAINING),
                         settings=replace(settings, seed=seed),
                     )
 
 
 def _require_one(sweep: SweepSettings) -> None:
-    """Check that no experiment of many trainings is one of several that are swept over.
-
-    Raises:
-        ConfigError: If one is.
-    """
+    """Check that an experiment of many trainings is not one of several that are swept over."""
     if sweep.curves:
         raise ConfigError(
             f"an experiment of many trainings ({', '.join(sweep.curves)}) is a sweep of its own: "
@@ -159,13 +158,12 @@ def _require_one(sweep: SweepSettings) -> None:
         )
 
 
-def _places(
+def _axis_values(
     sweep: SweepSettings,
     curve: CurveSettings,
     axis: str | None,
     replaced: Mapping[str, list[str]],
 ) -> Sequence[str | None]:
-    """Return where a curve's cells lie on the axis."""
     if curve.at is not None:
         return [curve.at]
     if axis is None:
@@ -177,27 +175,27 @@ def _places(
 
 
 def _along(
-    curve: CurveSettings, axis: str | None, places: Iterable[str | None], overrides: list[str]
+    curve: CurveSettings, axis: str | None, values: Iterable[str | None], overrides: list[str]
 ) -> Iterator[tuple[str | None, list[str], Settings]]:
-    """Yield a curve's places with the overrides and the settings of each, but for the seed."""
-    composed: Settings | None = None
-    for place in places:
-        given = overrides if axis is None or place is None else [*overrides, f"{axis}={place}"]
-        if composed is None or axis not in all_keys() or place is None:
-            composed = compose_settings([*given, _ONE_TRAINING])
+    """Yield each value on a curve's axis, with its overrides and settings, without the seed."""
+    settings: Settings | None = None
+    for value in values:
+        at_value = overrides if axis is None or value is None else [*overrides, f"{axis}={value}"]
+        if settings is None or axis not in all_keys() or value is None:
+            settings = compose_settings([*at_value, _ONE_TRAINING])
         else:
-            composed = moved(composed, axis, place)
-        if curve.formula is None or place is None:
-            yield place, given, composed
+            settings = moved(settings, axis, value)
+        if curve.formula is None or value is None:
+            yield value, at_value, settings
             continue
-        noise = _noise_by(curve.formula, composed, float(place))
-        given = [*overrides, "privacy.epsilon=null", f"privacy.noise_multiplier={noise!r}"]
-        noisy = moved(composed, "privacy.noise_multiplier", repr(noise))
-        yield place, given, moved(noisy, "privacy.epsilon", "null")
+        noise = _noise_by(curve.formula, settings, float(value))
+        at_value = [*overrides, "privacy.epsilon=null", f"privacy.noise_multiplier={noise!r}"]
+        noisy = moved(settings, "privacy.noise_multiplier", repr(noise))
+        yield value, at_value, moved(noisy, "privacy.epsilon", "null")
 
 
 def moved(settings: Settings, key: str, value: str) -> Settings:
-    """Return settings in which one key has another value, without Hydra, which is slow.
+    """Return settings in which one key has another value; Hydra, which is slow, is not used.
 
     Raises:
         ConfigError: If it can't have that value.
@@ -220,7 +218,7 @@ def moved(settings: Settings, key: str, value: str) -> Settings:
 
 
 def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
-    """Return the noise multiplier of each upload that a formula of the literature asks for."""
+    """Return each upload's noise multiplier by a formula of the literature."""
     if settings.privacy.noised_by != "clients":
         raise ConfigError(
             f"a curve with the formula '{formula}' sets the noise of each client's upload: write "
@@ -234,14 +232,10 @@ def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
 
 
 def _require_different(cells: Sequence[Cell]) -> None:
-    """Check that no two cells are the same training under two names.
-
-    Raises:
-        ConfigError: If two are.
-    """
-    seen: dict[str, Cell] = {}
+    """Check that no two cells are the same training under two names."""
+    by_digest: dict[str, Cell] = {}
     for cell in cells:
-        first = seen.setdefault(cell.digest, cell)
+        first = by_digest.setdefault(cell.digest, cell)
         if first is not cell:
             raise ConfigError(
                 f"{_name(first)} and {_name(cell)} have the same settings: leave out what makes "
@@ -250,10 +244,9 @@ def _require_different(cells: Sequence[Cell]) -> None:
 
 
 def _name(cell: Cell) -> str:
-    at = "" if cell.place is None else f" at {cell.place}"
+    at = "" if cell.axis_value is None else f" at {cell.axis_value}"
     return f"'{cell.curve or 'default'}'{at}, seed {cell.settings.seed},"
 
 
 def _key(text: str) -> str:
-    """Return the key of an override."""
     return text.lstrip("+~").partition("=")[0]

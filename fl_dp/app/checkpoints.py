@@ -1,8 +1,8 @@
 """A training's checkpoint on disk: one safetensors file, replaced as a whole.
 
-Arrays are kept as Flower's bytes, so that every dtype comes back as it was. Nothing secret is in
-it: released models, what the server optimizer made of them, released clipping norms, and how far
-the ledger had come. Noise and coins are not saved: a new process begins a new stream.
+Arrays are stored as Flower's bytes, so that every dtype comes back as it was. It holds nothing
+secret: released models, the server optimizer's state, released clipping norms, and the ledger's
+last entry. Noise and coins are not saved: a new process begins a new stream.
 """
 
 from __future__ import annotations
@@ -30,12 +30,7 @@ _MODEL, _OPTIMIZER = "model/", "optimizer/"
 
 
 def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
-    """Write a checkpoint for its owner alone; who reads meanwhile finds the last one or this one.
-
-    Args:
-        checkpoint: Of a training.
-        path: The file; its folder must exist.
-    """
+    """Write a checkpoint that only its owner can read; a reader finds the old one or this one."""
     tensors: dict[str, NDArray[Any]] = {}
     forms = {}
     for name, array in checkpoint.model.items():
@@ -75,6 +70,8 @@ def load_checkpoint(path: Path) -> Checkpoint:
         for name, form in header["model"].items()
     }
     norms = header["clipping_norms"]
+    if norms is not None:
+        norms = tuple(norms)
     return Checkpoint(
         server_round=header["server_round"],
         model=ArrayRecord(model),
@@ -82,13 +79,13 @@ def load_checkpoint(path: Path) -> Checkpoint:
             name: tensors[_OPTIMIZER + name].reshape(shape)
             for name, shape in header["shapes"].items()
         },
-        clipping_norms=None if norms is None else tuple(norms),
+        clipping_norms=norms,
         ledger=_anchor_of(header),
     )
 
 
 def checkpoint_anchor(path: Path) -> LedgerAnchor | None:
-    """Return how far the ledger had come at a checkpoint; None for a training without one.
+    """Return the ledger's last entry at a checkpoint; None for a training without a ledger.
 
     Raises:
         FileNotFoundError: If there is no such file.
@@ -100,7 +97,6 @@ def checkpoint_anchor(path: Path) -> LedgerAnchor | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yield a checkpoint's file and its header."""
     if not path.is_file():
         raise FileNotFoundError(f"there is no checkpoint {path}")
     try:

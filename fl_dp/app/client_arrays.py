@@ -1,4 +1,4 @@
-"""Records and labels that somebody has in arrays or in a PyTorch data set, as tensors by client."""
+"""Records and labels in arrays or a PyTorch data set, as tensors by client."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def parts_of(
         partition: Rows of each client, or the number of clients, to whom rows are dealt evenly.
 
     Raises:
-        ValueError: If there are no clients, a row is not there, or is dealt to two.
-        TypeError: If something is no data, or one data set has no partition.
+        ValueError: If there are no clients, or a row does not exist or is dealt twice.
+        TypeError: If something is not data, or one data set has no partition.
     """
     alone = isinstance(clients, Dataset) or (
         isinstance(clients, tuple) and len(clients) == 2 and isinstance(clients[0], _ARRAYS)
@@ -74,23 +74,19 @@ def _require_dealt_once(dealt: Sequence[NDArray[np.int64]], num_rows: int) -> No
 
 
 def tensors_of(data: Data, name: str) -> Pair:
-    """Return records and labels as tensors on the CPU.
-
-    Args:
-        data: Two arrays, or a data set of pairs.
-        name: Of the data, for errors.
+    """Return records and labels, of two arrays or of a data set of pairs, as tensors on the CPU.
 
     Raises:
-        ValueError: If there is not one label a record, or a number is missing or infinite.
-        TypeError: If it is neither.
+        ValueError: If records and labels differ in number, or a number is missing or infinite.
+        TypeError: If `data` is neither.
     """
     if isinstance(data, Dataset):
         pairs = [data[row] for row in range(len(cast(Any, data)))]
         if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
             raise TypeError(f"{name}: a data set must hold pairs of a record and its label")
-        records = torch.stack([torch.as_tensor(pair[0]) for pair in pairs]) if pairs else None
-        if records is None:
+        if not pairs:
             raise ValueError(f"{name}: a data set without records tells no shape; leave it out")
+        records = torch.stack([torch.as_tensor(pair[0]) for pair in pairs])
         labels = torch.as_tensor([pair[1] for pair in pairs])
     elif isinstance(data, tuple | list) and len(data) == 2:
         records, labels = (torch.as_tensor(_writable(values)) for values in data)
@@ -111,7 +107,7 @@ def tensors_of(data: Data, name: str) -> Pair:
 
 
 def _writable(values: Any) -> Any:
-    """Return values that torch takes: arrays of another byte order or only to read are copied."""
+    """Return values that torch takes: read-only arrays and other byte orders are copied."""
     if isinstance(values, Tensor):
         return values
     array = np.asarray(values)
@@ -124,7 +120,7 @@ def _counted(values: Tensor, name: str) -> Tensor:
     """Return floating-point numbers in the default type, and whole ones as int64.
 
     Raises:
-        ValueError: If one is not finite: its client's update would be none, and cost its share.
+        ValueError: If one is not finite: its client's update would be lost, and still cost budget.
     """
     if not values.is_floating_point():
         return values.to(torch.int64)

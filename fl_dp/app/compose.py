@@ -3,7 +3,7 @@
     >>> compose_settings(["task=fashion_mnist", "privacy.epsilon=4"]).privacy.epsilon
     4.0
 
-The typed schema stands in Hydra's ConfigStore, so an unknown key or a value of the wrong type is an
+The typed schema is in Hydra's ConfigStore, so an unknown key or a value of the wrong type is an
 error before anything starts.
 """
 
@@ -34,7 +34,7 @@ _hydra_is_global = threading.Lock()
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
-    """Compose `conf/config.yaml` with Hydra overrides, and with what goes with them (`recipes`).
+    """Compose `conf/config.yaml` with Hydra overrides and the recipe that goes with them.
 
     Args:
         overrides: For example `["task=digits", "privacy.epsilon=4"]`.
@@ -48,9 +48,9 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
 
 @lru_cache(maxsize=512)
 def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
-    """Compose once: a command, its plan and its price ask for the same settings."""
+    """Compose once: a command and its plan ask for the same settings."""
     check_keys(overrides)
-    # After that, as they take a third of a second: a misspelt key is said at once.
+    # Imported late: they take a third of a second, and a misspelt key is shown at once.
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
@@ -67,11 +67,11 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
             GlobalHydra.instance().clear()
             try:
                 with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
-                    written = [str(each.input_line) for each in read]
+                    written = [str(override.input_line) for override in read]
                     composed = compose("config", overrides=list(with_recipe(written)))
             finally:
                 GlobalHydra.instance().hydra = outer
-        # Merged into the schema once more: Hydra lets a file add keys that nobody reads.
+        # Merged into the schema again: Hydra lets a file add keys that nobody reads.
         plain = OmegaConf.to_container(composed)
         assert isinstance(plain, dict)  # as Hydra composes
         settings = settings_of({str(key): value for key, value in plain.items()})
@@ -111,11 +111,13 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def _inner(error: BaseException) -> BaseException:
-    """Return what Hydra stumbled over, which names the key where Hydra names its own classes."""
+    """Return the cause of Hydra's error, which names the key where Hydra names its own classes."""
     from hydra.errors import HydraException
 
     inner = error.__cause__ or error.__context__
-    return _inner(inner) if inner is not None and isinstance(error, HydraException) else error
+    if inner is not None and isinstance(error, HydraException):
+        return _inner(inner)
+    return error
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""From `privacy=correlated` to who takes part when, and to the coefficients of the noise."""
+"""From `privacy=correlated` to the schedule of participants and the coefficients of the noise."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless privacy.bands s
 
 
 def correlated_selection(settings: Settings, chosen: CorrelatedPrivacySettings) -> Selection:
-    """Return who takes part: clients that rest between their rounds, or groups that take turns.
+    """Return who takes part: clients that rest between rounds, or groups that take turns.
 
     Raises:
-        ValueError: If a key is of the other, or the roster is too small for the cohort.
+        ValueError: If a key belongs to the other kind, or the roster is too small for the cohort.
     """
     if isinstance(settings.selection, PublicSettings):
         if chosen.groups is not None:
@@ -47,7 +47,7 @@ def correlation_of(settings: Settings, chosen: CorrelatedPrivacySettings) -> Ban
     """Return the correlation of the noise.
 
     Raises:
-        ValueError: If there are more bands than rounds between two of a client.
+        ValueError: If the bands exceed the rounds between two participations of a client.
     """
     if isinstance(settings.selection, PublicSettings):
         apart = _separation(settings, chosen)
@@ -59,7 +59,7 @@ def correlation_of(settings: Settings, chosen: CorrelatedPrivacySettings) -> Ban
 
 
 def _separation(settings: Settings, chosen: CorrelatedPrivacySettings) -> int:
-    """Return how far apart a client's rounds are: as far as the roster allows, if nobody says."""
+    """Return the rounds between two participations; by default as many as the roster allows."""
     if chosen.separation is not None:
         return chosen.separation
     num_clients = settings.task.num_clients
@@ -99,7 +99,7 @@ def _groups(settings: Settings, chosen: CorrelatedPrivacySettings) -> int:
 
 
 def _most_bands(settings: Settings) -> int:
-    """Return how many bands memory allows, where nobody says."""
+    """Return the number of bands that memory allows, for settings without `privacy.bands`."""
     # Only here does the noise have to know the model, and with it torch.
     from .workload import initial_arrays_of
 

@@ -1,4 +1,4 @@
-"""The schema of a node's own data, where its owner writes it down: the server's is ignored then.
+"""The schema of a node's own data, written by its owner: the server's schema is then ignored.
 
     flower-supernode ... --node-config 'dp-data-path="/srv" dp-data-schema="/srv/schema.yaml" ...'
 
@@ -8,8 +8,8 @@
     columns: [age, pressure]
     types: [integer, number]
 
-Under DP-SGD a server that varies the schema learns nothing that was not charged; with a schema of
-its own a node also trains on what its owner meant.
+Under DP-SGD a server that varies the schema learns nothing uncharged. With its own schema a node
+also trains on what its owner meant.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ _KEYS = (*_LISTS, "label_column")
 
 
 def pinned_format(file: Path) -> DataFormat:
-    """Return the format of the node's data that its owner wrote down.
+    """Return the format of the node's data, as its owner wrote it.
 
     Raises:
-        FileNotFoundError: If the file is not there.
-        ValueError: If it holds anything but a schema.
+        FileNotFoundError: If the file does not exist.
+        ValueError: If it is not a valid schema.
     """
     text = file.read_bytes()
     schema = plain_yaml(text, str(file))
     if not isinstance(schema, dict):
         raise ValueError(f"{file} must hold keys and values: {', '.join(_KEYS)}")
-    if twice := keys_given_twice(text):
-        raise ValueError(f"{file}: '{twice[0]}' is given twice: keep one")
-    values = {str(key): _value(file, str(key), each) for key, each in schema.items()}
+    if repeated := keys_given_twice(text):
+        raise ValueError(f"{file}: '{repeated[0]}' is given twice: keep one")
+    values = {str(key): _value(file, str(key), value) for key, value in schema.items()}
     try:
         pinned = DataFormat(**values)
         require_types(pinned)
@@ -66,6 +66,6 @@ def _value(file: Path, key: str, value: Any) -> Any:
     if not isinstance(value, list) or not value:
         raise ValueError(f"{file}: {key} must be a list, got {value!r}")
     try:
-        return tuple(_LISTS[key](each) for each in value)
+        return tuple(_LISTS[key](item) for item in value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{file}: {key} must be a list of numbers, got {value!r}") from error

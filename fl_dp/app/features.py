@@ -1,10 +1,10 @@
-"""Encoder that the settings name: what it makes of data, and who may run it."""
+"""Encoder that the settings name: the data that it makes, and who may run it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import lru_cache
 from importlib.machinery import PathFinder
@@ -23,19 +23,19 @@ from .settings.features import CheckpointSettings, PatchesSettings, ScatteringSe
 if TYPE_CHECKING:  # torch is loaded where something is encoded
     from fl_dp.tasks.features import Encoder
 
-_VERSION = 1  # of what the code makes of an image: another one is another encoder
+_VERSION = 1  # of the code that encodes: another version is another encoder
 
 
 def require_public_files(settings: Settings, node_config: Mapping[str, Any]) -> None:
-    """Check that a node may use the files that the server names, before one is read.
+    """Check that a node may use the files that the server names, before any is read.
 
-    With the digest of a file the server shows that it knows what is in it: nothing of the node's
-    own can come out of it.
+    By the digest of a file the server shows that it knows the content: the file reveals nothing of
+    the node's own.
 
     Raises:
         PermissionError: If the node's owner does not allow the encoder. The text holds no data.
-        ValueError: If the node has its own data or an owner who names encoders, and a digest is
-            missing or a part of the data would be public.
+        ValueError: If a digest is missing or part of the data would be public, for a node with its
+            own data or with an owner who names encoders.
     """
     owner, chosen, model = NodeConfig.of(node_config), settings.features, settings.model
     refused = owner.refused_encoder(chosen.digest, runs_code=chosen.name == "checkpoint")
@@ -72,17 +72,14 @@ def digest_named(key: str, file: str) -> str:
 
 
 def encoded_data(settings: Settings, dataset: Dataset, only_for: str | None = None) -> Dataset:
-    """Return the data that the run trains on: the same object where features are records.
+    """Return the data that the run trains on: the same object without an encoder.
 
-    Args:
-        settings: Of the run.
-        dataset: As it was loaded.
-        only_for: Folder of somebody's own data; None: of everybody's.
+    `only_for` is the folder of one owner's data; None for everybody's data.
 
     Raises:
         OSError: If a file of the encoder can't be read.
         ImportError: If its module can't be imported.
-        ValueError: If it does not fit the records, or is not that of `features.digest`.
+        ValueError: If it does not fit the records, or has another digest than `features.digest`.
     """
     chosen = settings.features
     if not isinstance(chosen, ScatteringSettings):
@@ -91,12 +88,9 @@ def encoded_data(settings: Settings, dataset: Dataset, only_for: str | None = No
 
 
 def encoded_form(settings: Settings, form: Form) -> Form:
-    """Return the form of encoded records; the same where features are records.
+    """Return the form of encoded records; the same form without an encoder.
 
-    Raises:
-        OSError: As `encoded_data`.
-        ImportError: As `encoded_data`.
-        ValueError: As `encoded_data`.
+    Raises as `encoded_data`.
     """
     chosen = settings.features
     if not isinstance(chosen, ScatteringSettings):
@@ -112,26 +106,34 @@ def encoded_form(settings: Settings, form: Form) -> Form:
 
 
 def what_was_public(settings: Settings) -> tuple[str, ...] | None:
-    """Return what a model was made of that no promise covers, for its statement; None: nothing."""
-    chosen, said = settings.features, []
+    """Return the model's inputs that no promise covers, for its statement; None without any."""
+    chosen = settings.features
+    inputs: list[str] = []
     if isinstance(chosen, ScatteringSettings):
-        file = chosen.file if isinstance(chosen, CheckpointSettings) else None
-        of_file = f" of {Path(file).name}" if file else ""
-        said.append(f"the encoder features={chosen.name}{of_file}, SHA-256 {chosen.digest}")
-        if chosen.public:
-            said.append(
-                f"{chosen.public} training records of task={settings.task.name} without their "
-                "labels, which no client has: "
-                + ("the windows that are compared with, " * isinstance(chosen, PatchesSettings))
-                + "the features' mean"
-                + (f" and {chosen.project} directions" if chosen.project else "")
-            )
-        if chosen.statistics is not None:
-            said.append("the features' statistics, of records that lie elsewhere")
+        inputs.extend(_public_encoder(chosen, settings.task.name))
     if settings.model.initial is not None:
         name, digest = Path(settings.model.initial).name, settings.model.initial_digest
-        said.append(f"the first weights, {name}, SHA-256 {digest}")
-    return tuple(said) or None
+        inputs.append(f"the first weights, {name}, SHA-256 {digest}")
+    return tuple(inputs) or None
+
+
+def _public_encoder(chosen: ScatteringSettings, task: str) -> Iterator[str]:
+    """Yield the public inputs of an encoder, in words."""
+    file = chosen.file if isinstance(chosen, CheckpointSettings) else None
+    of_file = f" of {Path(file).name}" if file else ""
+    yield f"the encoder features={chosen.name}{of_file}, SHA-256 {chosen.digest}"
+    if chosen.public:
+        uses = "the features' mean"
+        if isinstance(chosen, PatchesSettings):
+            uses = f"the windows that are compared with, {uses}"
+        if chosen.project:
+            uses += f" and {chosen.project} directions"
+        yield (
+            f"{chosen.public} training records of task={task} without their labels, which no "
+            f"client has: {uses}"
+        )
+    if chosen.statistics is not None:
+        yield "the features' statistics, of records that lie elsewhere"
 
 
 @lru_cache(maxsize=4)
@@ -146,13 +148,9 @@ def _encoded(chosen: ScatteringSettings, dataset: Dataset, only_for: str | None)
 def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
     """Return the SHA-256 of an encoder: of its files, its options and its public records.
 
-    Args:
-        chosen: The encoder.
-        dataset: As it was loaded, with its public part; None where there is none.
-
     Raises:
         OSError: If a file can't be read.
-        ValueError: If it is not that of `features.digest`.
+        ValueError: If it differs from `features.digest`.
     """
     from fl_dp.tasks.features.encoded import digest_of_records
 
@@ -175,20 +173,20 @@ def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
 
 
 def _source_digest(factory: str) -> str | None:
-    """Return the SHA-256 of the file that makes a network; None of one that has no file.
+    """Return the SHA-256 of the file that defines a network; None if it has no file.
 
-    Nothing is imported, not even a package that it lies in: a node compares digests before it runs
-    anything that a server named.
+    Nothing is imported, not even its package: a node compares digests before it runs anything that
+    a server named.
 
     Raises:
-        ModuleNotFoundError: If there is no such module.
+        ModuleNotFoundError: If the module does not exist.
         OSError: If its file can't be read.
     """
     module, _, _ = factory.partition(":")
     first, *inner = module.split(".")
     try:
         spec = find_spec(first)
-    except ValueError:  # it was made in memory, as in a notebook: no other code is there to name
+    except ValueError:  # a module made in memory, as in a notebook: it has no file to name
         return None
     for depth in range(1, len(inner) + 1):
         if spec is not None:  # not `find_spec`, which imports the package
@@ -200,12 +198,13 @@ def _source_digest(factory: str) -> str | None:
             "name its folder",
             name=module,
         )
-    return None if spec.origin is None else digest_named("features.module", spec.origin)
+    if spec.origin is None:
+        return None
+    return digest_named("features.module", spec.origin)
 
 
 @lru_cache(maxsize=2)
 def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encoder:
-    """Return the encoder with the statistics of its file, if it names one."""
     from fl_dp.tasks.features import Encoder, Patches, PublicStatistics, Scattering, encoder_module
 
     if not chosen.public:
@@ -231,10 +230,7 @@ def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encod
 def fitted_encoder(chosen: ScatteringSettings, dataset: Dataset) -> Encoder:
     """Return an encoder with the statistics of its file, or of the data set's public part.
 
-    Raises:
-        OSError: As `encoded_data`.
-        ImportError: As `encoded_data`.
-        ValueError: As `encoded_data`.
+    Raises as `encoded_data`.
     """
     from fl_dp.tasks.features.encoded import fitted
 

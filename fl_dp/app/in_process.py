@@ -1,4 +1,4 @@
-"""Flower's grid without Ray: nodes of a small simulation, answered in this process one by one."""
+"""Flower's grid without Ray: nodes of a small simulation answer in this process, one by one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FIRST_NODE = 1  # 0 is the server's own id
 class InProcessGrid(OwnGrid):
     """Nodes 1, 2, ..., each with a context of its own that lasts as long as the grid.
 
-    What travels is copied, as between processes: no node reaches into the server's arrays.
+    Messages are copied, as between processes: no node reaches into the server's arrays.
     """
 
     def __init__(
@@ -38,11 +38,10 @@ class InProcessGrid(OwnGrid):
         """Connect nodes.
 
         Args:
-            app: Answers every message: a `ClientApp`, or what is called like one.
-            node_configs: What each node's owner configured, one item per node. None: there are as
-                many simulated nodes as the first plan declares that asks for them.
-            run_id: Of the run, as Flower would number it.
-            run_config: Of the run, as every node sees it.
+            app: Answers every message: a `ClientApp`, or a function with the same arguments.
+            node_configs: Configuration of each node. None: `host` says later how many there are.
+            run_id: Id of the run, as Flower would number it.
+            run_config: Configuration of the run, as every node sees it.
         """
         be_in_a_run(run_id)
         self._app = app
@@ -63,7 +62,7 @@ class InProcessGrid(OwnGrid):
             )
 
     def host(self, num_nodes: int) -> None:
-        """Connect the nodes that a plan declares, where nobody has said how many there are."""
+        """Connect the nodes that a plan declares, if their number is still open."""
         if self._awaits_a_plan:
             self._awaits_a_plan = False
             self._connect(configs_of_nodes(num_nodes))
@@ -93,7 +92,7 @@ class InProcessGrid(OwnGrid):
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
         """Let the next node answer, and return its reply; nothing if all of these have answered.
 
-        One at a time: a waiting node looks at the clock in between, and handles a reply before the
+        One at a time: a waiting node looks at the clock in between, and a reply is used before the
         next one takes memory.
         """
         for message_id in message_ids:
@@ -102,14 +101,14 @@ class InProcessGrid(OwnGrid):
         return []
 
     def require_shared(self, folders: Iterable[Path]) -> None:
-        """Check that every node finds the same in these folders, as it does in one process."""
+        """Accept: in one process every node finds the same in these folders."""
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Return the replies to messages, all of them."""
+        """Return the replies to all messages."""
         ids = list(self.push_messages(messages))
-        return [reply for each in ids for reply in self.replies_to([each])]
+        return [reply for message_id in ids for reply in self.replies_to([message_id])]
 
     def _answer(self, message: Message) -> Message:
         return answer_of(self._app, message, self._contexts[message.metadata.dst_node_id])
@@ -123,7 +122,7 @@ def configs_of_nodes(num_nodes: int) -> list[dict[str, Any]]:
 def answer_of(
     app: Callable[[Message, Context], Message], message: Message, context: Context
 ) -> Message:
-    """Return an app's reply to a message; an error with its traceback, if it raises."""
+    """Return an app's reply to a message; an error reply with its traceback if it raises."""
     with Contained() as attempt:
         return app(message, context)
     raised = attempt.failure
@@ -134,20 +133,20 @@ def answer_of(
 
 @contextmanager
 def flower_in_silence(*, below: int = logging.CRITICAL + 1) -> Iterator[None]:
-    """Keep what Flower and nodes log off the terminal, where a run's log has it all.
+    """Hide from the terminal what Flower and nodes log; a run's log file has it all.
 
     Args:
-        below: The least level that is still shown; none by default, errors included.
+        below: Messages under this level are hidden; by default all are.
     """
     flower = logging.getLogger("flwr")
-    told = [each for each in flower.handlers if not isinstance(each, logging.FileHandler)]
-    levels, propagate = [each.level for each in told], flower.propagate
-    for handler in told:
+    shown = [handler for handler in flower.handlers if not isinstance(handler, logging.FileHandler)]
+    levels, propagate = [handler.level for handler in shown], flower.propagate
+    for handler in shown:
         handler.setLevel(below)
     flower.propagate = False
     try:
         yield
     finally:
         flower.propagate = propagate
-        for handler, level in zip(told, levels, strict=True):
+        for handler, level in zip(shown, levels, strict=True):
             handler.setLevel(level)

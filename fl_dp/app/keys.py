@@ -1,7 +1,7 @@
 """Every key of the settings: its default, what it may be, and its help.
 
-All of it is read from the dataclasses of `fl_dp.app.settings` and their docstrings, so that `fl-dp
-config`, the errors and docs/configuration.md can't disagree with what is checked.
+Keys are read from the dataclasses of `fl_dp.app.settings` and their docstrings. So `fl-dp config`,
+the errors and docs/configuration.md can't disagree with what is checked.
 
     >>> all_keys()["privacy.epsilon"].default
     8.0
@@ -20,7 +20,7 @@ from typing import Any, get_args, get_type_hints
 
 from .schema import groups
 from .settings import CHOICES, OPTIONS, CurveSettings, Settings
-from .settings.checks import is_told, is_tunable
+from .settings.checks import is_tracked, is_tunable
 from .settings.options import chosen_by
 
 _KINDS: dict[Any, str] = {
@@ -36,7 +36,7 @@ _KINDS: dict[Any, str] = {
 }
 
 SECRET = frozenset({"privacy.insecure_seed"})
-"""Keys that are never shown: who knows the seed of the noise can subtract it."""
+"""Keys that are never shown: whoever knows the seed of the noise can subtract it."""
 
 FOLDERS = frozenset(
     {
@@ -54,7 +54,7 @@ FOLDERS = frozenset(
         "tracking.uri",
     }
 )
-"""Keys that name places of the operator's; only the operator is to read them."""
+"""Keys that name files or folders of the operator; only the operator is to read them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +62,15 @@ class Key:
     """One setting.
 
     Attributes:
-        name: With its group, for example `privacy.epsilon`.
+        name: Its name with its group, for example `privacy.epsilon`.
         default: Its value in `conf/config.yaml` without overrides.
-        kind: What a value is, for example `a whole number`.
+        kind: The type of its values, for example `a whole number`.
         nullable: Whether it may be null.
         choices: The values it takes; empty if there are more than a few.
         help: The sentence of the settings' docstring; empty where Python runs without docstrings.
-        told: Whether trackers may be told its value.
+        tracked: Whether trackers may get its value.
         tunable: Whether a candidate of a choice may change it.
-        options: Options of its group that have it, if each has keys of its own.
+        options: Options of its group that have it, if each option has keys of its own.
         other_defaults: Defaults of the options that do not have `default`.
     """
 
@@ -80,7 +80,7 @@ class Key:
     nullable: bool
     choices: tuple[str, ...]
     help: str
-    told: bool
+    tracked: bool
     tunable: bool
     options: tuple[str, ...] = ()
     other_defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -93,7 +93,9 @@ class Key:
     @property
     def allowed(self) -> str:
         """Values that may be written, in words."""
-        kind = f"one of {', '.join(self.choices)}" if self.choices else self.kind
+        kind = self.kind
+        if self.choices:
+            kind = f"one of {', '.join(self.choices)}"
         return f"{kind}, or null" if self.nullable else kind
 
     @property
@@ -103,7 +105,7 @@ class Key:
 
     @property
     def of_options(self) -> str:
-        """The choices under which the key is there, in words; empty if it always is."""
+        """The choices under which the key exists, in words; empty if it always does."""
         if not self.options or len(self.options) == len(OPTIONS[self.group]):
             return ""
         return f"{self.group}={either(self.options)}"
@@ -112,44 +114,46 @@ class Key:
 @cache
 def all_keys() -> dict[str, Key]:
     """Return every key by its name, the run's own first."""
-    found = {key.name: key for key in _keys("", Settings())}
-    told = {each.name for each in fields(Settings) if is_told(each)}
+    keys = {key.name: key for key in _keys("", Settings())}
+    tracked_groups = {setting.name for setting in fields(Settings) if is_tracked(setting)}
     for group, settings in groups().items():
         if group not in OPTIONS:
-            of_group = _keys(group, settings(), all_told=group in told)
-            found |= {key.name: key for key in of_group}
+            for key in _keys(group, settings(), all_tracked=group in tracked_groups):
+                keys[key.name] = key
             continue
         for option, defaults in OPTIONS[group].items():
             for key in _keys(group, defaults):
-                found[key.name] = _also(found.get(key.name, key), key, option)
-    return found
+                keys[key.name] = _with_option(keys.get(key.name, key), key, option)
+    return keys
 
 
-def _keys(group: str, settings: Any, *, all_told: bool = False) -> Iterator[Key]:
+def _keys(group: str, settings: Any, *, all_tracked: bool = False) -> Iterator[Key]:
     """Yield the keys of a group, with those of a group inside it."""
     helps, types = _attributes(type(settings)), get_type_hints(type(settings))
-    for each in fields(settings):
-        name, kind, default = each.name, types[each.name], getattr(settings, each.name)
+    for setting in fields(settings):
+        name, kind, default = setting.name, types[setting.name], getattr(settings, setting.name)
         if group and is_dataclass(kind):
             yield from _keys(f"{group}.{name}", default)
         elif not is_dataclass(kind) and not (group in OPTIONS and name == chosen_by(group)):
-            inner = [part for part in get_args(kind) if part is not type(None)]
+            types_but_none = [part for part in get_args(kind) if part is not type(None)]
             nullable = type(None) in get_args(kind)
+            if nullable:
+                kind = types_but_none[0]
             key = f"{group}.{name}" if group else name
             yield Key(
                 name=key,
                 default=default,
-                kind=_KINDS[inner[0] if nullable else kind],
+                kind=_KINDS[kind],
                 nullable=nullable,
-                choices=CHOICES.get(key, each.metadata.get("choices", ())),
+                choices=CHOICES.get(key, setting.metadata.get("choices", ())),
                 help=helps.get(name, ""),
-                told=all_told or is_told(each),
-                tunable=is_tunable(each),
+                tracked=all_tracked or is_tracked(setting),
+                tunable=is_tunable(setting),
             )
 
 
-def _also(first: Key, key: Key, option: str) -> Key:
-    """Return a key that another option of its group has, too."""
+def _with_option(first: Key, key: Key, option: str) -> Key:
+    """Return a key to which another option of its group is added."""
     other = {} if key.default == first.default else {option: key.default}
     return replace(
         first,
@@ -159,7 +163,7 @@ def _also(first: Key, key: Key, option: str) -> Key:
 
 
 def nearest_keys(name: str) -> list[str]:
-    """Return the keys, or the group, that `name` may stand for, the likeliest first."""
+    """Return the keys, or the group, that `name` may stand for; the likeliest comes first."""
     keys = all_keys()
     name = name.replace("/", ".")
     if name in keys:
@@ -167,46 +171,52 @@ def nearest_keys(name: str) -> list[str]:
     group, _, last = name.rpartition(".")
     if group in groups() and last in groups():
         return [last]
-    inside = [key for key in keys if key.startswith(f"{group}.")] if group else list(keys)
-    by_last = {key: key.rpartition(".")[2] for key in inside or keys}
+    siblings = list(keys)
+    if group:
+        siblings = [key for key in keys if key.startswith(f"{group}.")]
+    last_parts = {key: key.rpartition(".")[2] for key in siblings or keys}
     if not group:
-        by_last |= {known: known for known in groups()}
+        last_parts |= {name: name for name in groups()}
     misspelt = get_close_matches(name, keys, 1, 0.88)
     same = [key for key in keys if key.rpartition(".")[2] == last]
-    near = get_close_matches(last, by_last.values(), 1, 0.7)
-    longer = [key for key, of_key in by_last.items() if last and last in of_key.split("_")]
-    return misspelt or same or [key for key, of_key in by_last.items() if of_key in near] or longer
+    near = get_close_matches(last, last_parts.values(), 1, 0.7)
+    longer = [key for key, part in last_parts.items() if last and last in part.split("_")]
+    return misspelt or same or [key for key, part in last_parts.items() if part in near] or longer
 
 
 def either(names: Sequence[str]) -> str:
     """Return `a, b or c`."""
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def in_yaml(value: Any) -> str:
     """Return a value as it is written in YAML."""
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def _attributes(settings: type) -> dict[str, str]:
     """Return the sentences under `Attributes:` in the docstrings of a class and of its bases."""
-    found: dict[str, str] = {}
-    for each in reversed(settings.__mro__):
-        if is_dataclass(each):
-            found |= _own_attributes(each)
-    return found
+    sentences: dict[str, str] = {}
+    for base in reversed(settings.__mro__):
+        if is_dataclass(base):
+            sentences |= _own_attributes(base)
+    return sentences
 
 
 def _own_attributes(settings: type) -> dict[str, str]:
-    _, _, listed = (inspect.cleandoc(settings.__doc__ or "")).partition("Attributes:\n")
-    found: dict[str, str] = {}
-    for line in takewhile(lambda line: line.startswith("    "), listed.splitlines()):
+    _, _, entries = (inspect.cleandoc(settings.__doc__ or "")).partition("Attributes:\n")
+    sentences: dict[str, str] = {}
+    for line in takewhile(lambda line: line.startswith("    "), entries.splitlines()):
         entry = re.match(r" {4}(\w+): (.*)", line)
         if entry is not None:
             name = entry[1]
-            found[name] = entry[2]
-        elif found:
-            found[name] += f" {line.strip()}"
-    return found
+            sentences[name] = entry[2]
+        elif sentences:
+            sentences[name] += f" {line.strip()}"
+    return sentences

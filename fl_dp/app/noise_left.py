@@ -13,28 +13,20 @@ from .settings import Settings
 def noises_left(
     settings: Settings, plan: Plan | None, record_plan: RecordPlan | None
 ) -> list[NoiseLeft]:
-    """Return the noise of each plan of a run beside what the model can learn.
+    """Return, for each plan of a run, its noise beside what the model can learn.
 
-    Args:
-        settings: Name the model.
-        plan: Of the promise to clients, if one is asked about.
-        record_plan: Of DP-SGD inside clients, if one is asked about.
-
-    Raises:
-        OSError: If the data that the model is built for are not there.
-        ModuleNotFoundError: If the library that builds it is not installed.
-        ValueError: If the model can't be built.
+    Data that do not exist, and a model that can't be built, raise as in `workload`.
     """
     from .workload import initial_arrays_of  # it loads PyTorch
 
     size = VectorLayout.of(initial_arrays_of(settings)).size
-    found = []
+    noises = []
     if plan is not None and plan.rounds:
-        found.append(noise_left(plan, size))
+        noises.append(noise_left(plan, size))
     batch_size = None if record_plan is None else _batch_size(settings, record_plan)
     if record_plan is not None and batch_size is not None:
         cohort = settings.selection.sampling_rate * settings.task.num_clients
-        found.append(
+        noises.append(
             noise_left_of_records(
                 record_plan,
                 size,
@@ -43,11 +35,11 @@ def noises_left(
                 rounds=settings.rounds,
             )
         )
-    return found
+    return noises
 
 
 def _batch_size(settings: Settings, record_plan: RecordPlan) -> float | None:
-    """Return what a step's sum is divided by; None where only the nodes know, who log it."""
+    """Return the divisor of a step's sum; None where only the nodes know it, and log it."""
     chosen, task = settings.record_training, settings.task
     if chosen.expected_batch_size is not None:
         return chosen.expected_batch_size

@@ -1,7 +1,7 @@
 """Overrides as somebody writes them, checked before Hydra is imported and while it reads them.
 
-Hydra's and OmegaConf's errors name their own classes. These name the key, the value, what is
-allowed and the nearest key that there is, in one line.
+Errors of Hydra and OmegaConf name their own classes. Errors here name the key, the value, what is
+allowed and the nearest existing key, in one line.
 """
 
 from __future__ import annotations
@@ -45,27 +45,27 @@ def config_folder() -> Path:
 
 @cache
 def group_options() -> dict[str, tuple[str, ...]]:
-    """Return what `GROUP=OPTION` may choose, by group: classes of settings and files of `conf/`."""
-    found = {group: list(options) for group, options in OPTIONS.items()}
+    """Return the options of each group: classes of settings and files of `conf/`."""
+    options_of = {group: list(options) for group, options in OPTIONS.items()}
     for path in sorted(config_folder().glob("*/*.yaml")):
-        found.setdefault(path.parent.name, []).append(path.stem)
-    return {group: tuple(options) for group, options in found.items()}
+        options_of.setdefault(path.parent.name, []).append(path.stem)
+    return {group: tuple(options) for group, options in options_of.items()}
 
 
 def check_keys(overrides: Sequence[str]) -> None:
-    """Check that every override is of a key or of a group's option that there is.
+    """Check that every override names an existing key, or an existing option of a group.
 
     Raises:
-        ConfigError: If one is not, with the nearest that is.
+        ConfigError: If one does not; the text names the nearest that exists.
     """
-    for place, text in enumerate(overrides):
+    for index, text in enumerate(overrides):
         parts = _OVERRIDE.fullmatch(text)
         assert parts is not None  # it matches any text
         mark, key, value = parts["mark"] or "", parts["key"], parts["value"]
         if value is not None and value.count("[") > value.count("]"):
             raise ConfigError(
                 f"'{text}' opens a list that does not end: where it has blanks, put quotes around "
-                f"all of it, {_as_list(key, ' '.join([value, *overrides[place + 1 :]]))}"
+                f"all of it, {_as_list(key, ' '.join([value, *overrides[index + 1 :]]))}"
             )
         if value is None and mark != "~":
             raise ConfigError(
@@ -81,13 +81,10 @@ def check_keys(overrides: Sequence[str]) -> None:
 
 
 def check_values(overrides: Sequence[Override]) -> None:
-    """Check that every override's value has its key's type.
-
-    Args:
-        overrides: Of keys that there are.
+    """Check that the value of every override, each of an existing key, has the type of its key.
 
     Raises:
-        ConfigError: If one has not, or holds several values, which is a sweep.
+        ConfigError: If a value has another type, or is several values, which is a sweep.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -117,7 +114,7 @@ def parsed(text: str) -> Override:
     """Return an override as Hydra reads it.
 
     Raises:
-        ConfigError: If Hydra can't.
+        ConfigError: If Hydra can't read it.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -142,10 +139,10 @@ def parsed(text: str) -> Override:
 
 
 def require_once(overrides: Sequence[str]) -> None:
-    """Check that nothing is written twice, where the last one would win in silence.
+    """Check that nothing is written twice: the last one would win without a word.
 
     Raises:
-        ConfigError: If a key or a group is.
+        ConfigError: If a key or a group is written twice.
     """
     written: dict[str, str] = {}
     for text in overrides:
@@ -160,14 +157,17 @@ def require_once(overrides: Sequence[str]) -> None:
 
 
 def _as_list(key: str, value: str) -> str:
-    """Return what somebody means who writes a list whose items are not quoted."""
-    items = [item.strip(" '\"") for item in value.partition("]")[0].lstrip("[").split(",")]
-    inside = ",".join(item if _PLAIN.fullmatch(item) else quoted(item) for item in items if item)
+    """Return the override that somebody means who writes a list without quoting its items."""
+    texts = [item.strip(" '\"") for item in value.partition("]")[0].lstrip("[").split(",")]
+    items = []
+    for text in filter(None, texts):
+        items.append(text if _PLAIN.fullmatch(text) else quoted(text))
+    inside = ",".join(items)
     return f"'{key}=[{inside}]'"
 
 
 def quoted(value: str) -> str:
-    """Return a value for an override that may hold any character."""
+    """Return a value in quotes, so that it may hold any character."""
     # Hydra reads a backslash literally unless quotes follow, and would interpolate a dollar sign.
     escaped = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
     escaped = escaped.replace("${", "\\${")
@@ -175,53 +175,57 @@ def quoted(value: str) -> str:
 
 
 def missing_key(name: str) -> str:
-    """Return what to say of a key that is not there under the options that were chosen."""
-    inside = [key for key in all_keys().values() if f"{key.name}.".startswith(f"{name}.")]
-    if not inside or not inside[0].of_options:
+    """Return the error's text for a key that does not exist under the chosen options."""
+    matching = [key for key in all_keys().values() if f"{key.name}.".startswith(f"{name}.")]
+    if not matching or not matching[0].of_options:
         return _unknown(name)
-    group, also = inside[0].group, f"dp_sgd.{name.rpartition('.')[2]}"
-    of_clients = group == "privacy" and also in all_keys()
-    bringing = _promises_with(group, inside[0].options)
-    instead = "write that too"
-    if bringing:
-        instead = f"write privacy={either(bringing)}, which brings it"
-    return (
-        f"{name} is a key of {inside[0].of_options}, which is not chosen: {instead}"
-        + (f", or {also} for records" if of_clients else "")
-        + ", or leave the key out"
-    )
+    key = matching[0]
+    text = f"{name} is a key of {key.of_options}, which is not chosen: "
+    promises = _promises_with(key.group, key.options)
+    if promises:
+        text += f"write privacy={either(promises)}, which brings it"
+    else:
+        text += "write that too"
+    of_records = f"dp_sgd.{name.rpartition('.')[2]}"
+    if key.group == "privacy" and of_records in all_keys():
+        text += f", or {of_records} for records"
+    return text + ", or leave the key out"
 
 
 def _promises_with(group: str, options: Sequence[str]) -> list[str]:
-    """Return the promises that bring one of these options, if the default promise has none."""
+    """Return the promises that bring one of these options; none if the default promise does."""
     if group not in GROUPS or set(options) & set(getattr(PROMISES[0].fitting, group)):
         return []
-    return [each.mode for each in PROMISES if getattr(each.fitting, group)[0] in options]
+    return [promise.mode for promise in PROMISES if getattr(promise.fitting, group)[0] in options]
 
 
 def wrong_value(key: str, written: str | None) -> str:
-    """Return what to say of a value of the wrong type, or of a key inside a group that is none.
+    """Return the error's text for a value of the wrong type, or for a key inside a plain value.
 
     Args:
-        key: With its group; an item of a list by its list.
-        written: The value; None where it is not known.
+        key: The key with its group; an item of a list has the list's key.
+        written: The value as text; None if it is unknown.
     """
     name = re.sub(r"\[.*", "", key)
     if name in groups():
         return f"{name} is a group of keys: write for example {_example(name)}"
     if name not in all_keys():
         return _unknown(name)
-    got = "" if written is None else f", got {written if written == 'null' else repr(written)}"
-    return f"{name} must be {all_keys()[name].allowed}{got}"
+    text = f"{name} must be {all_keys()[name].allowed}"
+    if written == "null":
+        return f"{text}, got null"
+    if written is None:
+        return text
+    return f"{text}, got {written!r}"
 
 
 def _schema_of(key: str) -> DictConfig:
-    """Return a schema that has a key: under the first of its options, if it has some."""
+    """Return a schema that has a key, under the first of its options if it has some."""
     from .schema import new_schema
 
-    schema, known = new_schema(), all_keys().get(key)
-    if known is not None and known.options:
-        schema[known.group] = OPTIONS[known.group][known.options[0]]
+    schema, setting = new_schema(), all_keys().get(key)
+    if setting is not None and setting.options:
+        schema[setting.group] = OPTIONS[setting.group][setting.options[0]]
     return schema
 
 
@@ -230,10 +234,9 @@ def _check_option(group: str, option: str) -> None:
     if option in options:
         return
     near = get_close_matches(option, options, 1, 0.6)
+    hint = f": did you mean {group}={near[0]}?" if near else ""
     raise ConfigError(
-        f"there is no {group}={option}"
-        + (f": did you mean {group}={near[0]}?" if near else "")
-        + f" ({group} is one of {', '.join(options)})"
+        f"there is no {group}={option}{hint} ({group} is one of {', '.join(options)})"
     )
 
 
@@ -246,14 +249,15 @@ def _unknown(key: str) -> str:
     if near:
         return f"there is no key '{key}': did you mean {either(near)}?"
     if group in groups():
-        inside = [known.name for known in all_keys().values() if known.group == group]
+        inside = [setting.name for setting in all_keys().values() if setting.group == group]
         return f"there is no key '{key}': `fl-dp config {group}` lists {', '.join(inside)}"
     return f"there is no key '{key}': `fl-dp config` lists them all"
 
 
 def _example(key: str) -> str:
-    known = all_keys().get(key)
-    if known is None:
-        inside = [one for one in all_keys().values() if one.group == key]
-        known = inside[0] if inside else all_keys()["privacy.epsilon"]
-    return f"{known.name}={known.default_text if known.default is not None else '...'}"
+    setting = all_keys().get(key)
+    if setting is None:
+        of_group = [candidate for candidate in all_keys().values() if candidate.group == key]
+        setting = of_group[0] if of_group else all_keys()["privacy.epsilon"]
+    value = "..." if setting.default is None else setting.default_text
+    return f"{setting.name}={value}"

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 COLOURS = ("#1b6ca8", "#d1495b", "#3c8d5a", "#8d6cab", "#c98b2b", "#5b6770")
 PALE = "#5b6770"
-"""Of what is there for comparison only."""
+"""Colour of curves that are shown for comparison only."""
 
 _LEAST_ROOM = 0.02  # between ends of curves: closer ones are the same but for the seed
 _LEAST_AXIS = 0.1  # of an axis of accuracies: two of 500 test rows must not look decisive
 _LEGEND_COLUMNS = 5
-_NUDGE, _FURTHEST = 3.0, 5.0  # points between marks at one place, and from that place
+_NUDGE, _FURTHEST = 3.0, 5.0  # points between marks at one position, and from that position
 
 
 def new_picture(
@@ -32,7 +32,7 @@ def new_picture(
 
     Args:
         widths: Relative width of each panel.
-        size: Of the whole, in inches.
+        size: Width and height of the picture, in inches.
     """
     try:
         from matplotlib.figure import Figure
@@ -44,9 +44,9 @@ def new_picture(
 
 
 def ends_apart(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Return the ends of an axis on which one can tell where curves end.
+    """Return the ends of an axis on which the last values of curves can be compared.
 
-    What they start from falls out below where it would squash their ends; a lone curve is whole.
+    First values are cut off below if they would squash the last ones; a single curve is whole.
     """
     values = [value for curve in curves for value in curve if math.isfinite(value)]
     finals = [curve[-1] for curve in curves if curve and math.isfinite(curve[-1])]
@@ -70,15 +70,9 @@ def score_axis(low: float, high: float) -> tuple[float, float]:
 
 
 def nudge(drawn: ErrorbarContainer, nth: int, count: int) -> None:
-    """Set the marks of one of several curves apart from the others'.
+    """Move the marks of the `nth` of `count` curves aside, so that they do not cover each other.
 
-    Marks at one place would cover each other. The numbers that are drawn, and the axes that fit
-    them, stay as they are.
-
-    Args:
-        drawn: The curve, as `Axes.errorbar` returned it.
-        nth: Its place among them, from 0.
-        count: How many there are.
+    The numbers, and the axes that fit them, stay as they are.
     """
     from matplotlib.transforms import offset_copy
 
@@ -90,7 +84,7 @@ def nudge(drawn: ErrorbarContainer, nth: int, count: int) -> None:
 
 
 def where_drawn(*pictures: object, drawn: bool) -> str:
-    """Return a line that says where pictures are, or what brings them."""
+    """Return a line with the paths of pictures, or with what to install for them."""
     noun = "picture" if len(pictures) == 1 else "pictures"
     if drawn:
         return f"{noun.capitalize()}: {', '.join(map(str, pictures))}"
@@ -104,11 +98,11 @@ def save_picture(figure: Figure, target: Path) -> None:
     """
     names = [axes.get_legend_handles_labels()[1] for axes in figure.axes]
     longest = max(names, key=len)
-    shared = len(names) > 1 and all(each and {*each} <= {*longest} for each in names)
-    for axes, known in zip(figure.axes, names, strict=True):
+    shared = len(names) > 1 and all(own and {*own} <= {*longest} for own in names)
+    for axes, own in zip(figure.axes, names, strict=True):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)
-        if known and not shared:
+        if own and not shared:
             axes.legend(frameon=False, fontsize=8)
     if shared:
         handles, labels = figure.axes[names.index(longest)].get_legend_handles_labels()

@@ -1,4 +1,4 @@
-"""From settings to who takes part, what clips, and a privacy plan."""
+"""From settings to the selection, the clipping and the privacy plan."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ _MOST_STEPS = 10_000_000
 def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
     """Return the privacy plan of a run.
 
-    Args:
-        settings: What is to be done.
-        within_budget: Refuse a noise multiplier that spends more than `privacy.epsilon`; otherwise
-            the plan's budget is what it spends.
+    A noise multiplier that spends more than `privacy.epsilon` is refused with `within_budget`;
+    otherwise the plan's budget is what it spends.
 
     Raises:
         ValueError: If the rounds do not fit the budget, or settings exclude each other.
@@ -49,7 +47,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
         *_before_training(settings),
         *_after_training(settings, delta),
     ]
-    given: dict[str, Any] = {"sampling": selection.sampling, **_chosen(settings)}
+    chosen: dict[str, Any] = {"sampling": selection.sampling, **_chosen(settings)}
     plan = kind(
         budget=PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta),
         rounds=settings.rounds,
@@ -58,23 +56,23 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> Plan:
         contribution_check=privacy.contribution_check,
         **privacy.own_fields,
         **_roster(settings),
-        **given,
+        **chosen,
     )
-    # The strategy checks the same when it is made; here it comes before any noise is calibrated.
+    # The strategy checks this again when it is made; here it precedes the costly calibration.
     _check_together(settings, plan, selection)
     if privacy.noise_multiplier is None:
         return plan.calibrated()
     plan = replace(plan, noise_multiplier=privacy.noise_multiplier)
-    return plan.require_fits() if within_budget and privacy.epsilon else plan.with_spent_budget()
+    if within_budget and privacy.epsilon:
+        return plan.require_fits()
+    return plan.with_spent_budget()
 
 
 def make_record_plan(settings: Settings, *, within_budget: bool = True) -> RecordPlan | None:
-    """Return the plan of DP-SGD inside clients, None if they train without it.
+    """Return the plan of DP-SGD inside clients; None without DP-SGD.
 
-    Args:
-        settings: What is to be done.
-        within_budget: Refuse a noise multiplier at which the planned rounds of a client spend more
-            than the budget; otherwise the plan's budget is what they spend.
+    A noise multiplier at which a client's planned rounds spend more than the budget is refused with
+    `within_budget`; otherwise the plan's budget is what they spend.
 
     Raises:
         ValueError: If the rounds do not fit the budget, or settings exclude each other.
@@ -124,11 +122,7 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
 
 
 def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
-    """Return who takes part.
-
-    Args:
-        settings: What is to be done.
-        plan: Of the training, once it is made; it finds the rates of groups with own budgets.
+    """Return the selection of a run; the plan has the rates of groups with own budgets.
 
     Raises:
         ValueError: If settings exclude each other.
@@ -141,7 +135,7 @@ def make_selection(settings: Settings, plan: Plan | None = None) -> Selection:
 
 
 def make_clipping(settings: Settings) -> Clipping:
-    """Return what bounds an update."""
+    """Return the clipping of a run's updates."""
     return settings.clipping.make(partial(_num_layers, settings))
 
 
@@ -180,17 +174,18 @@ def _check_together(settings: Settings, plan: Plan | None, selection: Selection)
 
 
 def _chosen(settings: Settings) -> dict[str, Any]:
-    """Return fields that some kinds have; whoever wrote a key of another was refused already."""
+    """Return fields that some kinds have; settings refused keys that the chosen kind lacks."""
     privacy, metrics = settings.privacy, settings.metrics
-    schedule = settings.schedule.noise_schedule
     chosen: dict[str, Any] = {
         "clipping": make_clipping(settings),
-        "schedule": None if schedule == NoiseSchedule() else schedule,
         "metrics": _metrics(settings) or None,
         "scalar_noise_std": metrics.scalar_noise_std,
         "total_weight": settings.total_weight,
         "coins_at_nodes": settings.selection.coins_at_nodes or None,
     }
+    schedule = settings.schedule.noise_schedule
+    if schedule != NoiseSchedule():
+        chosen["schedule"] = schedule
     if isinstance(privacy, CorrelatedPrivacySettings):
         chosen["correlation"] = correlation_of(settings, privacy)
     return {name: value for name, value in chosen.items() if value is not None}
@@ -207,14 +202,16 @@ def _after_training(settings: Settings, delta: float) -> list[tuple[PrivacyEvent
     from .private_metrics import private_metrics  # only here does a plan have to know the data
 
     choice = private_metrics(settings, delta)
-    return [] if choice is None else [(event, 1) for event in choice.events]
+    if choice is None:
+        return []
+    return [(event, 1) for event in choice.events]
 
 
 def declared_records(settings: Settings) -> int:
-    """Return how many records are declared, where they are the units of secure sums.
+    """Return the number of declared records, where records are the units of secure sums.
 
     Raises:
-        ValueError: If nobody says, and the server has no training part to count.
+        ValueError: If no setting declares it, and the server has no training part to count.
     """
     if settings.privacy.num_records is not None:
         return settings.privacy.num_records
@@ -229,15 +226,14 @@ def declared_records(settings: Settings) -> int:
 
 
 def _roster(settings: Settings) -> dict[str, Any]:
-    """Return how many units are declared, and how they lie on nodes.
-
-    Raises:
-        ValueError: If that number of clients can't have the declared records.
-    """
+    """Return the declared number of units, and their distribution on nodes."""
     nodes, hosted = settings.task.num_clients, settings.simulation.units_at_node
     privacy = settings.privacy
     if not isinstance(privacy, DistributedRecordsPrivacySettings):
-        return {"num_clients": nodes} | ({"units_per_node": hosted} if hosted > 1 else {})
+        roster: dict[str, Any] = {"num_clients": nodes}
+        if hosted > 1:
+            roster["units_per_node"] = hosted
+        return roster
     records = declared_records(settings)
     most = privacy.max_records or records
     if nodes * most < records:
@@ -249,20 +245,20 @@ def _roster(settings: Settings) -> dict[str, Any]:
 
 
 def _usual_participations(settings: Settings) -> int:
-    """Return how many rounds almost no client exceeds: three deviations above the mean."""
+    """Return a number of rounds that almost no client exceeds: mean + 3 standard deviations."""
     rate, rounds = settings.selection.sampling_rate, settings.rounds
-    # Of a binomial count; beyond it a client's own ledger stops it, so nothing rests on this.
+    # Of a binomial count. A client's own ledger stops it there, so no promise rests on this.
     usual = rate * rounds + 3.0 * math.sqrt(rate * (1.0 - rate) * rounds)
     return max(1, min(rounds, math.ceil(usual)))
 
 
 def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:
     ranges = {"loss": settings.metrics.loss, "accuracy": settings.metrics.accuracy}
-    return tuple(
-        ScalarMetric(name=name, low=bounds[0], high=bounds[1])
-        for name, bounds in ranges.items()
-        if bounds is not None
-    )
+    metrics = []
+    for name, bounds in ranges.items():
+        if bounds is not None:
+            metrics.append(ScalarMetric(name=name, low=bounds[0], high=bounds[1]))
+    return tuple(metrics)
 
 
 def _num_layers(settings: Settings) -> int:

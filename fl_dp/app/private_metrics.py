@@ -1,4 +1,4 @@
-"""The last model measured on rows that clients hold out: charged beforehand, asked once."""
+"""The last model, measured on rows that clients hold out: charged before, and asked once."""
 
 from __future__ import annotations
 
@@ -24,13 +24,9 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 def private_metrics(settings: Settings, delta: float) -> NoiseChoice | None:
-    """Return what is asked about the last model, with its noise; None if nothing is.
+    """Return the query about the last model, with its noise; None if nothing is asked.
 
     Privacy: the choice's events, which the run's plan declares; see `evaluate_federation`.
-
-    Args:
-        settings: Of the run.
-        delta: Of the run's budget; the noise is chosen for it.
     """
     epsilon = settings.metrics.private_epsilon
     if epsilon is None:
@@ -60,17 +56,8 @@ def measure_privately(
     """Ask every node how good the last model is on the rows it holds out, and write the answer.
 
     A run that was resumed after its last round has the answer already, or lost it with its charge.
-
-    Args:
-        grid: Flower's grid.
-        ledger: Of the run.
-        settings: Of the run.
-        folder: Of the run.
-        choice: From `private_metrics`.
-        arrays: The last model.
-        config: Sent along: the settings.
-        rng: Of the noise; None: nodes draw it.
-        secure_roster: The nodes of secure sums, as their owners know them; None if nobody says.
+    `config` holds the settings, which are sent to the nodes. The nodes draw the noise if `rng` is
+    None, and `secure_roster` names those of secure sums.
     """
     if folder.private_metrics.is_file():
         return

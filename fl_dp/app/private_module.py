@@ -52,9 +52,10 @@ class PrivateModule:
 
     Attributes:
         model: A copy of the module with the last released weights, in eval mode.
-        accuracies: On the test data, in [0, 1]: before the training, and after each release. Empty
-            without test data. Where labels are numbers: 1 minus the mean error (`closeness`).
-        statement: What was promised, to whom, on what it rests.
+        accuracies: Accuracies on the test data, in [0, 1]: before the training, and after each
+            release. Empty without test data. For labels that are numbers: 1 minus the mean error
+            (`closeness`).
+        statement: The privacy statement: what was promised, to whom, under which assumptions.
     """
 
     model: nn.Module
@@ -63,8 +64,10 @@ class PrivateModule:
 
     @property
     def accuracy(self) -> float | None:
-        """The last of the accuracies; None without test data."""
-        return self.accuracies[-1] if self.accuracies else None
+        """The last accuracy; None without test data."""
+        if self.accuracies:
+            return self.accuracies[-1]
+        return None
 
     @property
     def epsilon(self) -> float:
@@ -112,8 +115,8 @@ def train_private(
         partition: For one data set: the rows of each client, or the number of clients, to whom rows
             are dealt evenly and at random.
         epsilon: The budget over the whole training.
-        rounds: Rounds to be trained.
-        delta: Number of clients to the power of -1.1 by default.
+        rounds: Number of rounds.
+        delta: Delta of the budget; number of clients to the power of -1.1 by default.
         sampling_rate: Probability of each client in each round; 0.25 by default.
         clipping_norm: L2 bound on one client's update; by default it follows the median norm.
         plan: Another promise, for example a `LocalPlan`, in place of the five arguments above.
@@ -122,29 +125,30 @@ def train_private(
         epochs: A client's passes over its data in a round.
         batch_size: Records of a step.
         fit: Trains a client in place of that SGD; `learning_rate`, `epochs` and `batch_size` are
-            not used then. It must keep nothing from one call to the next.
+            not used then. It must store nothing between calls.
         strategy: The server optimizer; Flower's `FedAvg()` by default.
-        ledger: File or database URL of the ledger. None: a file that is thrown away, so that a
-            second training of the same data is not added to the first one.
-        progress: Whether a bar shows the rounds; else Flower's log does.
+        ledger: File or database URL of the ledger. None: a file that is thrown away, so a second
+            training of the same data is not added to the first one.
+        progress: Whether to show a progress bar of rounds instead of Flower's log.
 
     Raises:
-        ValueError: If data, module and arguments do not belong together; nothing was spent.
-        TypeError: Likewise, for one of the wrong type.
+        ValueError: If data, module and arguments do not fit together; nothing was spent.
+        TypeError: If an argument has the wrong type; nothing was spent.
         PrivacyBudgetExhausted: If the ledger has nothing left.
     """
     parts = parts_of(clients, partition)
     public = None if test is None else tensors_of(test, "test")
-    require_fitting(module, [*parts, *filter(None, [public])])
+    samples = parts if public is None else [*parts, public]
+    require_fitting(module, samples)
     train = fit if fit is not None else _sgd(learning_rate, epochs, batch_size)
-    asked = {
+    arguments = {
         "epsilon": epsilon,
         "rounds": rounds,
         "delta": delta,
         "sampling_rate": sampling_rate,
         "clipping_norm": clipping_norm,
     }
-    budget = {name: value for name, value in asked.items() if value is not None}
+    budget = {name: value for name, value in arguments.items() if value is not None}
     _require_one_promise(plan, budget, num_clients=len(parts))
     accuracies: list[float] = []
     measured = copy.deepcopy(module)
@@ -187,11 +191,7 @@ def train_private(
 def _require_one_promise(
     plan: Plan | None, budget: Mapping[str, float], *, num_clients: int
 ) -> None:
-    """Check that there is a plan, or what makes one.
-
-    Raises:
-        ValueError: If there are both or neither, or the plan is of other clients.
-    """
+    """Check that there is either a plan, or the arguments that make one."""
     if plan is None:
         if lacks := [name for name in ("epsilon", "rounds") if name not in budget]:
             raise ValueError(f"{lacks[0]} is missing: write epsilon=4.0 and rounds=60, or a plan")
@@ -214,10 +214,9 @@ def _strategy(
     num_clients: int,
     ledger: str | Path,
 ) -> DPFedAvg:
-    """Return the private strategy, with its ledger opened."""
     if plan is None:
-        usual = {"sampling_rate": _SAMPLING_RATE} | dict(budget)
-        return DPFedAvg.with_budget(strategy, num_clients=num_clients, ledger=ledger, **usual)
+        arguments = {"sampling_rate": _SAMPLING_RATE} | dict(budget)
+        return DPFedAvg.with_budget(strategy, num_clients=num_clients, ledger=ledger, **arguments)
     ready = plan.calibrated() if plan.is_draft else plan
     opened = PrivacyLedger.open(ledger, ready)
     try:
@@ -228,12 +227,12 @@ def _strategy(
 
 
 def _silent(server_round: int) -> None:
-    """Show nothing: Flower's log tells of rounds."""
+    """Show nothing: Flower's log tells the rounds."""
 
 
 @contextmanager
 def _bar(rounds: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar on standard error in place of Flower's log, whose warnings stay."""
+    """Show a bar on standard error in place of Flower's log; its warnings stay visible."""
     columns = (TextColumn("rounds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         flower_in_silence(below=logging.WARNING),
@@ -260,7 +259,7 @@ class _Client(NumPyClient):
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        # A copy for each client: what a module keeps outside its state must not reach the next one.
+        # A copy for each client: what a module stores outside its state must not reach the next.
         model = copy.deepcopy(self._module)
         set_arrays(model, parameters)
         if len(self._labels):
@@ -269,11 +268,7 @@ class _Client(NumPyClient):
 
 
 def _sgd(learning_rate: float, epochs: int, batch_size: int) -> Fit:
-    """Return what trains a client by SGD.
-
-    Raises:
-        ValueError: If a number is out of its range.
-    """
+    """Return a function that trains a client by SGD."""
     check_training(learning_rate, epochs, batch_size)
 
     def train(model: nn.Module, records: Tensor, labels: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""A task's client under DP-SGD: its records, its settings and its node's ledger, put together."""
+"""A task's client under DP-SGD: its records, its settings and its node's ledger."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fl_dp.tasks.training import SquaredError
 from .settings import Settings
 
 _FASTEST = {"logistic": "ghost", "mlp": "ghost"}
-"""Ways that a test has shown to give the same sums as `vmap`, 10 to 20 times as fast; see there."""
+"""Ways that a test has shown to give the same sums as `vmap`, 10 to 20 times as fast."""
 _EXAMPLES = 4
 
 
@@ -41,10 +41,10 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
     """Records in memory, handed out a batch at a time instead of one by one.
 
     Attributes:
-        features: Shape `(n, ...)`.
-        labels: Shape `(n,)`.
-        fit: Which of them are records, `(n,)`; None: all are.
-        folder: Of the files that hold them and nobody else's, if there is one.
+        features: Features, shape `(n, ...)`.
+        labels: Labels, shape `(n,)`.
+        fit: Which rows could be read as records, `(n,)`; None if all could.
+        folder: Folder of files that hold these records and nobody else's; None without one.
     """
 
     record_wise = True
@@ -56,7 +56,7 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
     folder: str | None = None
 
     def __len__(self) -> int:
-        """Return how many there are, those without content included: their number is public."""
+        """Return the number of rows, unreadable ones included: this number is public."""
         return len(self.labels)
 
     def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
         return self.features[row], self.labels[row]
 
     def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """Return a batch, without what is no record."""
+        """Return a batch, without rows that could not be read."""
         if self.fit is not None:
             rows = [row for row in rows if self.fit[row]]
         return self.features[rows], self.labels[rows]
@@ -76,7 +76,7 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
 
     @property
     def fingerprint(self) -> str:
-        """A name for these records."""
+        """Digest that identifies these records."""
         if self.folder is not None:
             return fingerprint_of_files(self.folder)
         return fingerprint(self.features.cpu().numpy(), self.labels.cpu().numpy())
@@ -93,12 +93,12 @@ def private_client(
     unit: int,
     form: Form | None = None,
 ) -> NumPyClient:
-    """Return the client that trains by DP-SGD on what `load` returns, and charges before that.
+    """Return the client that charges, and then trains by DP-SGD on what `load` returns.
 
     Records are on the model's device. A `form` is the public one of records, if there is one.
 
     Raises:
-        ValueError: If a real node was started without a ledger: nothing is trained then.
+        ValueError: If a real node was started without a ledger; nothing is trained.
     """
     chosen = settings.record_training
     loaded: list[Records] = []
@@ -122,7 +122,7 @@ def private_client(
             expected_batch_size=chosen.expected_batch_size,
             grad_sample_mode=_mode(settings, chosen.grad_sample_mode, form),
             physical_batch_size=chosen.physical_batch_size,
-            example=None if form is None else example_of(form),
+            example=_example(form),
             # A server must not be able to switch it off.
             secure_randomness=chosen.secure_randomness or not in_simulation(),
         ),
@@ -144,10 +144,14 @@ def node_records(
         dp_sgd=DPSGD(
             criterion=_criterion(settings),
             grad_sample_mode=_mode(settings, None, form),
-            example=None if form is None else example_of(form),
+            example=_example(form),
         ),
         trainable_only=settings.model.lora_rank is not None,
     )
+
+
+def _example(form: Form | None) -> tuple[Tensor, Tensor] | None:
+    return None if form is None else example_of(form)
 
 
 def example_of(form: Form) -> tuple[Tensor, Tensor]:
@@ -163,11 +167,7 @@ def example_of(form: Form) -> tuple[Tensor, Tensor]:
 
 
 def _mode(settings: Settings, chosen: str | None, form: Form | None) -> str:
-    """Return how gradients are computed.
-
-    Raises:
-        ValueError: If one of Opacus' ways was chosen, and there is no form to compare it on.
-    """
+    """Return the way in which gradients are computed."""
     if form is None and chosen in ("hooks", "ghost"):
         raise ValueError(
             f"dp_sgd.grad_sample_mode={chosen} is compared with vmap on made-up records, and the "
@@ -180,7 +180,9 @@ def _mode(settings: Settings, chosen: str | None, form: Form | None) -> str:
 
 def _criterion(settings: Settings) -> nn.Module:
     # A node whose own schema says otherwise has another model than the one that was sent.
-    return nn.CrossEntropyLoss() if settings.task.label_range is None else SquaredError()
+    if settings.task.label_range is None:
+        return nn.CrossEntropyLoss()
+    return SquaredError()
 
 
 def _as_they_are(batch: Any) -> Any:

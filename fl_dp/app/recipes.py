@@ -1,10 +1,10 @@
-"""Settings that fit a task with a model, and a promise, where nobody wrote others.
+"""Settings that fit a task with a model and a promise, where nobody wrote others.
 
     >>> recipe_of(["task=fashion_mnist", "rounds=20"]).overrides
     ('client.learning_rate=0.1', 'client.epochs=2', 'selection.sampling_rate=0.1')
 
-`conf/recipes.yaml` has them, as overrides. Whatever somebody wrote beside them or an experiment
-says wins: they are composed first.
+`conf/recipes.yaml` holds them as overrides. They are composed first, so what somebody or an
+experiment writes wins.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .overrides import config_folder, parsed
 from .settings import OPTIONS
 from .settings.fitting import GROUPS
 
-_LEARNING_RATE = "client.learning_rate"  # what no two tasks have in common
+_LEARNING_RATE = "client.learning_rate"  # differs from task to task
 
-# What of the settings that were tuned for privacy=central fits another promise: keys that begin so.
+# Settings that were tuned for privacy=central; of them, these prefixes fit the other promises.
 _FITS = {
     **dict.fromkeys(("central", "correlated", "buffered", "grouped", "none"), ""),
     **dict.fromkeys(("local", "distributed"), "client."),
@@ -34,12 +34,12 @@ class Recipe:
 
     Attributes:
         overrides: To be composed before those that somebody wrote.
-        told: What to say before anything starts, a line each.
-        assumed: Defaults that `told` warns of, as overrides: who sends them has said it.
+        notes: Lines to show before anything starts.
+        assumed: Defaults that `notes` warns of, as overrides: whoever sends them has seen it.
     """
 
     overrides: tuple[str, ...]
-    told: tuple[str, ...]
+    notes: tuple[str, ...]
     assumed: tuple[str, ...] = ()
 
 
@@ -47,7 +47,7 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     """Return what goes with overrides.
 
     Args:
-        overrides: What somebody wrote: of keys that there are, and without several values.
+        overrides: Overrides of existing keys, without several values of one key.
 
     Raises:
         ConfigError: If one can't be read.
@@ -55,82 +55,81 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     written = _written(overrides)
     # A run goes on with the settings that it has, and a statistic trains nothing.
     if written.get("resume") is not None or written.get("statistic.query") is not None:
-        return Recipe(overrides=(), told=())
+        return Recipe(overrides=(), notes=())
     chosen = dict(entries("config")) | written
     # By options of groups alone: a candidate that changes `model.name` is another model, not
     # another training.
     task, model, privacy = (chosen[group] for group in ("task", "model", "privacy"))
     recipes = _read("recipes")
-    known, fitting = recipes["tuned"].get(task, {}).get(model), recipes["fitting"].get(privacy, [])
+    known_pair = recipes["tuned"].get(task, {}).get(model)
+    fitting = recipes["fitting"].get(privacy, [])
     if chosen["features"] != "none":
-        known = None  # what was tuned for pixels does not suit vectors
-    fits = _FITS.get(privacy)
-    tuned = (
-        None if known is None or fits is None else [one for one in known if one.startswith(fits)]
-    )
-    taken = {key.partition(".")[0] for key in written}  # a choice of one's own is not mixed with
-    brought = {_key(each): each for each in tuned or () if _group(each) not in written}
-    brought |= {_key(each): each for each in fitting if _group(each) not in taken}
-    left = tuple(each for key, each in brought.items() if key not in written)
-    pair, told = f"task={task} with model={model}", []
-    whose = f"{pair} under privacy={privacy}" if fitting or fits is None else pair
+        known_pair = None  # what was tuned for pixels does not suit vectors
+    prefix = _FITS.get(privacy)
+    tuned: list[str] | None = None
+    if known_pair is not None and prefix is not None:
+        tuned = [line for line in known_pair if line.startswith(prefix)]
+    brought = {_key(line): line for line in tuned or () if _group(line) not in written}
+    # A group in which somebody chose a key is not mixed with what fits the promise.
+    written_groups = {key.partition(".")[0] for key in written}
+    brought |= {_key(line): line for line in fitting if _group(line) not in written_groups}
+    unwritten = tuple(line for key, line in brought.items() if key not in written)
+    pair = f"task={task} with model={model}"
+    subject = f"{pair} under privacy={privacy}" if fitting or prefix is None else pair
+    notes = []
     assumed: tuple[str, ...] = ()
-    steps = privacy != _WITHOUT_CLIENT_STEPS
-    if tuned is None and steps and not written.keys() & {_LEARNING_RATE, "tune.candidates"}:
+    has_client_steps = privacy != _WITHOUT_CLIENT_STEPS
+    chooses_rate = bool(written.keys() & {_LEARNING_RATE, "tune.candidates"})
+    if tuned is None and has_client_steps and not chooses_rate:
         assumed = (f"{_LEARNING_RATE}={chosen[_LEARNING_RATE]}",)
-        told.append(
-            f"{whose} has no tuned settings: {assumed[0]} is what "
+        notes.append(
+            f"{subject} has no tuned settings: {assumed[0]} is what "
             "suits digits under privacy=central; `fl-dp tune` pays for a better one"
         )
-    if left:
-        told.append(f"{whose} brings {' '.join(left)}; what you write wins")
-    return Recipe(overrides=left, told=tuple(told), assumed=assumed)
+    if unwritten:
+        notes.append(f"{subject} brings {' '.join(unwritten)}; what you write wins")
+    return Recipe(overrides=unwritten, notes=tuple(notes), assumed=assumed)
 
 
 def with_recipe(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return overrides that say what goes with them: whatever follows them brings nothing more.
+    """Return overrides together with what goes with them; a second call adds nothing.
 
-    Args:
-        overrides: As for `recipe_of`.
-
-    Raises:
-        ConfigError: As `recipe_of`.
+    Raises as `recipe_of`.
     """
     recipe = recipe_of(overrides)
     return (*fitting_options(overrides), *recipe.overrides, *recipe.assumed, *overrides)
 
 
 def fitting_options(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the first options that a promise has, of groups of which nobody chose one.
+    """Return the first option that a promise allows, for each group in which nobody chose one.
 
-    Args:
-        overrides: As for `recipe_of`.
-
-    Raises:
-        ConfigError: As `recipe_of`.
+    Raises as `recipe_of`.
     """
     written = _written(overrides)
     chosen = dict(entries("config")) | written
     fitting = OPTIONS["privacy"][chosen["privacy"]].fitting
-    options = {group: getattr(fitting, group) for group in GROUPS if group not in written}
-    return tuple(
-        f"{group}={known[0]}" for group, known in options.items() if chosen[group] not in known
-    )
+    options = []
+    for group in GROUPS:
+        allowed = getattr(fitting, group)
+        if group not in written and chosen[group] not in allowed:
+            options.append(f"{group}={allowed[0]}")
+    return tuple(options)
 
 
 @cache
 def brought_keys() -> frozenset[str]:
-    """Return the keys of which recipes have values: no single default is theirs."""
+    """Return the keys of which recipes have values: these keys have no single default."""
     recipes = _read("recipes")
-    tuned = (lines for models in recipes["tuned"].values() for lines in models.values())
-    return frozenset(
-        _key(each) for lines in [*tuned, *recipes["fitting"].values()] for each in lines
-    )
+    keys = {_key(line) for lines in recipes["fitting"].values() for line in lines}
+    for models in recipes["tuned"].values():
+        for lines in models.values():
+            keys.update(map(_key, lines))
+    return frozenset(keys)
 
 
 def _written(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return what somebody chose, by key and group, an experiment's choices among it."""
-    written = {each.key_or_group: each.value() for each in map(parsed, overrides)}
+    """Return what somebody chose, by key or group, with the choices of an experiment."""
+    written = {override.key_or_group: override.value() for override in map(parsed, overrides)}
     experiment = written.get("experiment")
     if experiment is None:
         return written
@@ -145,14 +144,15 @@ def _read(name: str) -> Any:
 
 
 def entries(name: str) -> Iterator[tuple[str, Any]]:
-    """Yield what a file of `conf/` chooses: options of groups, and values of keys."""
-    read = dict(_read(name))
-    for each in read.pop("defaults", ()):
-        if isinstance(each, Mapping):
-            yield from ((group.removeprefix("override /"), one) for group, one in each.items())
-    for key, value in read.items():
+    """Yield what a file of `conf/` chooses: an option by its group, a value by its key."""
+    content = dict(_read(name))
+    for default in content.pop("defaults", ()):
+        if isinstance(default, Mapping):
+            for group, option in default.items():
+                yield group.removeprefix("override /"), option
+    for key, value in content.items():
         if isinstance(value, Mapping):
-            yield from ((f"{key}.{inner}", one) for inner, one in value.items())
+            yield from ((f"{key}.{inner}", inner_value) for inner, inner_value in value.items())
         else:
             yield key, value
 

@@ -1,4 +1,4 @@
-"""Errors that end a run on purpose: each is told in one line, not with a traceback."""
+"""Errors that end a run on purpose: each is shown in one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REFUSALS = (
     OptionError,
     ArgumentError,
 )
-"""Errors of ledger, nodes, model and arguments, whose message says all that a traceback could."""
+"""Errors of ledger, nodes, model and arguments whose message says all that a traceback could."""
 
 
 class _OneLine(logging.Filter):
@@ -50,7 +50,7 @@ class _OneLine(logging.Filter):
 
 def shorten_refusals(logger: logging.Logger) -> None:
     """Log refusals without their traceback from now on; other errors keep theirs."""
-    if not any(isinstance(each, _OneLine) for each in logger.filters):
+    if not any(isinstance(existing, _OneLine) for existing in logger.filters):
         logger.addFilter(_OneLine())
 
 

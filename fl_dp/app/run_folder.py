@@ -1,7 +1,7 @@
-"""The folder of one run: what comes out, written while it runs.
+"""The folder of one run: its results, written while it runs.
 
-Only its owner enters it. Inside, the model, the statement and the rounds' metrics carry the
-permissions of a file that is meant for others; ledger, checkpoint, settings and log do not.
+Only its owner can enter it. Inside, the model, the statement and the rounds' metrics have the
+permissions of files that are meant for others; ledger, checkpoint, settings and log do not.
 """
 
 from __future__ import annotations
@@ -52,15 +52,17 @@ def statement_of_records(
     participations: int | None = None,
     enforcement: Enforcement | None = None,
 ) -> RecordStatement:
-    """Return what a run promises to clients' records; see `record_statement`."""
+    """Return the statement of a run's promise to clients' records; see `record_statement`."""
     chosen = settings.record_training
-    declared = chosen.grad_sample_mode in ("hooks", "ghost")
+    declared = None
+    if chosen.grad_sample_mode in ("hooks", "ghost"):
+        declared = chosen.grad_sample_mode
     return record_statement(
         plan,
         participations=participations,
         num_clients=settings.task.num_clients,
         secure_randomness=chosen.secure_randomness,
-        declared_gradients=chosen.grad_sample_mode if declared else None,
+        declared_gradients=declared,
         enforcement=enforcement,
     )
 
@@ -71,26 +73,26 @@ class RunFolder:
     Attributes:
         path: The folder itself, absolute.
         config: The resolved settings, YAML.
-        metrics: One JSON line a round.
+        metrics: One JSON line per round.
         ledger: The privacy ledger.
-        record_plan: The plan of DP-SGD inside clients, JSON; where there is one.
-        node_ledgers: The ledgers of simulated nodes.
+        record_plan: The plan of DP-SGD inside clients, JSON; only with DP-SGD.
+        node_ledgers: Folder of the ledgers of simulated nodes.
         statement: The privacy statement, JSON.
-        statement_page: The privacy statement, Markdown.
-        statistic: What a statistic answered, JSON; where one was asked for instead of a training.
-        private_metrics: How good the last model is on rows that clients held out, JSON; where
-            that was asked for.
+        statement_page: The same, Markdown.
+        statistic: The answer of a statistic, JSON; only for a run that asks one.
+        private_metrics: Quality of the last model on rows that clients held out, JSON; only if
+            asked for.
         model: The last private model.
-        features: Statistics of public records that features are made by, where there are any.
+        features: Statistics of public records for the features; only with such features.
         checkpoint: State from which `resume` continues.
-        identity: Random name of the run for trackers, where there are any.
-        process: Which process of which machine trains it, or did last.
-        lock: Held by the process that trains it.
-        log: The operator's log; not part of what is released.
+        identity: Random name of the run for trackers; only with trackers.
+        process: The machine and process that train it, or trained it last.
+        lock: File that the training process locks.
+        log: The operator's log; it is not released.
     """
 
     def __init__(self, path: Path) -> None:
-        """Name the files in a folder, which need not be there yet."""
+        """Name the files in a folder, which need not exist yet."""
         self.path = path
         self.config = path / "config.yaml"
         self.metrics = path / "metrics.jsonl"
@@ -121,10 +123,10 @@ class RunFolder:
             )
 
     def held(self) -> AbstractContextManager[None]:
-        """Keep other processes from training in this folder for a block.
+        """Lock the folder for a block, so that no other process trains in it.
 
         Raises:
-            HeldElsewhere: If one does; nothing was spent or written.
+            HeldElsewhere: If another process does; nothing was spent or written.
         """
         return held_alone(self.lock, f"trains in {self.path}")
 
@@ -132,7 +134,7 @@ class RunFolder:
         """Make the folder and write the settings.
 
         Raises:
-            FileExistsError: If there is a run of that name: its ledger must not be overwritten.
+            FileExistsError: If a run of that name exists: its ledger must not be overwritten.
         """
         self.require_new()
         private_folder(self.path, exist_ok=False)
@@ -140,12 +142,12 @@ class RunFolder:
         private_file(self.log)
 
     def note_process(self) -> None:
-        """Write which process works on the run, so that nobody waits for one that was killed."""
+        """Write which process works on the run, so that nobody waits for a killed one."""
         if (process := this_process()) is not None:
             write_text(self.process, json.dumps(process) + "\n")
 
     def write_settings(self, settings: Settings) -> None:
-        """Write the settings that the run is made with, instead of those that are there."""
+        """Write the settings with which the run is made, in place of existing ones."""
         from omegaconf import OmegaConf  # which `fl-dp ledger` does without
 
         write_text(self.config, OmegaConf.to_yaml(settings_document(settings)))
@@ -166,24 +168,26 @@ class RunFolder:
             return settings_of(dict(OmegaConf.load(self.config)))
         # OmegaConf raises an OSError for YAML that is a number.
         except (OmegaConfBaseException, YAMLError, ValueError, OSError, *MALFORMED) as error:
-            # OmegaConf says the key on a line of its own.
-            key, (what, _, _) = getattr(error, "full_key", None), str(error).partition("\n")
+            # OmegaConf writes the key on a line of its own.
+            key, reason = getattr(error, "full_key", None), str(error).partition("\n")[0]
             at = f" at {key}" if key else ""
             raise ValueError(
-                f"{self.config} does not fit this version of fl-dp{at}: {what}"
+                f"{self.config} does not fit this version of fl-dp{at}: {reason}"
             ) from error
 
     def witness(self, settings: Settings) -> Witness | None:
-        """Return the second place that knows how far the ledger has come, if settings name one."""
+        """Return the witness of the ledger's last entry, if the settings name one."""
         folder = settings.privacy.witness_dir
-        return None if folder is None else witness_at(Path(folder) / f"{self.path.name}.heads")
+        if folder is None:
+            return None
+        return witness_at(Path(folder) / f"{self.path.name}.heads")
 
     def read_ledger(self) -> SpentLedger:
-        """Open the run's ledger to look at it, after comparing it with all that knows of it.
+        """Open the run's ledger for reading, and compare it with checkpoint and statement.
 
         Raises:
-            LedgerCorrupted: If it was altered, or does not hold what checkpoint or statement know.
-            ValueError: If one of those can't be read.
+            LedgerCorrupted: If it was altered, or lacks what checkpoint or statement know.
+            ValueError: If checkpoint or statement can't be read.
         """
         ledger = SpentLedger.read(self.ledger)
         try:
@@ -195,36 +199,31 @@ class RunFolder:
         return ledger
 
     def anchors(self) -> dict[Path, LedgerAnchor]:
-        """Return how far the ledger had come, by the file that says so.
+        """Return the ledger's last entry, as each file knows it.
 
         Raises:
             ValueError: If checkpoint or statement can't be read.
         """
-        known: dict[Path, LedgerAnchor | None] = {}
+        anchors: dict[Path, LedgerAnchor | None] = {}
         if self.checkpoint.is_file():
-            known[self.checkpoint] = checkpoint_anchor(self.checkpoint)
+            anchors[self.checkpoint] = checkpoint_anchor(self.checkpoint)
         if self.statement.is_file():
-            known[self.statement] = LedgerAnchor.stated_in(self.read_statement())
-        return {file: anchor for file, anchor in known.items() if anchor is not None}
+            anchors[self.statement] = LedgerAnchor.stated_in(self.read_statement())
+        return {file: anchor for file, anchor in anchors.items() if anchor is not None}
 
     def read_plan(self) -> Plan:
-        """Return the plan that the run's ledger was started with.
-
-        Raises:
-            LedgerCorrupted: As `read_ledger`.
-            ValueError: As `read_ledger`.
-        """
+        """Return the plan that the run's ledger was started with. Raises as `read_ledger`."""
         with self.read_ledger() as ledger:
             return ledger.plan
 
     def write_statement_of_ledger(self) -> bool:
-        """Write the statement from ledger and plan alone, for a run that could not do so itself.
+        """Write the statement from ledger and plan alone, for a run that could not write it.
 
         Returns:
             Whether there is anything to state.
 
         Raises:
-            LedgerCorrupted: If the ledger was altered or cut; the statement stays as it is.
+            LedgerCorrupted: If the ledger was altered or cut; no statement is written.
         """
         of_clients: PrivacyStatement | None = None
         of_records: RecordStatement | None = None
@@ -242,31 +241,32 @@ class RunFolder:
         return of_clients is not None or of_records is not None
 
     def keep_record_plan(self, plan: RecordPlan | None) -> RecordPlan | None:
-        """Write the plan of DP-SGD, or return the one that is there: a resumed run goes by it."""
+        """Write the plan of DP-SGD; a resumed run uses the existing one, which is returned."""
         if plan is None:
             return None
-        known = self.read_record_plan()
-        if known is None:
-            plan = replace(plan, training=secrets.token_hex(16))  # which nodes count by
-            write_text(self.record_plan, json.dumps(encode(plan), indent=2) + "\n", public=True)
-        return known or plan
+        existing = self.read_record_plan()
+        if existing is not None:
+            return existing
+        plan = replace(plan, training=secrets.token_hex(16))  # by which nodes count
+        write_text(self.record_plan, json.dumps(encode(plan), indent=2) + "\n", public=True)
+        return plan
 
     def read_record_plan(self) -> RecordPlan | None:
-        """Return the plan of DP-SGD inside clients that the run goes by, if it has one."""
+        """Return the run's plan of DP-SGD inside clients, if it has one."""
         if not self.record_plan.is_file():
             return None
         return decode_text(RecordPlan, self.record_plan.read_text(encoding="utf-8"))
 
     def drop_metrics_after(self, server_round: int) -> None:
-        """Forget the lines of rounds that will be done again."""
-        kept = [line for line in self.read_metrics() if line["round"] <= server_round]
+        """Delete the lines of rounds that will be repeated."""
+        lines = [line for line in self.read_metrics() if line["round"] <= server_round]
         if self.metrics.is_file():
-            text = "".join(json.dumps(line) + "\n" for line in kept)
+            text = "".join(json.dumps(line) + "\n" for line in lines)
             write_text(self.metrics, text, public=True)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        """Add one round's line; a reader sees it at once."""
-        # Appended, as the command line reads the file while the run writes it.
+        """Append one round's line, which a reader sees at once."""
+        # Not replaced as a whole: the command line reads the file while the run writes it.
         with full_disk_named(self.path), self.metrics.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 
@@ -275,22 +275,17 @@ class RunFolder:
         if not self.metrics.is_file():
             return []
         text = self.metrics.read_text(encoding="utf-8")
-        # A line without its end is being written, or was when the power failed.
+        # An incomplete line is being written, or was when the power failed.
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def write_statement(self, statement: PrivacyStatement | RecordStatement | NoPromise) -> None:
-        """Write the privacy statement for programs, and the page that says the same to people."""
+        """Write the privacy statement as JSON, and as a page for people."""
         document = json.dumps(statement.to_dict(), indent=2) + "\n"
         write_text(self.statement, document, public=True)
         write_text(self.statement_page, statement_markdown(statement), public=True)
 
     def read_statement(self) -> dict[str, Any]:
-        """Return the privacy statement.
-
-        Raises:
-            OSError: If it can't be read.
-            ValueError: If it is no JSON object.
-        """
+        """Return the privacy statement. Raises as `fl_dp.statement.read_statement`."""
         return read_statement(self.statement)
 
     def write_model(self, arrays: ArrayRecord) -> None:

@@ -1,7 +1,7 @@
-"""Process of a run: what a run writes down of its own, and whether it still is there.
+"""Process of a run: which process it was, and whether that process still exists.
 
-A process's number is given anew, and means something on its own machine alone. So it goes with the
-time at which the process began, and with what names the machine since it was started last.
+A process id is used again, and belongs to one machine. So it is stored with the time at which the
+process began, and with an id of the machine since its last start.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _PROCESSES = Path("/proc")
 
 
 def this_process() -> dict[str, Any] | None:
-    """Return what names this process among all; None where the system does not tell (Linux does).
+    """Return what identifies this process; None where the system can't say (Linux can).
 
     Returns:
-        Plain JSON values, for `is_there`.
+        Plain JSON values, for `is_running`.
     """
     pid = os.getpid()
     machine, began = _machine(), _began(pid)
@@ -30,21 +30,21 @@ def this_process() -> dict[str, Any] | None:
     return {"machine": machine, "pid": pid, "began": began}
 
 
-def is_there(said: Mapping[str, Any]) -> bool | None:
-    """Tell whether a process is there; None if that can't be known here.
+def is_running(process: Mapping[str, Any]) -> bool | None:
+    """Return whether a process still runs; None if that can't be known on this machine.
 
     Args:
-        said: What `this_process` returned, or what anybody wrote instead.
+        process: What `this_process` returned; other content counts as unknown.
     """
-    pid = said.get("pid")
-    if not isinstance(pid, int) or said.get("machine") != (_machine() or object()):
+    pid = process.get("pid")
+    if not isinstance(pid, int) or process.get("machine") != (_machine() or object()):
         return None
     began = _began(pid)
-    return began is not None and began == said.get("began")
+    return began is not None and began == process.get("began")
 
 
 def _machine() -> str | None:
-    """Return what names this machine since it was started, and the numbers' own space in it."""
+    """Return an id of this machine since its start, and of its namespace of process ids."""
     try:
         boot = (_PROCESSES / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {(_PROCESSES / 'self/ns/pid').readlink()}"
@@ -53,11 +53,11 @@ def _machine() -> str | None:
 
 
 def _began(pid: int) -> int | None:
-    """Return when a process began, in ticks since the machine did; None if it ended."""
+    """Return when a process began, in ticks since the machine's start; None if it ended."""
     try:
         # The name in brackets may hold anything, also brackets.
-        said = (_PROCESSES / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2]
-        state, *rest = said.split()
+        stat = (_PROCESSES / str(pid) / "stat").read_text(errors="replace")
+        state, *numbers = stat.rpartition(")")[2].split()
     except (OSError, ValueError):
         return None
-    return None if state in "ZX" else int(rest[18])
+    return None if state in "ZX" else int(numbers[18])

@@ -1,4 +1,4 @@
-"""The settings' schema as OmegaConf has it, built once: that alone takes a tenth of composing."""
+"""The settings' schema in OmegaConf, built once: building takes a tenth of composing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @cache
 def settings_class() -> type[Settings]:
-    """Return the class of settings that are composed: with the groups of keys of each wing."""
+    """Return the class of composed settings: `Settings` with the groups of keys of each wing."""
     groups = [
         (name, group, field(default_factory=group))
         for wing in wings()
@@ -31,15 +31,15 @@ def groups() -> dict[str, type]:
     """Return the class of each group's settings by the group's name; options are its subclasses."""
     types = get_type_hints(settings_class())
     return {
-        each.name: types[each.name]
-        for each in fields(settings_class())
-        if is_dataclass(types[each.name])
+        setting.name: types[setting.name]
+        for setting in fields(settings_class())
+        if is_dataclass(types[setting.name])
     }
 
 
 @cache  # Hydra's store is one for the process, and filling it is a fifth of composing
 def register_options() -> None:
-    """Tell Hydra of the schema and of every option that has a class of its own."""
+    """Register with Hydra the schema and every option that has a class of its own."""
     from hydra.core.config_store import ConfigStore
 
     store, schema = ConfigStore.instance(), new_schema()
@@ -52,9 +52,9 @@ def register_options() -> None:
 
 
 def settings_document(settings: Settings) -> dict[str, Any]:
-    """Return settings as plain values: of a wing's groups those alone that say something.
+    """Return settings as plain values; a wing's group only if it differs from its defaults.
 
-    So a run that uses no wing is the same document, with the same digest, where none is there.
+    So a run that uses no wing has the same document and digest whether wings are installed or not.
     """
     idle = [
         name
@@ -71,10 +71,7 @@ def new_schema() -> DictConfig:
 
 
 def settings_of(read: Mapping[str, Any]) -> Settings:
-    """Return settings that were read; what is not among them has its default.
-
-    Args:
-        read: Plain values by group and key.
+    """Return settings of plain values by group and key; a missing key has its default.
 
     Raises:
         OmegaConfBaseException: If a key is unknown or a value has the wrong type.

@@ -62,7 +62,7 @@ from .workload import (
 
 logger = logging.getLogger("flwr.fl_dp")
 
-# No number of contributions: where it is not noisy, it depends on clients' data.
+# Without the number of contributions: where it is not noisy, it depends on clients' data.
 _NOBODY = "Almost nobody contributed, so the last model is little more than the first one and noise"
 
 Training: TypeAlias = DPFedAvg | UnprotectedFedAvg
@@ -80,11 +80,11 @@ def train(
 
     Args:
         grid: Flower's grid.
-        settings: What to do; with `resume`, the folder's own settings are used.
+        settings: The training; with `resume`, the folder's own settings are used.
         run_id: Flower's id of the run; names the folder when the settings don't.
         make_strategy: Makes the strategy where clients are protected, from the arguments of
-            `DPFedAvg`: an audit passes one that is watched. None: the plan's own.
-        trackers: Who is told the released values, besides the settings' own tracker.
+            `DPFedAvg`; an audit passes a strategy that it watches. None: the plan's own.
+        trackers: Get the released values, besides the settings' own tracker.
 
     Returns:
         Flower's result; also in the folder.
@@ -102,7 +102,7 @@ def train(
         require_installed(settings.tracking.name)
     else:
         require_installed(settings.tracking.name)
-        # `fl-dp run` starts the nodes and knows what they host: here, `auto` is one client each.
+        # `fl-dp run` starts the nodes and knows what they host; here `auto` is one client each.
         settings = settings.hosting(settings.simulation.units_at_node)
         # Files and names that do not fit show before there is a ledger.
         settings = with_digests(settings)
@@ -128,25 +128,25 @@ def _train_alone(
             settings = wing.before_training(folder.path, grid, settings, run_id=run_id)
         for caution in cautions(settings):
             logger.warning("%s", caution)
-    told = TrackedRun([*trackers_of(settings, folder), *trackers])
+    tracked = TrackedRun([*trackers_of(settings, folder), *trackers])
     if settings.simulation.delay_spread and isinstance(grid, InProcessGrid):
         delays = drawn_delays(spread=settings.simulation.delay_spread, seed=settings.seed)
         grid = VirtualTime(grid, delays)
-    with logged_to(folder.log), told:
+    with logged_to(folder.log), tracked:
         record_plan = folder.keep_record_plan(make_record_plan(settings))
-        for left in noises_left(settings, None, record_plan):
-            logger.info(left.in_words)
-            if left.warning is not None:
-                logger.warning(left.warning)
+        for noise in noises_left(settings, None, record_plan):
+            logger.info(noise.in_words)
+            if noise.warning is not None:
+                logger.warning(noise.warning)
         try:
             if settings.protects_clients:
                 return _train_by_plan(
-                    folder, grid, settings, record_plan, run_id, make_strategy, told
+                    folder, grid, settings, record_plan, run_id, make_strategy, tracked
                 )
-            return _train_without_plan(folder, grid, settings, record_plan, told)
+            return _train_without_plan(folder, grid, settings, record_plan, tracked)
         finally:
             with suppress(OSError, ValueError):  # a run can end before it has a statement
-                told.conclude(final_of(folder.read_statement()))
+                tracked.conclude(final_of(folder.read_statement()))
 
 
 def _train_by_plan(
@@ -156,9 +156,9 @@ def _train_by_plan(
     record_plan: RecordPlan | None,
     run_id: str,
     make_strategy: Callable[..., DPFedAvg] | None,
-    told: TrackedRun,
+    tracked: TrackedRun,
 ) -> Result:
-    """Train with a promise to clients, and to their records if they train by DP-SGD."""
+    """Train with a promise to clients, and to their records under DP-SGD."""
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     resumed = folder.ledger.exists()
     if folder.checkpoint.is_file() and not resumed:
@@ -166,7 +166,7 @@ def _train_by_plan(
             f"{folder.path} has a checkpoint and no ledger: what its rounds have spent is unknown, "
             "so it can't be continued"
         )
-    # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
+    # A resumed run uses the ledger's plan to the last digit, wherever it was calibrated.
     plan = folder.read_plan() if resumed else make_plan(settings)
     witness = folder.witness(settings)
     with PrivacyLedger.open(
@@ -177,8 +177,8 @@ def _train_by_plan(
         witness=witness,
         settings=digest_of(settings),
     ) as ledger:
-        made_by = make_strategy or (DPFedBuff if plan.sampling.buffered else DPFedAvg)
-        strategy = made_by(
+        strategy_class = DPFedBuff if plan.sampling.buffered else DPFedAvg
+        strategy = (make_strategy or strategy_class)(
             settings.server_optimizer.make_for(settings.rounds),
             plan=plan,
             ledger=ledger,
@@ -190,7 +190,7 @@ def _train_by_plan(
         )
         failure: str | None = None
         try:
-            result = _start(strategy, folder, grid, settings, told)
+            result = _start(strategy, folder, grid, settings, tracked)
             if (choice := private_metrics(settings, target_delta(settings))) is not None:
                 measure_privately(
                     grid,
@@ -207,7 +207,7 @@ def _train_by_plan(
             failure = _NOBODY
             raise
         finally:
-            # Also after a failure: what was reserved is spent, and somebody has to say so.
+            # Also after a failure: what was reserved is spent, and the statement must say so.
             statement = replace(
                 privacy_statement(ledger),
                 shared_parameters=shared_parameters(settings),
@@ -233,9 +233,9 @@ def _train_without_plan(
     grid: Grid,
     settings: Settings,
     record_plan: RecordPlan | None,
-    told: TrackedRun,
+    tracked: TrackedRun,
 ) -> Result:
-    """Train with a promise to records at most: the server averages the updates unclipped."""
+    """Train with at most a promise to records: the server averages the updates unclipped."""
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     strategy = UnprotectedFedAvg(
@@ -247,13 +247,13 @@ def _train_without_plan(
         nothing = NoPromise(rounds=settings.rounds)
         folder.write_statement(nothing)
         try:
-            return _start(strategy, folder, grid, settings, told)
+            return _start(strategy, folder, grid, settings, tracked)
         except NobodyContributes:
             folder.write_statement(replace(nothing, failure=_NOBODY))
             raise
     failure: str | None = None
     try:
-        return _start(strategy, folder, grid, settings, told)
+        return _start(strategy, folder, grid, settings, tracked)
     except NobodyContributes:
         failure = _NOBODY
         raise
@@ -273,16 +273,16 @@ def _train_without_plan(
 
 
 def roster_of(settings: Settings) -> Roster | None:
-    """Return the nodes of secure sums, as their owners know them; None if nobody says."""
+    """Return the nodes of secure sums, as their owners know them; None without a roster."""
     sums = settings.privacy.sums
-    path = None if sums is None else sums.roster
-    return None if path is None else Roster.read(Path(path))
+    if sums is None or sums.roster is None:
+        return None
+    return Roster.read(Path(sums.roster))
 
 
 def _options(
     folder: RunFolder, settings: Settings, record_plan: RecordPlan | None, rng: SecureRandom
 ) -> dict[str, Any]:
-    """Return the options that all trainings have."""
     return {
         "weight_cap": settings.weight_cap,
         "roster_timeout": settings.roster_timeout,
@@ -294,10 +294,10 @@ def _options(
 
 
 def _start(
-    strategy: Training, folder: RunFolder, grid: Grid, settings: Settings, told: TrackedRun
+    strategy: Training, folder: RunFolder, grid: Grid, settings: Settings, tracked: TrackedRun
 ) -> Result:
     """Train from the start, or from the folder's checkpoint if it has one."""
-    check_data(settings)  # what is wrong with the data shows before anything is released
+    check_data(settings)  # errors in the data show before anything is released
     encoder = encoder_of_run(settings)
     if encoder is not None and encoder.statistics is not None:
         encoder.statistics.save(folder.features, public=True)
@@ -318,7 +318,7 @@ def _start(
         for caution in cautions_of_data(settings):
             logger.warning("%s", caution)
     plan = strategy.plan if isinstance(strategy, DPFedAvg) else None
-    told.start(
+    tracked.start(
         start_of(settings, folder, plan=plan, record_plan=strategy.record_plan, resumed=resumed)
     )
 
@@ -328,13 +328,17 @@ def _start(
         measured = public_metrics(
             names, labels=in_unit(test_y), probabilities=in_unit(probabilities)
         )
-        of_classes = {} if dataset.form.is_of_numbers else {"accuracy": accuracy}
-        has_matrix = measured.get("confusion_matrix") is not None and dataset.class_names
-        named = {"classes": list(dataset.class_names)} if has_matrix else {}
-        return {"loss": loss, **of_classes, **measured, **named}
+        values: dict[str, Any] = {"loss": loss}
+        if not dataset.form.is_of_numbers:
+            values["accuracy"] = accuracy
+        values |= measured
+        if measured.get("confusion_matrix") is not None and dataset.class_names:
+            values["classes"] = list(dataset.class_names)
+        return values
 
     every = settings.metrics.evaluate_every
-    unmeasured = dict.fromkeys(("loss", "r2" if dataset.form.is_of_numbers else "accuracy"))
+    score = "r2" if dataset.form.is_of_numbers else "accuracy"
+    unmeasured = dict.fromkeys(("loss", score))
 
     def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
         due = server_round % every == 0 or server_round == settings.rounds
@@ -352,7 +356,7 @@ def _start(
         if settings.noise_can_be_predicted:
             line["insecure"] = True  # its epsilon promises nothing
         folder.append_metrics(line | clock)
-        told.released(line)
+        tracked.released(line)
         folder.write_model(arrays)
         return _recorded(measured, spent) if due else None
 
@@ -370,12 +374,13 @@ def _start(
         evaluate_fn=evaluate_publicly,
     )
     *before, last = folder.read_metrics()
+    last_before = before[-1]["round"] if before else -1
     if last["test_loss"] is None:  # the training ended before its last planned round
         measured = measured_of(result.arrays)
         line = last | _on_public_rows(measured)
-        folder.drop_metrics_after(before[-1]["round"] if before else -1)
+        folder.drop_metrics_after(last_before)
         folder.append_metrics(line)
-        told.released(line)
+        tracked.released(line)
         result.evaluate_metrics_serverapp[last["round"]] = _recorded(
             measured, _spent(strategy, last["round"])
         )
@@ -383,12 +388,12 @@ def _start(
 
 
 def _on_public_rows(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a line of `metrics.jsonl` says of what was measured."""
+    """Return what was measured, under its names in `metrics.jsonl`."""
     return {f"test_{name}": value for name, value in measured.items()}
 
 
 def _recorded(measured: Mapping[str, Any], spent: Mapping[str, float]) -> MetricRecord:
-    """Return the numbers among what was measured, and the price, as Flower has them."""
+    """Return the numbers among what was measured, and the epsilon, as Flower stores them."""
     numbers = {name: value for name, value in measured.items() if isinstance(value, float)}
     return MetricRecord({**numbers, **spent})
 
@@ -396,15 +401,19 @@ def _recorded(measured: Mapping[str, Any], spent: Mapping[str, float]) -> Metric
 def _spent(strategy: Training, server_round: int) -> dict[str, float]:
     """Return the epsilon of clients so far, else that of their records, else nothing."""
     if isinstance(strategy, DPFedAvg):
-        return {"epsilon": strategy.ledger.running_epsilon() if server_round else 0.0}
+        if not server_round:
+            return {"epsilon": 0.0}
+        return {"epsilon": strategy.ledger.running_epsilon()}
     if strategy.record_plan is None:
         return {}
-    # No client tells what it spent: the server counts whom it asked, ledgers stop at the budget.
+    # No client tells what it spent: the server counts questions; ledgers stop at the budget.
     most = strategy.most_participations
     budget = strategy.record_plan.budget.epsilon
     if most is None:
         return {"epsilon": budget}
-    return {"epsilon": min(budget, strategy.record_plan.epsilon(most).best) if most else 0.0}
+    if not most:
+        return {"epsilon": 0.0}
+    return {"epsilon": min(budget, strategy.record_plan.epsilon(most).best)}
 
 
 def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
@@ -430,9 +439,9 @@ def _expected_cohort(strategy: Training, settings: Settings) -> float:
 
 
 def _released(strategy: Training) -> dict[str, Any]:
-    """Return what the round released besides the model, and what a message of it weighed."""
+    """Return what the round released besides the model, and the size of one message."""
     released: dict[str, Any] = {}
-    if strategy.rounds_completed:  # bytes of the arrays of one message; neither says who got one
+    if strategy.rounds_completed:  # bytes of one message's arrays; they do not say who got one
         released |= {"bytes_down": strategy.bytes_down, "bytes_up": strategy.bytes_up}
     if strategy.released_metrics:
         released["clients"] = dict(strategy.released_metrics)
@@ -443,7 +452,7 @@ def _released(strategy: Training) -> dict[str, Any]:
 
 @contextmanager
 def logged_to(path: Path) -> Iterator[None]:
-    """Write Flower's log to a file, too, with the reason if the run fails."""
+    """Write Flower's log to a file as well, with the reason if the run fails."""
     log_file = logging.FileHandler(path, encoding="utf-8")
     log_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     flower_logger = logging.getLogger("flwr")
@@ -459,7 +468,7 @@ def logged_to(path: Path) -> Iterator[None]:
 
 
 def output_dir(settings: Settings) -> Path:
-    """Return the folder of all runs, without `fl-dp run`'s say.
+    """Return the folder of all runs, for a run that `fl-dp run` did not start.
 
     Raises:
         ConfigError: If it is not absolute.

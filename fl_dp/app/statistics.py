@@ -61,11 +61,6 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
 
     The folder holds the settings, the ledger, the privacy statement and `statistic.json`.
 
-    Args:
-        grid: Flower's grid.
-        settings: What to ask, of whom, at what price.
-        run_id: Flower's id of the run; names the folder when the settings don't.
-
     Raises:
         ValueError: If the settings can't be carried out; nobody was asked.
         FileExistsError: If there is a run of that name.
@@ -79,10 +74,10 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
         check_data(settings)
         rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
         shared = settings.privacy.noised_by == "nodes"
-        told: dict[str, str] = {SETTINGS_KEY: settings.for_clients().to_json()}
+        config: dict[str, str] = {SETTINGS_KEY: settings.for_clients().to_json()}
         if shared:  # each simulated node charges itself, as a real one does
             private_folder(folder.node_ledgers)
-            told[SIMULATED_LEDGERS_KEY] = str(folder.node_ledgers)
+            config[SIMULATED_LEDGERS_KEY] = str(folder.node_ledgers)
         witness = folder.witness(settings)
         with PrivacyLedger.open(
             folder.ledger, plan, run_id=run_id, rng=rng, witness=witness
@@ -95,7 +90,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
                     choice,
                     values=settings.statistic.values,
                     rng=None if shared else rng,
-                    config=ConfigRecord(dict(told)),
+                    config=ConfigRecord(dict(config)),
                     units_per_node=plan.hosting.units_per_node,
                     timeout=settings.round_timeout,
                     roster_timeout=settings.roster_timeout,
@@ -116,10 +111,11 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
 
 
 def statistic_plan(settings: Settings) -> tuple[NoiseChoice, Plan]:
-    """Return the query with its noise, and a plan whose budget is what it costs.
+    """Return the query with its noise, and a plan whose budget is its cost.
 
     Raises:
-        ValueError: If the settings ask for nothing that can be answered, with what to write.
+        ValueError: If the settings ask for nothing that can be answered; the text says what to
+            write.
     """
     privacy, asked = settings.privacy, settings.statistic
     query, delta = statistic_query(settings), target_delta(settings)
@@ -172,20 +168,20 @@ def statistic_query(settings: Settings) -> Query:
     """Return the settings' query.
 
     Raises:
-        ValueError: If a range, edges or classes are missing, with what to write.
+        ValueError: If a range, edges or classes are missing; the text says what to write.
     """
     asked = settings.statistic
     most = asked.max_records
     labels = asked.values == "labels"
     features = 1
     if not labels:
-        there = prod(dataset_of(settings).form.input_shape)
-        if asked.feature is not None and asked.feature >= there:
+        width = prod(dataset_of(settings).form.input_shape)
+        if asked.feature is not None and asked.feature >= width:
             raise ValueError(
-                f"records of task={settings.task.name} have {there} features, counted from 0: "
-                f"write statistic.values=records.{there - 1} or a smaller one"
+                f"records of task={settings.task.name} have {width} features, counted from 0: "
+                f"write statistic.values=records.{width - 1} or a smaller one"
             )
-        features = there if asked.feature is None else 1
+        features = width if asked.feature is None else 1
     match asked.query:
         case "count":
             return Count(max_records=most)
@@ -218,7 +214,7 @@ def statistic_query(settings: Settings) -> Query:
 
 
 def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]:
-    """Return what a statistic is, and what it costs, as plain JSON values."""
+    """Return a statistic's description and its cost, as plain JSON values."""
     noise = choice.explanation
     if plan.noise is not None:
         (mechanism,) = choice.mechanisms
@@ -244,7 +240,7 @@ def price(settings: Settings, choice: NoiseChoice, plan: Plan) -> dict[str, Any]
 def rows_of(
     asked: StatisticSettings, query: Query, answer: Answer
 ) -> list[tuple[str, float, float]]:
-    """Return what a person reads: what, how much, and by how much it may be off."""
+    """Return rows of a name, its value, and its error."""
     if isinstance(query, Frequencies) and asked.query == "top":
         counts, error = answer["counts"], float(answer.error[0])
         ranked = query.ranked(counts, min(asked.top, query.dimension))
@@ -253,22 +249,22 @@ def rows_of(
     rows = []
     for part, estimate in answer.estimates.items():
         values, errors = np.atleast_1d(estimate.value), np.atleast_1d(estimate.error)
-        for place, (value, error) in enumerate(zip(values, errors, strict=True)):
-            rows.append((name(part, place), float(value), float(error)))
+        for index, (value, error) in enumerate(zip(values, errors, strict=True)):
+            rows.append((name(part, index), float(value), float(error)))
     return rows
 
 
 def _names(query: Query) -> Callable[[str, int], str]:
-    """Return how to name the numbers of an answer, by their part of it and their place there."""
+    """Return a function that names a number of an answer, by its part and its index in it."""
     match query:
         case Frequencies():
-            return lambda _, place: str(query.categories[place])
+            return lambda _, index: str(query.categories[index])
         case Histogram():
-            return lambda _, place: f"{query.edges[place]:g} to {query.edges[place + 1]:g}"
+            return lambda _, index: f"{query.edges[index]:g} to {query.edges[index + 1]:g}"
         case Quantiles():
-            return lambda _, place: f"{query.probabilities[place]:g}"
+            return lambda _, index: f"{query.probabilities[index]:g}"
         case Mean() | Sum() if query.features > 1:
-            return lambda part, place: part if part == "count" else f"{part} of {place}"
+            return lambda part, index: part if part == "count" else f"{part} of {index}"
         case _:
             return lambda part, _: part
 

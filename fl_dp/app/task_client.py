@@ -66,16 +66,12 @@ class TaskClient(NumPyClient):
     """Trains one unit on its own part of the task, or on the data of its node's `dp-data-path`.
 
     The number of records is reported as 1: the strategy weights every client alike, and the true
-    number is the client's own business. Only for a round's instruction or a utility query, which
-    keep it on the node, it is the true one.
+    number stays private. A round's instruction or a utility query gets the true number, which does
+    not leave the node.
     """
 
     def __init__(self, context: Context, unit: int = 0) -> None:
-        """Be one of the units that a node hosts.
-
-        Args:
-            context: The node's.
-            unit: Index among the node's units, from 0.
+        """Be one of the units that a node hosts; `unit` is its index there, from 0.
 
         Raises:
             ValueError: If the node has neither a `partition-id` nor a `dp-data-path`.
@@ -89,7 +85,7 @@ class TaskClient(NumPyClient):
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
         """Train from `parameters` with the settings in the message.
 
-        Returns the loss and the accuracy of `parameters`, before training, if the instruction asks.
+        Returns also the loss and accuracy of `parameters` before training, if the instruction asks.
         """
         if RECORD_PLAN_KEY in config:
             return self._fit_privately(parameters, config)
@@ -109,25 +105,25 @@ class TaskClient(NumPyClient):
             seed=_shuffling_seed(settings, self._part(settings), config),
             **settings.client.steps,
         )
-        kept = own.keep(list(get_arrays(model).values()))
-        return kept, _reported(len(rows), config), metrics
+        shared = own.keep(list(get_arrays(model).values()))
+        return shared, _reported(len(rows), config), metrics
 
     def _fit_privately(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
         """Train by DP-SGD.
 
-        Nothing up to the charge reads a record of the node's own, so whatever goes wrong until then
-        may show: the model goes back as it came.
+        Nothing up to the charge reads a record of the node's own, so any error until then may show:
+        the model goes back as it came.
         """
         from .private_training import private_client, record_plan_of  # with Opacus and SciPy
 
         plan = record_plan_of(config)
         with Contained("no private training; this client contributes nothing") as attempt:
             settings = _settings(config)
-            place, node_config = self._part(settings), self.context.node_config
+            index, node_config = self._part(settings), self.context.node_config
             own = own_data_path(node_config) is not None
-            if not own and place >= settings.task.num_clients:
+            if not own and index >= settings.task.num_clients:
                 return parameters, 1, {}
             form = public_form_of(settings, node_config)
             model = model_of(settings, form)
@@ -153,7 +149,7 @@ class TaskClient(NumPyClient):
     ) -> tuple[float, int, dict[str, Scalar]]:
         """Return the loss of `parameters` on the unit's records; NaN without any.
 
-        They are those that it trains on, or for private metrics those that it holds out.
+        The records are those that it trains on; for private metrics, those that it holds out.
         """
         settings = _settings(config)
         privately = STATISTIC_QUERY_KEY in config and settings.metrics.private_epsilon is not None
@@ -164,8 +160,7 @@ class TaskClient(NumPyClient):
         model = model_of(settings, dataset.form)
         set_arrays(model, self._own(settings, model).whole(parameters))
         loss, accuracy = evaluate(model, *records_of(dataset, fitting(dataset, rows)))
-        asked = _stays_on_the_node(config)  # a plain evaluation says no more than it has to
-        if not asked:
+        if not _stays_on_the_node(config):  # a plain evaluation says no more than it has to
             return loss, _reported(len(rows), config), {}
         measured = {"accuracy": accuracy}
         if dataset.form.is_of_numbers:
@@ -193,7 +188,7 @@ class TaskClient(NumPyClient):
         return np.column_stack([labels, probabilities[:, 1]])
 
     def require_sent(self, names: Iterable[str], config: Mapping[str, Any]) -> None:
-        """Check that a message's arrays are the parameters that its settings share.
+        """Check that a message's arrays are exactly the parameters that its settings share.
 
         Raises:
             ValueError: If they are not.
@@ -206,10 +201,12 @@ class TaskClient(NumPyClient):
 
     def _form(self, settings: Settings) -> Form:
         form = public_form_of(settings, self.context.node_config)
-        return dataset_of(settings).form if form is None else form
+        if form is None:
+            return dataset_of(settings).form
+        return form
 
     def _own(self, settings: Settings, model: nn.Module) -> PersonalPart:
-        """Return what joins the shared parameters and the unit's own, for a model as built."""
+        """Return what joins the shared parameters and the unit's own, for a freshly built model."""
         part = part_of(settings, model)
         return PersonalPart(self.context, part=part, first=get_arrays(model), unit=self.unit)
 
@@ -220,13 +217,13 @@ class TaskClient(NumPyClient):
         return settings, self.data(settings)
 
     def data(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
-        """Return the data set in which the unit's records lie, and the rows that it trains on."""
+        """Return the data set that holds the unit's records, and the rows that it trains on."""
         return data_of_unit(settings, self._part(settings), self.context.node_config)
 
     def held_out(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
-        """Return the data set in which the unit's records lie, and the rows that it holds out."""
-        place = self._part(settings)
-        return data_of_unit(settings, place, self.context.node_config, held_out=True)
+        """Return the data set that holds the unit's records, and the rows that it holds out."""
+        index = self._part(settings)
+        return data_of_unit(settings, index, self.context.node_config, held_out=True)
 
     def records(self, settings: Settings) -> Records:
         """Return the unit's records for DP-SGD, on the device that trains."""
@@ -246,55 +243,48 @@ def train_many(
 ) -> Iterator[TrainedRows]:
     """Train units of this node together, each as `TaskClient.fit` would train it.
 
-    Args:
-        context: The node's.
-        units: Their numbers on this node.
-        model: As the server sent it.
-        config: Of the message.
-        parts_of: The training rows of every unit of the run.
+    `units` are their indices on this node; `parts_of` returns the training rows of every unit of
+    the run.
 
     Raises:
-        ValueError: If the node has no `partition-id` in its configuration.
+        ValueError: If the node has no `partition-id`.
     """
     if RECORD_PLAN_KEY in config:
         return  # DP-SGD is for one unit at a time
     settings = _settings(config)
     chosen = settings.model
     if chosen.shared is not None or chosen.lora_rank is not None:
-        return  # each has a model of its own, or parameters that are frozen
+        return  # each unit has a model of its own, or parameters that are frozen
     dataset, origin = dataset_of(settings), model_of(settings)
     set_arrays(origin, model.to_numpy_ndarrays())
     parts = parts_of(settings)
     first = node_of(context) * settings.simulation.units_at_node
     hosted = [unit for unit in units if first + unit < len(parts)]  # the last node has fewer
     for start in range(0, len(hosted), _UNITS_IN_MEMORY):
-        some = hosted[start : start + _UNITS_IN_MEMORY]
-        rows = {unit: rows_of_unit(settings, parts[first + unit]) for unit in some}
+        chunk = hosted[start : start + _UNITS_IN_MEMORY]
+        rows = {unit: rows_of_unit(settings, parts[first + unit]) for unit in chunk}
         data = [
             UnitData(
                 features=dataset.features(rows[unit]),
                 labels=dataset.labels(rows[unit]),
                 seed=_shuffling_seed(settings, first + unit, config),
             )
-            for unit in some
+            for unit in chunk
         ]
-        for places, vectors in train_together(origin, data, **settings.client.steps):
-            reports = [
-                UnitReport(
-                    num_examples=_reported(len(unit.labels), config),
-                    metrics=_metrics(
-                        origin, unit.features, unit.labels, settings, config, count=len(unit.labels)
-                    ),
+        for indices, vectors in train_together(origin, data, **settings.client.steps):
+            reports = []
+            for unit in (data[index] for index in indices):
+                count = len(unit.labels)
+                metrics = _metrics(
+                    origin, unit.features, unit.labels, settings, config, count=count
                 )
-                for unit in (data[place] for place in places)
-            ]
-            yield TrainedRows(
-                units=[some[place] for place in places], reports=reports, vectors=vectors
-            )
+                reports.append(UnitReport(num_examples=_reported(count, config), metrics=metrics))
+            units_of_chunk = [chunk[index] for index in indices]
+            yield TrainedRows(units=units_of_chunk, reports=reports, vectors=vectors)
 
 
 def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> RecordsOfNode:
-    """Return the records of this node's client, where a record is the unit.
+    """Return the records of this node's client, where a record is the privacy unit.
 
     Raises:
         ValueError: If it has none, or they do not fit the settings.
@@ -302,24 +292,21 @@ def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> 
     from .private_training import node_records  # with Opacus
 
     settings = _settings(config)
-    place, node_config = node_of(context), context.node_config
+    index, node_config = node_of(context), context.node_config
     form = public_form_of(settings, node_config)
-    found = node_records(
+    records = node_records(
         lambda: model_of(settings, form),
-        lambda: _records_of(settings, place, node_config),
+        lambda: _records_of(settings, index, node_config),
         settings=settings,
         form=form,
     )
-    return found(context, config, model)
+    return records(context, config, model)
 
 
 def hosted_units(context: Context, config: dict[str, Any]) -> int:
     """Return how many units of the roster this node hosts; the last node may have fewer.
 
-    A node with its own data is one unit.
-
-    Raises:
-        ValueError: If the node has neither a `partition-id` nor a `dp-data-path`.
+    A node with its own data hosts one unit. A node without data raises as `TaskClient`.
     """
     if own_data_path(context.node_config) is not None:
         return 1
@@ -330,44 +317,43 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
 
 
 def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str) -> object:
-    """Return a unit's `labels`, shape `(n,)`, its `records`, rows, or `records.3`, one column.
+    """Return a unit's values by name: `labels`, `records`, `records.3`, or a wing's own.
 
-    Or what a wing has by that name, as `trials`: scores of the candidates of a choice.
+    Labels have shape `(n,)`; records are rows; `records.3` is one column of them. A wing's values
+    are for example `trials`: scores of the candidates of a choice.
 
     Raises:
         ValueError: If the values have another name, or the unit has no data.
     """
     settings = _settings(config)
-    place = node_of(context) * settings.simulation.units_at_node + unit
+    index = node_of(context) * settings.simulation.units_at_node + unit
     for wing in wings():
-        if (values := wing.unit_values(name, place, context.node_config, config)) is not None:
+        if (values := wing.unit_values(name, index, context.node_config, config)) is not None:
             return values
-    dataset, rows = data_on_roster(settings, place, context.node_config)
+    dataset, rows = data_on_roster(settings, index, context.node_config)
     rows = fitting(dataset, rows)
     if name == "labels":
         return predictions_in_unit(settings)(dataset.labels(rows))
-    asked, _, feature = name.partition(".")
-    if asked == "records":
+    kind, _, feature = name.partition(".")
+    if kind == "records":
         records = dataset.features(rows).reshape(len(rows), -1)
-        return records[:, int(feature)] if feature else records
+        if feature:
+            return records[:, int(feature)]
+        return records
     raise ValueError(f"there are no values '{name}': ask for labels, records or records.3")
 
 
-def _records_of(settings: Settings, place: int, node_config: Mapping[str, Any]) -> Records:
-    """Read a unit's records, on the device that trains.
-
-    Raises:
-        ValueError: If it has none, or they are not one node's own and do not fit the settings.
-    """
+def _records_of(settings: Settings, index: int, node_config: Mapping[str, Any]) -> Records:
+    """Read a unit's records, on the device that trains."""
     from .private_training import Records
 
-    dataset, rows = data_on_roster(settings, place, node_config, leave_out_unfit=True)
+    dataset, rows = data_on_roster(settings, index, node_config, leave_out_unfit=True)
     fit = None if dataset.train_fit is None else dataset.train_fit[rows]
     return Records(*records_of(dataset, rows), fit=fit, folder=own_data_path(node_config))
 
 
 def node_of(context: Context) -> int:
-    """Return the place of a node among the simulated ones, or an id of its own.
+    """Return the index of a simulated node, or an id of a real one.
 
     Raises:
         ValueError: If it has neither a `partition-id` nor a `dp-data-path`.
@@ -396,7 +382,7 @@ def _reported(num_examples: int, config: dict[str, Scalar]) -> int:
 
 
 def _stays_on_the_node(config: dict[str, Scalar]) -> bool:
-    """Whether what a unit reports is bounded on the node before anything of it leaves."""
+    """Tell whether a unit's report is bounded on the node before anything of it leaves."""
     keys = (INSTRUCTION_KEY, UTILITY_QUERY_KEY, STATISTIC_QUERY_KEY)
     return any(key in config for key in keys)
 
@@ -410,25 +396,15 @@ def _metrics(
     *,
     count: int,
 ) -> dict[str, Scalar]:
-    """Return what the instruction asks a unit to measure before its training.
-
-    Args:
-        model: To measure.
-        features: Of the records that could be read.
-        labels: Likewise.
-        settings: Of the run.
-        config: Of the message.
-        count: How many records the unit has. One that could not be read counts as the middle of
-            what a record can have, so that it moves a mean as any other does.
-    """
+    """Return what the instruction asks a unit to measure before its training."""
     if not (_asks_for_metrics(config) and _has_enough(settings, count)):
         return {}
     max_loss, share = _max_loss(settings), len(labels) / max(count, 1)
     measured = evaluate(model, features, labels, max_loss=max_loss)
     if share < 1.0 and max_loss is not None:
         middles = (max_loss / 2.0, 0.5)
-        each = zip(np.nan_to_num(measured), middles, strict=True)  # NaN where none could be read
-        measured = tuple(share * mean + (1.0 - share) * middle for mean, middle in each)
+        pairs = zip(np.nan_to_num(measured), middles, strict=True)  # NaN if none could be read
+        measured = tuple(share * mean + (1.0 - share) * middle for mean, middle in pairs)
     return dict(zip(_MEASURED, measured, strict=True))
 
 
@@ -436,13 +412,14 @@ def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
     instruction = RoundInstruction.of(config)
     if instruction is None:
         return False
-    bundle = instruction.bundle
-    asked = {instruction.utility, *(metric.name for metric in (bundle.metrics if bundle else ()))}
-    return not asked.isdisjoint(_MEASURED)
+    names = {instruction.utility}
+    if instruction.bundle is not None:
+        names.update(metric.name for metric in instruction.bundle.metrics)
+    return not names.isdisjoint(_MEASURED)
 
 
 def _max_loss(settings: Settings) -> float | None:
-    """Return the bound on one record's loss: with records as units the mean rests on it."""
+    """Return the bound on one record's loss; with records as units the mean rests on it."""
     chosen = settings.selection
     if isinstance(chosen, ExponentialSettings) and settings.privacy.unit == "record":
         return chosen.utility_high
@@ -450,12 +427,12 @@ def _max_loss(settings: Settings) -> float | None:
 
 
 def _has_enough(settings: Settings, num_examples: int) -> bool:
-    """Tell whether the unit has the records that the charge for its selection supposes."""
+    """Tell whether the unit has the records that the charge for its selection assumes."""
     return num_examples >= (settings.selection.records_per_client or 0)
 
 
 def _shuffling_seed(settings: Settings, part: int, config: dict[str, Scalar]) -> int:
-    # Apart for every part and round, and the same again when a round is repeated.
+    # Differs for every part and round, and is the same when a round is repeated.
     entropy = (settings.seed, part, int(config.get("server-round", 0)))
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
 

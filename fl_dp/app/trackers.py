@@ -1,4 +1,4 @@
-"""Trackers of a training of the app: who is told, of which settings, and of which promise."""
+"""Trackers of the app's training: which there are, and which settings and promise they get."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from fl_dp.documents import flattened
 from fl_dp.files import write_text
 from fl_dp.plan import Plan, RecordPlan
 
-TOLD = frozenset(
+TRACKED = frozenset(
     [
-        *(key.name for key in all_keys().values() if key.told),
+        *(key.name for key in all_keys().values() if key.tracked),
         *(f"{group}.{chosen_by(group)}" for group in OPTIONS if group != "tracking"),
     ]
 )
-"""Settings that trackers are told: those whose fields say so."""
+"""Settings that trackers get: those whose fields are marked `tracked`."""
 
 
 def trackers_of(settings: Settings, folder: RunFolder) -> list[Tracker]:
-    """Return the trackers that settings ask for; they write and show nothing yet.
+    """Return the trackers that the settings ask for; they write and show nothing yet.
 
     Raises:
         ModuleNotFoundError: If a package is missing.
-        ValueError: If somebody else has the port of the metrics.
+        ValueError: If the port of the metrics is in use.
     """
     tracking = settings.tracking
     pages: list[Tracker] = []
@@ -53,19 +53,16 @@ def trackers_of(settings: Settings, folder: RunFolder) -> list[Tracker]:
 def make_tracker(settings: TrackingSettings, folder: Path, *, shared: Path) -> Tracker:
     """Return the tracker that settings ask for; it writes nothing yet.
 
-    Args:
-        settings: Of any tracker, for example `MLflowSettings(project="wards")`.
-        folder: Of the run.
-        shared: Of its sweep, or of the run alone.
+    `shared` is the folder of the run's sweep, or of the run without a sweep.
 
     Raises:
         ModuleNotFoundError: If its package is missing.
         ValueError: If the settings ask for none.
     """
     require_installed(settings.name)
-    # Here, in the training's own thread: W&B's import parses source, which Python 3.11 gives up
-    # with a SystemError where a finalizer or another thread parses, too. What failed is tried once
-    # more when the tracker starts, and told.
+    # Imported in the training's own thread: W&B's import parses source, which Python 3.11 stops
+    # with a SystemError if a finalizer or another thread parses as well. A failed import is tried
+    # again, and reported, when the tracker starts.
     with suppress(Exception):
         import_module(settings.name)
     return settings.make(folder, shared=shared)
@@ -79,39 +76,37 @@ def start_of(
     record_plan: RecordPlan | None,
     resumed: bool,
 ) -> RunStart:
-    """Return what trackers are told of a run that begins or goes on.
+    """Return what trackers get when a run begins or continues.
 
-    Args:
-        settings: Of the run.
-        folder: Of the run, with the metrics of the rounds that stay.
-        plan: What is promised to clients, if anything.
-        record_plan: What is promised to records, if anything.
-        resumed: Whether rounds of an earlier process stay.
+    The folder has the metrics of the rounds that stay; `resumed` tells whether there are such.
     """
     sweep = _sweep_of(folder)
+    name = folder.path.name
+    if sweep is not None:
+        name = f"{sweep}/{name}"
     before = tuple(round_values(line) for line in folder.read_metrics()) if resumed else ()
     return RunStart(
-        name=folder.path.name if sweep is None else f"{sweep}/{folder.path.name}",
+        name=name,
         identity=_identity(folder),
         group=sweep,
         rounds=settings.rounds,
         before=before,
-        settings=told_settings(settings),
+        settings=tracked_settings(settings),
         promise=_promise(plan, record_plan, settings),
     )
 
 
-def told_settings(settings: Settings) -> dict[str, Scalar]:
-    """Return the settings that trackers are told, by key; lists as JSON, null left out."""
-    return {
-        key: value if isinstance(value, str | int | float) else json.dumps(value)
-        for key, value in flattened(asdict(settings)).items()
-        if key in TOLD and value is not None
-    }
+def tracked_settings(settings: Settings) -> dict[str, Scalar]:
+    """Return the settings that trackers get, by key; lists as JSON, without null."""
+    scalars: dict[str, Scalar] = {}
+    for key, value in flattened(asdict(settings)).items():
+        if key in TRACKED and value is not None:
+            scalars[key] = value if isinstance(value, str | int | float) else json.dumps(value)
+    return scalars
 
 
 def final_of(statement: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a privacy statement says was spent, by the names that trackers know."""
+    """Return what a privacy statement says was spent, under the names of trackers."""
     records = statement.get("records") or {}
     return {
         "final/rounds": statement.get("rounds"),
@@ -129,9 +124,9 @@ def _quoted(statement: Mapping[str, Any]) -> Any:
 def _promise(
     plan: Plan | None, record_plan: RecordPlan | None, settings: Settings
 ) -> dict[str, Any]:
-    told: dict[str, Any] = {"promise/insecure": settings.privacy.insecure_seed is not None}
+    values: dict[str, Any] = {"promise/insecure": settings.privacy.insecure_seed is not None}
     if plan is not None:
-        told |= {
+        values |= {
             "promise/epsilon": plan.budget.epsilon,
             "promise/delta": plan.budget.delta,
             "promise/unit": plan.unit,
@@ -141,22 +136,23 @@ def _promise(
             "promise/expected_cohort": plan.expected_cohort,
         }
     if record_plan is not None:
-        told |= {
+        values |= {
             "promise/record_epsilon": record_plan.budget.epsilon,
             "promise/record_delta": record_plan.budget.delta,
             "promise/record_noise_multiplier": record_plan.noise_multiplier,
         }
-    return told
+    return values
 
 
 def _sweep_of(folder: RunFolder) -> str | None:
-    """Return the name of the sweep that a run's folder lies in, if it lies in one."""
     above = folder.path.absolute().parent
-    return above.name if (above / SWEEP).is_file() else None
+    if (above / SWEEP).is_file():
+        return above.name
+    return None
 
 
 def _identity(folder: RunFolder) -> str:
-    """Return a run's random name, which stays when it is resumed."""
+    """Return a run's random name, which stays when the run is resumed."""
     if not folder.identity.is_file():
         write_text(folder.identity, secrets.token_hex(8))
     return folder.identity.read_text(encoding="utf-8").strip()

@@ -1,4 +1,4 @@
-"""Slow simulated nodes without waiting: answers arrive in the order of delays that are drawn.
+"""Slow simulated nodes without waiting: answers arrive in the order of drawn delays.
 
 >>> grid = VirtualTime(grid, drawn_delays(spread=1.0, seed=0))
 >>> strategy.start(grid, ...)
@@ -22,30 +22,30 @@ from fl_dp.protocol.own_grid import OwnGrid
 class VirtualTime(OwnGrid):
     """A grid whose nodes take a time of their own to train, on a clock that never waits.
 
-    A training answer is handed over when every one that is due before it was; the clock then shows
-    when it was due.
+    It hands over a training answer once every earlier one was handed over, and sets the clock to
+    the time at which it was due.
 
     Attributes:
-        now: Virtual time that has passed.
+        now: Virtual time that has passed, in training times of a typical node.
     """
 
     def __init__(self, grid: Grid, delay: Callable[[int], float]) -> None:
-        """Put a clock in front of a grid.
+        """Put a virtual clock in front of a grid.
 
         Args:
-            grid: Whose nodes answer.
-            delay: Returns how long a node takes for its next answer, by its place among all nodes.
+            grid: The grid whose nodes answer.
+            delay: Returns how long a node takes for its next answer, by its index.
         """
         self.now = 0.0
         self._grid = grid
         self._delay = delay
-        self._places: dict[int, int] = {}
+        self._indices: dict[int, int] = {}
         self._due: list[tuple[float, int, str]] = []
         self._given_up_at: dict[str, float] = {}
         self._pushed = 0
 
     def set_run(self, run: Any) -> None:
-        """Hand on."""
+        """Delegate to the grid."""
         self._grid.set_run(run)
 
     @property
@@ -54,7 +54,7 @@ class VirtualTime(OwnGrid):
         return self._grid.run
 
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
-        """Hand on."""
+        """Delegate to the grid."""
         return self._grid.create_message(*args, **kwargs)
 
     def get_node_ids(self) -> Iterable[int]:
@@ -68,14 +68,14 @@ class VirtualTime(OwnGrid):
         for message, message_id in zip(sent, ids, strict=True):
             if message_id and message.metadata.message_type == MessageType.TRAIN:
                 self._pushed += 1
-                due = self.now + self._delay(self._place_of(message.metadata.dst_node_id))
+                due = self.now + self._delay(self._index_of(message.metadata.dst_node_id))
                 heapq.heappush(self._due, (due, self._pushed, message_id))
                 self._given_up_at[message_id] = clock.now() + message.metadata.ttl
         return ids
 
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
         """Return the answer that is due next, if it is among these and computed."""
-        at_once = [each for each in message_ids if each not in self._given_up_at]
+        at_once = [message_id for message_id in message_ids if message_id not in self._given_up_at]
         replies = list(self._grid.pull_messages(at_once)) if at_once else []
         while self._due and clock.now() > self._given_up_at[self._due[0][2]]:
             del self._given_up_at[heapq.heappop(self._due)[2]]  # else it would hold up the others
@@ -92,31 +92,31 @@ class VirtualTime(OwnGrid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Hand on: who waits for everybody at once sees no delays."""
+        """Delegate to the grid; a call that waits for all answers bypasses the virtual clock."""
         return self._grid.send_and_receive(messages, timeout=timeout)
 
-    def _place_of(self, node: int) -> int:
-        if node not in self._places:
-            there = {each: place for place, each in enumerate(sorted(self.get_node_ids()))}
-            self._places |= there | {node: there.get(node, len(there))}
-        return self._places[node]
+    def _index_of(self, node: int) -> int:
+        if node not in self._indices:
+            indices = {other: index for index, other in enumerate(sorted(self.get_node_ids()))}
+            self._indices |= indices | {node: indices.get(node, len(indices))}
+        return self._indices[node]
 
 
 def drawn_delays(*, spread: float, seed: int) -> Callable[[int], float]:
-    """Return delays of nodes that differ: a median node takes about 1.
+    """Return delays of nodes that differ; a median node takes about 1.
 
     Args:
         spread: Standard deviation of the logarithm of the nodes' speeds. With 1 the slowest of 100
             nodes takes about ten times as long as the median.
-        seed: Of the speeds, and of each answer's own factor in [0.5, 1.5].
+        seed: Seed of the speeds, and of each answer's own factor in [0.5, 1.5].
     """
     speeds: dict[int, float] = {}
-    each = np.random.default_rng([seed, 1])
+    factors = np.random.default_rng([seed, 1])
 
-    def delay(place: int) -> float:
-        if place not in speeds:
-            of_node = np.random.default_rng([seed, 2, place])
-            speeds[place] = float(np.exp(spread * of_node.standard_normal()))
-        return speeds[place] * float(each.uniform(0.5, 1.5))
+    def delay(index: int) -> float:
+        if index not in speeds:
+            normal = np.random.default_rng([seed, 2, index]).standard_normal()
+            speeds[index] = float(np.exp(spread * normal))
+        return speeds[index] * float(factors.uniform(0.5, 1.5))
 
     return delay

@@ -1,9 +1,9 @@
-"""Wings: parts of fl-dp that training does not need, and what one of them may bring to the app.
+"""Wings: parts of fl-dp that training does not need, and what a wing may bring to the app.
 
-A wing is a folder that nothing below imports: `fl_dp/lab/`, `fl_dp/viewer/`. Its `wing.py` has one
-object `WING`, which overrides the hooks that it has something for: those of `Wing`, and of
-`CommandWing` in `fl_dp/commands/wings.py`. Deleting the folder takes its commands, its keys and its
-observers along, and nothing else.
+A wing is a folder that nothing below imports: `fl_dp/lab/`, `fl_dp/viewer/`. Its `wing.py` defines
+one object `WING`, which overrides hooks of `Wing`, and of `CommandWing` in
+`fl_dp/commands/wings.py`. Without the folder its commands, keys and observers are gone, and nothing
+else.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _WINGS = ("fl_dp.lab", "fl_dp.viewer")
 class Wing:
     """What a wing brings to the app; nothing, unless it overrides a method.
 
-    Each method imports what it needs when it is called: every command finds the wings, and most of
-    them use none.
+    Each method imports what it needs when it is called: every command loads the wings, and most
+    commands use none.
     """
 
     @property
@@ -39,7 +39,7 @@ class Wing:
         return {}
 
     def charges(self, settings: Settings) -> Sequence[tuple[PrivacyEvent, int]]:
-        """Return what the wing releases before the first round: the plan pays for it.
+        """Return what the wing releases before the first round; the plan pays for it.
 
         Raises:
             IncompatibleOptions: If the settings allow no such release.
@@ -54,38 +54,38 @@ class Wing:
         Privacy: what is released here is what `charges` says, in the run's ledger.
 
         Args:
-            folder: Of the run.
+            folder: Folder of the run.
             grid: Flower's grid.
-            settings: Of the run.
+            settings: Settings of the run.
             run_id: Names an opening of the ledger.
         """
         return settings
 
     def unit_values(
-        self, name: str, place: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
+        self, name: str, index: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
     ) -> NDArray[Any] | None:
-        """Return a unit's values for a statistic of the wing's own; None if it knows no such name.
+        """Return a unit's values for a statistic of the wing's own; None for an unknown name.
 
         Args:
-            name: Of the values.
-            place: Number of the unit among those of all nodes.
+            name: Name of the values.
+            index: Index of the unit among those of all nodes, from 0.
             node_config: The node's configuration.
-            config: Of the message.
+            config: Configuration of the message.
         """
         return None
 
 
 @cache
 def loaded_wings() -> tuple[Any, ...]:
-    """Return `WING` of each wing that is there; each user says which hooks of it he calls."""
+    """Return `WING` of each installed wing; each caller says which of its hooks it uses."""
     return tuple(import_module(f"{name}.wing").WING for name in _WINGS if _is_there(name))
 
 
 def wings() -> tuple[Wing, ...]:
-    """Return the wings that are there."""
+    """Return the installed wings."""
     return loaded_wings()
 
 
 def _is_there(name: str) -> bool:
-    # An empty folder, as a deleted wing may leave it, is found too, but has no file inside.
+    # A deleted wing may leave an empty folder, which is found as well but has no file inside.
     return find_spec(name) is not None and find_spec(f"{name}.wing") is not None

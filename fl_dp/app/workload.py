@@ -1,4 +1,4 @@
-"""Work that the settings name: the data, each unit's part of it, the model and its device."""
+"""Work that the settings name: data, each unit's part of it, the model and its device."""
 
 from __future__ import annotations
 
@@ -53,24 +53,24 @@ if TYPE_CHECKING:  # torch is loaded where something is built or trained
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _HELD_OUT_EVERY = 5
-_SCALES = ("mean", "std", "label_range")  # of features and labels, which one model is for
+_SCALES = ("mean", "std", "label_range")  # of features and labels; a model is for one choice
 
 
 def dataset_of(
     settings: Settings, data_path: str | None = None, data_format: DataFormat | None = None
 ) -> Dataset:
-    """Return the data set that the run trains on, loaded once a process, with its features.
+    """Return the data set that the run trains on, with its features; loaded once a process.
 
     Args:
-        settings: Name the set, its features and, for somebody's own files, their format.
+        settings: Settings that name the set, its features and, for own files, their format.
         data_path: A node's own folder; its training part is read instead of `task.data_dir`. None:
-            everybody's, or with `task.partition=nodes` the server's, which is a test part alone.
-        data_format: Of somebody's own files; None: as the settings say.
+            everybody's data; with `task.partition=nodes` the server's, which is only a test part.
+        data_format: Format of own files; None: as the settings say.
 
     Raises:
-        FileNotFoundError: If it is not there.
-        ModuleNotFoundError: If a library that reads it is not installed.
-        ValueError: If it is corrupt, or does not fit the settings.
+        FileNotFoundError: If the data do not exist.
+        ModuleNotFoundError: If a library that reads them is not installed.
+        ValueError: If they are corrupt, or do not fit the settings.
     """
     return encoded_data(settings, _loaded(settings, data_path, data_format), data_path)
 
@@ -78,7 +78,7 @@ def dataset_of(
 def _loaded(
     settings: Settings, data_path: str | None = None, data_format: DataFormat | None = None
 ) -> Dataset:
-    """Return the data set as it lies in its files, less its public part."""
+    """Return the data set as its files hold it, without its public part."""
     task = settings.task
     if data_path is not None and task.name in EMBEDDED:
         raise ValueError(
@@ -87,37 +87,31 @@ def _loaded(
     data_dir = task.data_dir if data_path is None else data_path
     if data_format is None:
         data_format = _format_of(settings, data_path)
-    # A node trains on all of its own folder: what is held out or public is the server's.
-    is_everybody_s = data_path is None
+    if data_path is not None:  # a node's own folder, of which it trains on all rows
+        return load_dataset(task.name, data_dir=data_dir, data_format=data_format)
     return load_dataset(
         task.name,
         data_dir=data_dir,
         data_format=data_format,
-        validation=task.validation and is_everybody_s,
-        public=settings.features.public if is_everybody_s else 0,
-        clients=_clients_of(settings) if is_everybody_s else None,
+        validation=task.validation,
+        public=settings.features.public,
+        clients=_clients_of(settings),
     )
 
 
 def form_of_run(settings: Settings) -> Form:
-    """Return the form of the server's data set, whose records need not be encoded for that.
-
-    Raises:
-        FileNotFoundError: As `dataset_of`.
-        ModuleNotFoundError: As `dataset_of`.
-        ValueError: As `dataset_of`.
-    """
+    """Return the form of the server's data set; no record is encoded. Raises as `dataset_of`."""
     return encoded_form(settings, _loaded(settings).form)
 
 
 def with_digests(settings: Settings) -> Settings:
-    """Return settings that name the content of each file that the model is made of.
+    """Return settings that hold a digest of each file that the model is made of.
 
-    Nodes compare theirs with it, and so does who resumes the run.
+    Nodes compare their files with it, and so does a resumed run.
 
     Raises:
         OSError: If a file can't be read.
-        ValueError: If it is not the one that the settings name already, or does not fit.
+        ValueError: If it differs from the digest in the settings, or does not fit.
     """
     features, model = settings.features, settings.model
     if isinstance(features, ScatteringSettings):
@@ -133,12 +127,9 @@ def with_digests(settings: Settings) -> Settings:
 
 
 def encoder_of_run(settings: Settings) -> Encoder | None:
-    """Return what encodes the run's records; None where these are trained on as they are.
+    """Return the encoder of the run's records; None if they are used as they are.
 
-    Raises:
-        FileNotFoundError: As `dataset_of`.
-        ModuleNotFoundError: As `dataset_of`.
-        ValueError: As `dataset_of`.
+    Raises as `dataset_of`.
     """
     features = settings.features
     if not isinstance(features, ScatteringSettings):
@@ -147,13 +138,7 @@ def encoder_of_run(settings: Settings) -> Encoder | None:
 
 
 def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
-    """Return the training rows of each client, split once a process.
-
-    Raises:
-        FileNotFoundError: If the data set is not there.
-        ModuleNotFoundError: If a library that reads it is not installed.
-        ValueError: If it is corrupt, or can't be split as asked.
-    """
+    """Return the training rows of each client, dealt once a process; raise as `dataset_of`."""
     task = settings.task
     if task.partition == "nodes":
         raise ValueError(
@@ -179,17 +164,17 @@ def parts_of(settings: Settings) -> Sequence[NDArray[np.int64]]:
 
 def _clients_of(settings: Settings) -> tuple[str, ...] | None:
     chosen = settings.task.clients
-    return None if chosen is None else tuple(chosen)
+    if chosen is None:
+        return None
+    return tuple(chosen)
 
 
 def check_data(settings: Settings) -> None:
-    """Load at the server what it needs, so that what is wrong shows before anything is released.
+    """Load at the server all that it needs, so that errors show before anything is released.
 
     Raises:
-        FileNotFoundError: If the data set is not there.
-        ModuleNotFoundError: If a library that reads it is not installed.
-        ValueError: If it is corrupt, can't be split as asked, leaves most clients without records,
-            or has nothing to test on.
+        ValueError: If data can't be split as asked, leave most clients without records, or have
+            nothing to test on; further errors as `dataset_of`.
     """
     if settings.task.partition != "nodes":
         require_records(settings)
@@ -198,15 +183,13 @@ def check_data(settings: Settings) -> None:
 
 
 def require_records(settings: Settings) -> None:
-    """Check that half of the clients or more have records to train on.
+    """Check that at least half of the clients have records to train on.
 
     Raises:
-        FileNotFoundError: As `parts_of`.
-        ModuleNotFoundError: As `parts_of`.
-        ValueError: If not, or as `parts_of`.
+        ValueError: If fewer have; other errors as `parts_of`.
     """
     parts = parts_of(settings)
-    if settings.task.partition != "dirichlet":  # no other one leaves a client without any
+    if settings.task.partition != "dirichlet":  # no other partition leaves a client without any
         return
     empty = sum(not len(rows) for rows in parts)
     if 2 * empty > len(parts):
@@ -219,34 +202,32 @@ def require_records(settings: Settings) -> None:
 
 def data_of_unit(
     settings: Settings,
-    place: int,
+    index: int,
     node_config: Mapping[str, Any],
     *,
     leave_out_unfit: bool = False,
     held_out: bool = False,
 ) -> tuple[Dataset, NDArray[np.int64]] | None:
-    """Return the data set in which a unit's records lie, and their rows.
+    """Return the data set that holds a unit's records, and their rows.
 
     With a `dp-data-path` all training rows of that folder are the node's own, whatever the
     partition is: nothing else is read there, and the server names no folder.
 
     Args:
-        settings: As the server sent them.
-        place: Number of the unit among those of all nodes, which share a simulated split.
-        node_config: The node's configuration; a schema of its owner's goes before the settings'.
-        leave_out_unfit: Count rows of the node's own files that do not fit as rows without content
-            (`Dataset.train_fit`), instead of refusing the files. Where the settings protect
-            records, that is so in any case: one of them must not decide about all others.
+        settings: Settings as the server sent them.
+        index: Index of the unit among those of all nodes, which share a simulated split.
+        node_config: The node's configuration; its owner's schema goes before the settings'.
+        leave_out_unfit: As `DataFormat.leave_out_unfit`. Settings that protect records always do
+            so: one record must not decide about all others.
         held_out: Return the rows that the unit does not train on.
 
     Returns:
-        Rows, those without content included (`fitting`): how many there are depends on what none
-        of them holds. None for a unit beyond the roster of a simulation.
+        The data set and the rows. Rows without content are included (`fitting`), so that their
+        number depends on the content of none. None for a unit beyond the roster of a simulation.
 
     Raises:
-        FileNotFoundError: If the data is not there.
-        ModuleNotFoundError: If a library that reads it is not installed.
-        ValueError: If it does not fit the settings; the text can hold data.
+        ValueError: If data do not fit the settings; the text can hold data. Further errors as
+            `dataset_of`.
     """
     require_public_files(settings, node_config)
     data_path = own_data_path(node_config)
@@ -260,57 +241,61 @@ def data_of_unit(
         return dataset, rows_of_unit(settings, own, held_out=held_out)
     _refuse_a_folder_of_the_server(settings, node_config)
     parts = parts_of(settings)
-    if place >= len(parts):
+    if index >= len(parts):
         return None
-    return dataset_of(settings), rows_of_unit(settings, parts[place], held_out=held_out)
+    return dataset_of(settings), rows_of_unit(settings, parts[index], held_out=held_out)
 
 
 def fitting(dataset: Dataset, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return those of some training rows that could be read as records."""
-    return rows if dataset.train_fit is None else rows[dataset.train_fit[rows]]
+    """Return those of the given training rows that could be read as records."""
+    if dataset.train_fit is None:
+        return rows
+    return rows[dataset.train_fit[rows]]
 
 
 def data_on_roster(
     settings: Settings,
-    place: int,
+    index: int,
     node_config: Mapping[str, Any],
     *,
     leave_out_unfit: bool = False,
 ) -> tuple[Dataset, NDArray[np.int64]]:
-    """Return what `data_of_unit` does, for a unit that must have data.
+    """Return the same as `data_of_unit`, for a unit that must have data.
 
     Raises:
-        ValueError: Also for a unit beyond the roster of a simulation.
+        ValueError: If the unit is beyond a simulation's roster; other errors as `data_of_unit`.
     """
-    data = data_of_unit(settings, place, node_config, leave_out_unfit=leave_out_unfit)
+    data = data_of_unit(settings, index, node_config, leave_out_unfit=leave_out_unfit)
     if data is None:
-        raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
+        raise ValueError(f"unit {index} is beyond the roster of {settings.task.num_clients}")
     return data
 
 
 def rows_of_unit(
     settings: Settings, rows: NDArray[np.int64], *, held_out: bool = False
 ) -> NDArray[np.int64]:
-    """Return the rows of a unit that it trains on, or those that it is measured on.
+    """Return the rows that a unit trains on, or the rows on which it is measured.
 
     It trains on all, unless the last model is measured privately: then every fifth is held out.
     """
     if settings.metrics.private_epsilon is None:
         return rows
     measured = np.arange(len(rows)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
-    chosen: NDArray[np.int64] = rows[measured if held_out else ~measured]
+    if not held_out:
+        measured = ~measured
+    chosen: NDArray[np.int64] = rows[measured]
     return chosen
 
 
 def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form | None:
-    """Return what a node's model is built for, without reading a row of anybody's.
+    """Return the form for which a node's model is built, without reading anybody's rows.
 
-    None if everybody's files lie in one folder and the form has to be found in them.
+    Returns:
+        The form. None if everybody's files are in one folder and tell the form themselves.
 
     Raises:
-        FileNotFoundError: If the file of the owner's schema is not there.
-        ValueError: If it can't be read, or the node has its own data and their form is not written
-            down.
+        FileNotFoundError: If the file of the owner's schema does not exist.
+        ValueError: If it can't be read, or the node has its own data and nothing gives their form.
     """
     _refuse_a_folder_of_the_server(settings, node_config)
     require_public_files(settings, node_config)
@@ -319,7 +304,9 @@ def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form |
     if form is None and data_format is not None and own_data_path(node_config) is not None:
         shape = "image_shape" if settings.task.name == "folder" else "columns"
         data_format.require(classes=data_format.num_outputs, **{shape: getattr(data_format, shape)})
-    return None if form is None else encoded_form(settings, form)
+    if form is None:
+        return None
+    return encoded_form(settings, form)
 
 
 def _refuse_a_folder_of_the_server(settings: Settings, node_config: Mapping[str, Any]) -> None:
@@ -337,11 +324,7 @@ def _refuse_a_folder_of_the_server(settings: Settings, node_config: Mapping[str,
 
 
 def own_data_path(node_config: Mapping[str, Any]) -> str | None:
-    """Return the folder of a node's own data, if it has any.
-
-    Raises:
-        NodeConfigError: If the configuration is no good.
-    """
+    """Return the folder of a node's own data, if it has any. Raises as `NodeConfig.of`."""
     return NodeConfig.of(node_config).data_path
 
 
@@ -351,7 +334,7 @@ def records_of(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[Tensor, Tenso
 
 
 def check_model(settings: Settings) -> None:
-    """Check that the run's model can be built for its data, without torch where that tells.
+    """Check that the run's model can be built for its data; torch is used only if needed.
 
     Raises:
         ModuleNotFoundError: If the model or a metric needs a library that is not installed.
@@ -369,7 +352,7 @@ def check_model(settings: Settings) -> None:
 def metrics_of(settings: Settings) -> list[str]:
     """Return what the server measures on public rows, besides loss and accuracy.
 
-    Of numbers R2 is always among them.
+    For labels that are numbers, R2 is always among them.
 
     Raises:
         ModuleNotFoundError: If scikit-learn is missing.
@@ -379,11 +362,13 @@ def metrics_of(settings: Settings) -> list[str]:
     if names is None:
         names = default_metrics(num_classes=form.num_classes, vocabulary_size=form.vocabulary_size)
     require_metrics(names, num_classes=form.num_classes)
-    return list(dict.fromkeys(["r2", *names])) if form.is_of_numbers else names
+    if form.is_of_numbers:
+        return list(dict.fromkeys(["r2", *names]))
+    return names
 
 
 def predictions_in_unit(settings: Settings) -> Callable[[NDArray[Any]], NDArray[Any]]:
-    """Return what brings labels and predictions into the label's unit; those of classes stay."""
+    """Return a function that converts labels and predictions to the label's unit."""
     label_range = settings.task.label_range
     if label_range is None:
         return lambda values: values
@@ -391,13 +376,13 @@ def predictions_in_unit(settings: Settings) -> Callable[[NDArray[Any]], NDArray[
 
 
 def width_of_label(settings: Settings) -> float:
-    """Return by how much two labels that are numbers can differ, in their unit; 0 for classes."""
+    """Return the largest difference of two labels that are numbers, in their unit; else 0."""
     low, high = settings.task.label_range or (0.0, 0.0)
     return high - low
 
 
 def initial_arrays_of(settings: Settings) -> ArrayRecord:
-    """Return the first weights of the run's model, as far as they travel.
+    """Return the first weights of the run's model, without those that do not travel.
 
     Raises:
         ValueError: If `model.shared` or `model.lora_rank` does not fit the model.
@@ -413,16 +398,12 @@ def initial_arrays_of(settings: Settings) -> ArrayRecord:
 def part_of(settings: Settings, model: nn.Module) -> SharedPart:
     """Return which parameters of the run's model travel, stay at each client, or are frozen.
 
-    Args:
-        settings: Of the run.
-        model: From `model_of`.
-
     Raises:
         ValueError: If `model.shared` does not fit the model.
     """
     frozen: set[str] = set()
     if settings.model.lora_rank is not None:
-        frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
+        frozen = {name for name, weight in model.named_parameters() if not weight.requires_grad}
     from fl_dp.model_arrays import distinct_state
 
     try:
@@ -439,10 +420,10 @@ def shared_parameters(settings: Settings) -> tuple[str, ...] | None:
 
 
 def set_shared(settings: Settings, model: nn.Module, arrays: ArrayRecord) -> None:
-    """Write a released model's parameters into the run's model; what stays elsewhere is left.
+    """Write a released model's parameters into the run's model; other parameters stay.
 
     Raises:
-        ValueError: If they are not its own.
+        ValueError: If the parameters are not those of the model.
     """
     from fl_dp.model_arrays import set_arrays
 
@@ -453,9 +434,7 @@ def set_shared(settings: Settings, model: nn.Module, arrays: ArrayRecord) -> Non
 def model_of(settings: Settings, form: Form | None = None) -> nn.Module:
     """Return the run's model with its first weights, on the device that trains.
 
-    Args:
-        settings: Name the model.
-        form: What it is for; None is the server's data set.
+    Without a `form`, records have that of the server's data set.
     """
     return _built(settings, form or form_of_run(settings)).to(training_device())
 
@@ -482,20 +461,20 @@ def initial_digest(settings: Settings) -> str:
 
     Raises:
         OSError: If it can't be read.
-        ValueError: If it is not the one that the settings name.
+        ValueError: If it differs from the digest in the settings.
     """
     chosen = settings.model
-    assert chosen.initial is not None  # whoever asks has looked
-    found = digest_named("model.initial", chosen.initial)
-    if chosen.initial_digest not in (None, found):
+    assert chosen.initial is not None  # every caller has checked it
+    digest = digest_named("model.initial", chosen.initial)
+    if chosen.initial_digest not in (None, digest):
         raise ValueError(
             f"model.initial_digest is {chosen.initial_digest}, and {chosen.initial} here has "
-            f"{found}: have the same file on every machine"
+            f"{digest}: have the same file on every machine"
         )
-    return found
+    return digest
 
 
-# One run's set; a process that goes on to another run's need not keep the first on the device.
+# One run's set: a process that continues with another run frees the first from the device.
 @lru_cache(maxsize=1)
 def _device_data(dataset: Dataset, device: torch.device) -> DeviceData:
     import torch
@@ -507,19 +486,19 @@ def _device_data(dataset: Dataset, device: torch.device) -> DeviceData:
 
 
 def _format_of_node(settings: Settings, node_config: Mapping[str, Any]) -> DataFormat | None:
-    """Return the format of a node's own data: its owner's, or else the settings'."""
     owner = NodeConfig.of(node_config)
     data_format = _format_of(settings, owner.data_path)
     if data_format is None or owner.data_path is None or owner.data_schema is None:
         return data_format
     pinned = pinned_format(Path(owner.data_schema))
-    here, there = ([getattr(each, key) for key in _SCALES] for each in (pinned, data_format))
-    if here != there:
+    own_scales = [getattr(pinned, key) for key in _SCALES]
+    server_scales = [getattr(data_format, key) for key in _SCALES]
+    if own_scales != server_scales:
         logger.warning(
             "%s says %s, and the server measures the model by %s: one of the two should change",
             owner.data_schema,
-            dict(zip(_SCALES, here, strict=True)),
-            dict(zip(_SCALES, there, strict=True)),
+            dict(zip(_SCALES, own_scales, strict=True)),
+            dict(zip(_SCALES, server_scales, strict=True)),
         )
     return replace(pinned, splits=data_format.splits)
 
@@ -534,8 +513,8 @@ def _format_of(settings: Settings, data_path: str | None) -> DataFormat | None:
         splits = ("test",)
     else:
         splits = ("train", "test")
-    written = {key: getattr(task, key) for key in OWN_DATA_KEYS}
-    hashable: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in written.items()
-    }
-    return DataFormat(**hashable, splits=splits)
+    values: dict[str, Any] = {}
+    for key in OWN_DATA_KEYS:
+        value = getattr(task, key)
+        values[key] = tuple(value) if isinstance(value, list) else value
+    return DataFormat(**values, splits=splits)

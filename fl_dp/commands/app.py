@@ -1,4 +1,4 @@
-"""The `fl-dp` command: its subcommands, and what they share when they are misspelt or stopped."""
+"""The `fl-dp` command: its subcommands, and its answers to misspelt and stopped ones."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ _FLAGS_OF_HYDRA = ("--config-dir", "--config-name", "--config-path")
 
 
 class _Commands(TyperGroup):
-    """Says once what a misspelt command may have meant, and ends a stopped one in one line."""
+    """Names the likely command for a misspelt one, and ends a stopped one in one line."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is asked for."""
         ctx.meta["words"] = args
         name = args[0]
         unknown = not name.startswith("-") and self.get_command(ctx, name) is None
-        if unknown and not ctx.resilient_parsing:  # a shell that completes is told nothing
-            known = self.list_commands(ctx)
-            near = get_close_matches(name, known, 1, 0.4)
+        if unknown and not ctx.resilient_parsing:  # completion in a shell gets no error
+            names = self.list_commands(ctx)
+            near = get_close_matches(name, names, 1, 0.4)
             meant = f"did you mean `fl-dp {near[0]}`? " if near else ""
-            fail(f"there is no command '{name}': {meant}({', '.join(known)})", status=2)
+            fail(f"there is no command '{name}': {meant}({', '.join(names)})", status=2)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
@@ -84,26 +84,24 @@ def _where_files_go(option: str) -> str:
 
 
 def _override_meant(error: NoSuchOption, words: list[str]) -> str | None:
-    """Return the override that somebody meant by an option; None if no setting is like it.
-
-    Args:
-        error: Names the option and the command.
-        words: The command line.
-    """
+    """Return the override that somebody wrote as an option; None if no setting resembles it."""
     from fl_dp.app.keys import all_keys, nearest_keys
 
     option = error.option_name
-    if error.ctx is None or "overrides" not in [each.name for each in error.ctx.command.params]:
+    if error.ctx is None:
+        return None
+    if "overrides" not in [parameter.name for parameter in error.ctx.command.params]:
         return None
     keys = [key for key in nearest_keys(option.lstrip("-").replace("-", "_")) if key in all_keys()]
     if not keys:
         return None
-    # The value is what stands behind it, in the same word or in the next.
+    # The value follows the option, in the same word or in the next.
     values = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
-    values += [
-        after for word, after in pairwise(words) if word == option and not after.startswith("-")
-    ]
-    return f"{keys[0]}={values[0] if values else all_keys()[keys[0]].default_text}"
+    for word, following in pairwise(words):
+        if word == option and not following.startswith("-"):
+            values.append(following)
+    value = values[0] if values else all_keys()[keys[0]].default_text
+    return f"{keys[0]}={value}"
 
 
 app = typer.Typer(

@@ -55,8 +55,8 @@ def _show(key: Key) -> None:
     from rich.text import Text
 
     value = Text(f"  {key.name}={key.default_text}", style="cyan")
-    of = f"; with {key.of_options}" if key.of_options else ""
-    out.print(value, Text(f"  ({key.allowed}{of})", style="dim"), sep="")
+    options = f"; with {key.of_options}" if key.of_options else ""
+    out.print(value, Text(f"  ({key.allowed}{options})", style="dim"), sep="")
     out.print(Padding(Text(key.help), (0, 0, 0, 6)))
 
 

@@ -1,4 +1,4 @@
-"""Words that every command shares: its arguments, its output, its errors and exit statuses."""
+"""Shared by all commands: arguments, output, errors and exit statuses."""
 
 from __future__ import annotations
 
@@ -19,38 +19,36 @@ out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
-def each_written_once(overrides: list[str] | None) -> list[str] | None:
-    """Refuse a key that is written twice, of which the last would win in silence."""
+def written_once(overrides: list[str] | None) -> list[str] | None:
+    """Refuse a key that is written twice, of which the last would win without a word."""
     from fl_dp.app.overrides import require_once
 
-    with failures_told():
+    with exit_on_errors():
         require_once(overrides or [])
     return overrides
 
 
-# The help of arguments stands in the commands' own texts: not every version of click shows it.
-Overrides = Annotated[
-    list[str] | None, typer.Argument(show_default=False, callback=each_written_once)
-]
+# The help of arguments is part of the commands' own texts: not every version of click shows it.
+Overrides = Annotated[list[str] | None, typer.Argument(show_default=False, callback=written_once)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
 @contextmanager
-def failures_told(*, as_json: bool = False) -> Iterator[None]:
-    """Turn what is wrong with the input of a command into one line and an exit status.
+def exit_on_errors(*, as_json: bool = False) -> Iterator[None]:
+    """Turn an error in a command's input into one line and an exit status.
 
-    2 for what somebody wrote or a file that is missing, 1 for a ledger that was altered.
+    Status 2 is for wrong input or a missing file, 1 for a ledger that was altered.
 
     Args:
-        as_json: Print the error as a document, too.
+        as_json: Whether to print the error as a document as well.
     """
     try:
         yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
-        said = with_its_extra(error)
+        text = with_its_extra(error)
         if as_json:
-            print_json({"error": said})
-        fail(said, status=2)
+            print_json({"error": text})
+        fail(text, status=2)
     except RuntimeError as error:
         from fl_dp.ledger import LedgerCorrupted
 
@@ -60,49 +58,47 @@ def failures_told(*, as_json: bool = False) -> Iterator[None]:
 
 
 def shows_live(console: Console) -> bool:
-    """Return whether a line can be written over: on a terminal that knows how.
+    """Return whether a line can be overwritten: only on a terminal that can do it.
 
-    A notebook or a log may ask for colours by `FORCE_COLOR`, and rich takes it for a terminal then;
-    a line that is written over would fill it.
+    `FORCE_COLOR` makes rich take a notebook or a log for a terminal; lines that are overwritten
+    would fill it.
     """
     return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
 
 
 @contextmanager
-def doing(what: str, *, plainly: bool = False) -> Iterator[Callable[[str], None]]:
-    """Say what is being computed or loaded before it starts, on standard error.
+def doing(work: str, *, plainly: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show on standard error what is being computed, for example `calibrating the noise`.
 
-    Args:
-        what: For example `calibrating the noise`.
-        plainly: Also where that is no terminal, as a line of its own.
+    With `plainly` that is a line of its own where standard error is no terminal.
 
     Yields:
-        What says how far it is.
+        A function that shows the progress.
     """
     if shows_live(err):
-        with err.status(what) as status:
-            yield lambda far: status.update(f"{what}: {far}")
+        with err.status(work) as status:
+            yield lambda far: status.update(f"{work}: {far}")
         return
     if plainly:
-        err.print(what, soft_wrap=True, markup=False)
-    yield lambda far: err.print(f"{what}: {far}", soft_wrap=True, markup=False)
+        err.print(work, soft_wrap=True, markup=False)
+    yield lambda far: err.print(f"{work}: {far}", soft_wrap=True, markup=False)
 
 
-class _Saying(logging.Handler):
-    """Hands each line of a logger on."""
+class _Redirect(logging.Handler):
+    """Passes each line of a logger on."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__()
-        self._say = say
+        self._show = show
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._say(record.getMessage())
+        self._show(record.getMessage())
 
 
 @contextmanager
-def told_by(logger: logging.Logger, say: Callable[[str], None]) -> Iterator[None]:
-    """Say what a logger says, and keep it from others."""
-    handler = _Saying(say)
+def redirected_log(logger: logging.Logger, show: Callable[[str], None]) -> Iterator[None]:
+    """Pass the lines of a logger to `show` alone."""
+    handler = _Redirect(show)
     level, passed_on = logger.level, logger.propagate
     logger.addHandler(handler)
     logger.propagate = False
@@ -116,7 +112,7 @@ def told_by(logger: logging.Logger, say: Callable[[str], None]) -> Iterator[None
 
 @contextmanager
 def warnings_shown() -> Iterator[None]:
-    """Turn Python's warnings into lines of ours, each once."""
+    """Turn Python's warnings into lines of fl-dp, each once."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -125,9 +121,9 @@ def warnings_shown() -> Iterator[None]:
 
 
 def finite(document: dict[str, Any]) -> dict[str, Any]:
-    """Return a document with null for what JSON has no number for."""
-    found: dict[str, Any] = json.loads(json.dumps(document), parse_constant=lambda _: None)
-    return found
+    """Return a document with null in place of infinite and missing numbers, which JSON lacks."""
+    cleaned: dict[str, Any] = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    return cleaned
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -136,7 +132,7 @@ def print_json(document: dict[str, Any]) -> None:
 
 
 def print_plainly(console: Console, *lines: RenderableType) -> None:
-    """Print tables, and sentences as they are: without markup, and no line is broken."""
+    """Print tables and sentences, without markup and without breaking lines."""
     for line in lines:
         if isinstance(line, str):
             console.print(line, soft_wrap=True, markup=False)
@@ -154,25 +150,25 @@ def print_shown(document: dict[str, Any], lines: Sequence[RenderableType], as_js
 
 
 def tell(text: str) -> None:
-    """Print one sentence for a person, which the terminal may break and nothing may colour."""
+    """Print one sentence for a person, without markup."""
     out.print(text, soft_wrap=True, markup=False)
 
 
 def warn(text: str) -> None:
-    """Print a caution; the command goes on."""
+    """Print a caution; the command continues."""
     err.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
 
 
 def note(text: str) -> None:
-    """Print what was decided where nobody said, on standard error."""
+    """Print a decision that no setting made, on standard error."""
     err.print(text, soft_wrap=True, markup=False)
 
 
-def require_one_of(option: str, value: str, known: Sequence[str]) -> str:
-    """Return the value of an option, or exit with what it may be."""
-    if value not in known:
-        near = "".join(f": did you mean {name}?" for name in get_close_matches(value, known, 1))
-        fail(f"{option} must be one of {', '.join(known)}, got '{value}'{near}", status=2)
+def require_one_of(option: str, value: str, allowed: Sequence[str]) -> str:
+    """Return the value of an option, or exit with the allowed values."""
+    if value not in allowed:
+        near = "".join(f": did you mean {name}?" for name in get_close_matches(value, allowed, 1))
+        fail(f"{option} must be one of {', '.join(allowed)}, got '{value}'{near}", status=2)
     return value
 
 

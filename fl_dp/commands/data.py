@@ -50,7 +50,8 @@ def data(
     except FetchError as error:
         fail(str(error), status=1)
     if as_json:
-        print_json({"task": task, "folder": None if folder is None else str(folder)})
+        location = None if folder is None else str(folder)
+        print_json({"task": task, "folder": location})
         return
     shown = f"fl-dp run task={task}"
     if to is not None and folder is not None:

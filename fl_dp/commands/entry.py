@@ -1,4 +1,4 @@
-"""Entry of the `fl-dp` command; it imports nothing yet, so that Ctrl-C at once is one line."""
+"""Entry of the `fl-dp` command; it imports nothing at first, so that Ctrl-C ends in one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C at any moment, also while something is imported, is one line."""
+    """Run the command line. Ctrl-C ends in one line at any moment, even during an import."""
     try:
         from .app import app
 
@@ -16,10 +16,10 @@ def main() -> None:
 
         from .extras import with_its_extra
 
-        said = with_its_extra(error)
-        if said == str(error) and not isinstance(error, FlowerChanged):
+        text = with_its_extra(error)
+        if text == str(error) and not isinstance(error, FlowerChanged):
             raise
-        sys.stderr.write(f"error: {said}\n")
+        sys.stderr.write(f"error: {text}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write("error: stopped\n")
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def __getattr__(name: str) -> object:
-    # Not imported above: `main` says so in one line if that is interrupted.
+    # Not imported above: if that import is interrupted, `main` can still print one line.
     if name != "app":
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     from .app import app

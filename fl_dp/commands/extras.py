@@ -1,6 +1,6 @@
-"""Extra that brings a missing package; it imports nothing, as `entry.py` asks it when imports fail.
+"""Extra that brings a missing package; it imports nothing, as `entry.py` needs it after failures.
 
-A real node, its ledger and a strategy of one's own need none of them.
+A real node, its ledger and a user's own strategy need none of these packages.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ EXTRA_OF = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
-"""The extra that brings a package, by the name under which Python misses it."""
+"""The extra that brings a package, by the name that Python reports as missing."""
 
 
 def with_its_extra(error: Exception) -> str:
-    """Return what an error says, or which extra to install if it is about a package of one."""
+    """Return an error's text, or which extra to install if it is about a package of one."""
     missing = ""
     if isinstance(error, ModuleNotFoundError):
         missing = (error.name or "").partition(".")[0]

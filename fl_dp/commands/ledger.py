@@ -1,4 +1,4 @@
-"""`fl-dp ledger`: tell what was spent."""
+"""`fl-dp ledger`: show what was spent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, failures_told, print_shown
+from .console import AsJson, exit_on_errors, print_shown
 
 
 def ledger(
@@ -51,7 +51,7 @@ def ledger(
     """
     from .shown_ledger import begin_witness_of, show_ledger
 
-    with failures_told():
+    with exit_on_errors():
         if begin_witness is not None:
             if witness is not None or csv is not None or check is not None:
                 raise ValueError("--begin-witness is asked for alone: leave out the other options")

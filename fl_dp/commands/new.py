@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .console import failures_told, tell
+from .console import exit_on_errors, tell
 
 
 def new(
@@ -27,7 +27,7 @@ def new(
     """
     from fl_dp.commands.new_app.write import write_app
 
-    with failures_told():
+    with exit_on_errors():
         folder = write_app(name, parent)
     first = "" if find_spec("pytest") else "pip install pytest && "
     lines = [

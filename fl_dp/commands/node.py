@@ -1,4 +1,4 @@
-"""`fl-dp node`: the owner of a node asks what it will do and what it did, and ends it."""
+"""`fl-dp node`: an owner asks what the node will do and what it did, and ends it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, fail, failures_told, note, print_json, print_shown, tell
+from .console import AsJson, exit_on_errors, fail, note, print_json, print_shown, tell
 
 node = typer.Typer(
     help="A node owner's side: what the node will and will not do, what it did, and how to end it.",
@@ -32,7 +32,7 @@ def check(
     named. Where there is a cap, sentences say what was spent of it and what still fits. What would
     keep the node from doing what its owner wants is an error with status 1.
     """
-    with failures_told():
+    with exit_on_errors():
         from fl_dp.clients.policy_description import describe_policy
 
         from .shown_uses import gate_at, keys_of_others, owner_at
@@ -43,16 +43,16 @@ def check(
         others = keys_of_others(configuration)
         gate = gate_at(configuration)
         if gate is None:
-            described = [describe_policy(owner), words_of_data(owner)]
+            descriptions = [describe_policy(owner), words_of_data(owner)]
         else:
             from fl_dp.gate.description import describe_gate
 
-            described = [describe_gate(gate)]
-        sentences = [sentence for words in described for sentence in words.sentences]
+            descriptions = [describe_gate(gate)]
+        sentences = [sentence for text in descriptions for sentence in text.sentences]
         sentences += words_of_budget(owner)
         if others:
             sentences.append(f"It does not read {', '.join(others)}, which others may")
-        wrong = [fault for words in described for fault in words.wrong]
+        wrong = [fault for text in descriptions for fault in text.wrong]
     if as_json:
         print_json({"sentences": sentences, "wrong": wrong})
     else:
@@ -81,14 +81,14 @@ def ledger(
     """
     from .shown_uses import owner_at, shown_uses
 
-    with failures_told():
+    with exit_on_errors():
         if (path is None) == (node_config is None):
             raise ValueError("name a node's ledger, or its --node-config, and not both")
         owner = None if node_config is None else owner_at(node_config)
-        place = path if owner is None else owner.ledger_path
-        if place is None:
+        location = path if owner is None else owner.ledger_path
+        if location is None:
             raise ValueError("this node keeps no ledger: it has no dp-ledger-path")
-        shown = shown_uses(place, owner)
+        shown = shown_uses(location, owner)
     print_shown(shown.document, shown.lines, as_json)
 
 
@@ -106,7 +106,7 @@ def revoke(
     released stays released. An owner who agrees later begins another ledger, with a cap that is
     lower by what this one has spent.
     """
-    with failures_told():
+    with exit_on_errors():
         from fl_dp.ledger import NodeLedger, witness_at
 
         if "://" not in path and not Path(path).is_file():  # opening would make one
@@ -117,13 +117,13 @@ def revoke(
                 abort=True,
                 err=True,
             )
-        known = None if witness is None else witness_at(witness)
+        known_witness = None if witness is None else witness_at(witness)
         if not NodeLedger.is_one(path):
             raise ValueError(f"{path} is no node's ledger: name the node's `dp-ledger-path`")
-        with NodeLedger.open(path, witness=known) as ledger:
+        with NodeLedger.open(path, witness=known_witness) as ledger:
             ledger.revoke()
-            said = ledger.revoked
-    note(f"revoked on {said}: a node with this ledger answers nothing any more")
+            day = ledger.revoked
+    note(f"revoked on {day}: a node with this ledger answers nothing any more")
 
 
 @node.command()
@@ -147,23 +147,19 @@ def identity(
     from fl_dp.secagg import Identity
     from fl_dp.secagg.roster import Member
 
-    with failures_told():
+    with exit_on_errors():
         file = _folder(path) / IDENTITY_FILE
-        known = file.exists()
+        existed = file.exists()
         member = Member(
             name=name, identity=Identity.load_or_create(file).public, committee=committee
         )
-    note(f"{'read' if known else 'made'} {file}")
+    note(f"{'read' if existed else 'made'} {file}")
     line = {"name": member.name, "identity": member.identity.hex(), "committee": member.committee}
     typer.echo(json.dumps(line))
 
 
 def _folder(path: Path) -> Path:
-    """Return the folder of a node's keys.
-
-    Raises:
-        FileNotFoundError: If there is none.
-    """
+    """Return the folder of a node's keys."""
     folder = path if path.is_dir() else path.parent
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {folder}: give the node's dp-ledger-path")

@@ -1,4 +1,4 @@
-"""Outcome of one training, read from its folder: for the summary, and for `results.csv`."""
+"""Result of one training, read from its folder: for the summary, and for `results.csv`."""
 
 from __future__ import annotations
 
@@ -13,58 +13,64 @@ if TYPE_CHECKING:
 
 
 def summary_of(job: Job) -> RunSummary:
-    """Return what a finished training came to, for people."""
+    """Return the summary of a finished training, for people."""
     from fl_dp.commands.terminal.summary import RunSummary
 
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
-    so_far = statement.get("epsilon_so_far", {}).values()
     is_measured = job.folder.private_metrics.is_file()
+    record_epsilon = record_delta = None
     records = statement.get("records")
+    if records is not None:
+        record_epsilon, record_delta = _quoted(records), records["delta"]
+    variant = job.variant
+    if job.axis_value is not None:
+        variant = f"{variant} at {job.axis_value}"
+    epsilon_so_far = min(statement.get("epsilon_so_far", {}).values(), default=None)
+    if is_measured:
+        epsilon_so_far = last["epsilon"]
     return RunSummary(
         path=str(job.path),
-        variant=job.variant if job.place is None else f"{job.variant} at {job.place}",
+        variant=variant,
         rounds=statement["rounds"],
         test_accuracy=last.get("test_accuracy"),
         test_metrics=_metrics(last),
         measured_on=measured_on(job),
         epsilon=_quoted(statement),
-        epsilon_so_far=last["epsilon"] if is_measured else min(so_far) if so_far else None,
+        epsilon_so_far=epsilon_so_far,
         is_measured_privately=is_measured,
         delta=statement["delta"],
         unit=_unit(job),
-        record_epsilon=None if records is None else _quoted(records),
-        record_delta=None if records is None else records["delta"],
+        record_epsilon=record_epsilon,
+        record_delta=record_delta,
         bytes_down=last.get("bytes_down"),
         bytes_up=last.get("bytes_up"),
     )
 
 
 def result_of(job: Job, seconds: float | None) -> Result:
-    """Return a finished training as a line of `results.csv`.
-
-    Args:
-        job: The training.
-        seconds: How long it took; None if that is not known.
-    """
+    """Return a finished training as a line of `results.csv`; `seconds` is None if unknown."""
     from fl_dp.commands.terminal.results import Result, least_noise, noise_of_mean
     from fl_dp.ledger.training import library_versions
 
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
-    # A run that promises nothing computes no privacy number, and so names no versions.
+    epsilon = _quoted(statement)
+    if seconds is not None:
+        seconds = round(seconds, 1)
+    # A run without a promise computes no privacy number, so its statement names no versions.
     versions = statement.get("versions") or library_versions()
     return Result(
         cell=job.path.name,
         curve=job.variant or "default",
-        x=job.place,
+        x=job.axis_value,
         seed=job.settings.seed,
         accuracy=last.get("test_accuracy"),
         loss=last["test_loss"],
         measured_on=measured_on(job),
-        epsilon=_quoted(statement),
+        epsilon=epsilon,
         delta=statement["delta"],
-        unit="nobody" if math.isinf(_quoted(statement)) else _unit(job),
+        unit="nobody" if math.isinf(epsilon) else _unit(job),
         noise_multiplier=least_noise(statement),
         noise_of_mean=noise_of_mean(
             statement,
@@ -72,7 +78,7 @@ def result_of(job: Job, seconds: float | None) -> Result:
             cohort=last["expected_cohort"],
         ),
         rounds=statement["rounds"],
-        seconds=None if seconds is None else round(seconds, 1),
+        seconds=seconds,
         versions=";".join(f"{name} {number}" for name, number in versions.items()),
         metrics=_metrics(last),
     )
@@ -82,12 +88,12 @@ def _metrics(line: dict[str, Any]) -> dict[str, float]:
     """Return the metrics on public rows that are one number, besides accuracy and loss."""
     from fl_dp.tasks.metrics import NUMBERS
 
-    found = {name: line.get(f"test_{name}") for name in NUMBERS}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: line.get(f"test_{name}") for name in NUMBERS}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def results_so_far(jobs: Jobs) -> dict[str, Result]:
-    """Return the lines of a sweep's `results.csv`, by their folders; none before it has any."""
+    """Return the lines of a sweep's `results.csv`, by their folders; empty before it exists."""
     from fl_dp.commands.terminal.results import read_results
 
     if not jobs.results.is_file():
@@ -96,7 +102,7 @@ def results_so_far(jobs: Jobs) -> dict[str, Result]:
 
 
 def measured_on(job: Job) -> str:
-    """Return the public rows that a training's score is of."""
+    """Return the name of the public rows on which a training's score was measured."""
     return "validation" if job.settings.task.validation else "test"
 
 

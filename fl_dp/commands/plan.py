@@ -1,4 +1,4 @@
-"""`fl-dp plan`: tell what a training would spend."""
+"""`fl-dp plan`: show what a training would spend."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .console import (
     AsJson,
     Overrides,
     doing,
+    exit_on_errors,
     fail,
-    failures_told,
     note,
     out,
     print_json,
@@ -60,7 +60,7 @@ def plan(
 
     if plot is not None:
         _check_picture(plot)
-    with failures_told(as_json=as_json):
+    with exit_on_errors(as_json=as_json):
         settings = compose_settings(overrides or [])
         refuse_statistics(settings)
         settings.sweep.require_none()
@@ -78,25 +78,27 @@ def plan(
             )
 
             record_plan = make_record_plan(settings, within_budget=False)
-            view = None
+            client_plan: Plan | None = None
+            view: PlanView | None = None
             if not settings.protects_records_alone:
-                view = PlanView.of(make_plan(settings, within_budget=False))
-            lefts = _noises_left(settings, None if view is None else view.plan, record_plan)
+                client_plan = make_plan(settings, within_budget=False)
+                view = PlanView.of(client_plan)
+            noises = _noises_left(settings, client_plan, record_plan)
     _warn_of_records(record_plan, settings)
     _warn_of_empty_clients(settings)
     for text in cautions(settings):
         warn(text)
-    for left in lefts:
-        if left.warning is not None:
-            warn(left.warning)
-    noise = {"noise_left": [left.to_dict() for left in lefts]}
+    for noise in noises:
+        if noise.warning is not None:
+            warn(noise.warning)
+    noise_json = {"noise_left": [noise.to_dict() for noise in noises]}
     if view is None:
         assert record_plan is not None  # DP-SGD alone
         if as_json:
-            print_json(record_plan_json(record_plan) | {"rounds": settings.rounds} | noise)
+            print_json(record_plan_json(record_plan) | {"rounds": settings.rounds} | noise_json)
         else:
             out.print(record_plan_table(record_plan))
-            _show_noise(lefts)
+            _show_noise(noises)
             _show_promise(promise_to_records(record_plan))
         return
     budget = settings.privacy.epsilon
@@ -106,13 +108,15 @@ def plan(
             f"of {brief_epsilon(budget)}: `fl-dp run` will refuse; raise privacy.epsilon or leave "
             "privacy.noise_multiplier out"
         )
-    seeded = settings.privacy.insecure_seed is not None
-    _warn_of_no_promise(view.bounds.best, insecure="privacy.insecure_seed" if seeded else None)
+    insecure = None
+    if settings.privacy.insecure_seed is not None:
+        insecure = "privacy.insecure_seed"
+    _warn_of_no_promise(view.bounds.best, insecure=insecure)
     if plot is not None:
         _draw(view, plot)
     if as_json:
         records = {} if record_plan is None else {"records": record_plan_json(record_plan)}
-        print_json(view.to_dict() | {"budget": budget} | records | noise)
+        print_json(view.to_dict() | {"budget": budget} | records | noise_json)
         return
     out.print(view.table())
     _show_promise(view.promise)
@@ -122,7 +126,7 @@ def plan(
     if record_plan is not None:
         out.print(record_plan_table(record_plan))
         _show_promise(promise_to_records(record_plan))
-    _show_noise(lefts)
+    _show_noise(noises)
     if plot is not None:
         out.print(f"Picture: {plot}", soft_wrap=True)
 
@@ -130,7 +134,7 @@ def plan(
 def _noises_left(
     settings: Settings, plan: Plan | None, record_plan: RecordPlan | None
 ) -> list[NoiseLeft]:
-    """Return the noise beside what can be learned; nothing where the model can't be built here."""
+    """Return the noise beside what can be learned; nothing if the model can't be built here."""
     from fl_dp.app.noise_left import noises_left
 
     try:
@@ -140,9 +144,9 @@ def _noises_left(
         return []
 
 
-def _show_noise(lefts: Sequence[NoiseLeft]) -> None:
-    for left in lefts:
-        out.print(left.in_words, markup=False)
+def _show_noise(noises: Sequence[NoiseLeft]) -> None:
+    for noise in noises:
+        out.print(noise.in_words, markup=False)
 
 
 def _show_promise(promise: Mapping[str, str]) -> None:
@@ -159,15 +163,14 @@ def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None
             f"a client's rounds spend epsilon {brief_epsilon(record_plan.budget.epsilon)} of its "
             f"records, more than the budget of {brief_epsilon(budget)}: `fl-dp run` will refuse"
         )
-    insecure = not settings.record_training.secure_randomness
-    _warn_of_no_promise(
-        record_plan.epsilon().best,
-        insecure="dp_sgd.secure_randomness=false" if insecure else None,
-    )
+    insecure = None
+    if not settings.record_training.secure_randomness:
+        insecure = "dp_sgd.secure_randomness=false"
+    _warn_of_no_promise(record_plan.epsilon().best, insecure=insecure)
 
 
 def _warn_of_empty_clients(settings: Settings) -> None:
-    """Warn of a split that a run refuses, where the data are read at once."""
+    """Warn of a split that a run refuses, if the data are read in no time."""
     from fl_dp.app.local.hosting import is_small
     from fl_dp.app.workload import require_records
 
@@ -180,12 +183,12 @@ def _warn_of_empty_clients(settings: Settings) -> None:
 
 
 def _warn_of_no_promise(epsilon: float, *, insecure: str | None) -> None:
-    """Warn where an epsilon promises nothing, for its size or for a setting of that name."""
+    """Warn if an epsilon promises nothing, because of its size or of an insecure setting."""
     from fl_dp.promise import is_promise
 
     if not is_promise(epsilon, insecure=insecure is not None):
-        why = f"epsilon {brief_epsilon(epsilon)}" if insecure is None else insecure
-        warn(f"NO PRIVACY: with {why} nothing is promised")
+        reason = f"epsilon {brief_epsilon(epsilon)}" if insecure is None else insecure
+        warn(f"NO PRIVACY: with {reason} nothing is promised")
 
 
 def _check_picture(plot: Path) -> None:

@@ -1,4 +1,4 @@
-"""The queue of trainings that `fl-dp run` works off: in turn, or several side by side."""
+"""The queue of trainings that `fl-dp run` runs: one by one, or several side by side."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class _Stopped(Exception):
 
 
 class Queue:
-    """Trainings that are done one after the other, or as many at a time as `jobs.side_by_side`.
+    """Trainings that run one after the other, or `jobs.side_by_side` at a time.
 
-    Each place has an engine of its own, which is given its part of the machine.
+    Each of these slots has an engine of its own, which gets its part of the machine.
     """
 
     def __init__(
@@ -41,13 +41,7 @@ class Queue:
         *,
         prepare: Callable[[Jobs], Jobs] | None = None,
     ) -> None:
-        """Take what is to be done.
-
-        Args:
-            jobs: The trainings.
-            console: Where progress is shown.
-            prepare: Checks what takes time, while engines start; None: that is done.
-        """
+        """Set the trainings."""
         from fl_dp.commands.terminal.progress import CellsLeft, ProgressLines
 
         from .outcomes import results_so_far
@@ -55,10 +49,9 @@ class Queue:
         self._jobs = jobs
         self._console = console
         self._prepare, self._prepared = prepare, False
-        self._places = min(jobs.side_by_side, sum(not job.finished for job in jobs.each))
-        self._left: CellsLeft = CellsLeft(
-            [job.variant for job in jobs.each if not job.finished], at_once=max(1, self._places)
-        )
+        pending = [job.variant for job in jobs.trainings if not job.finished]
+        self._slots = min(jobs.side_by_side, len(pending))
+        self._time_left: CellsLeft = CellsLeft(pending, at_once=max(1, self._slots))
         self._lines: ProgressLines = ProgressLines(console)
         self._free: SimpleQueue[Mapping[str, Engine]] = SimpleQueue()
         self._stopping = threading.Event()
@@ -66,11 +59,11 @@ class Queue:
         self._results = results_so_far(jobs)
 
     def work_off(self) -> list[RunSummary]:
-        """Do what is not finished, and return what each training came to.
+        """Run what is not finished, and return the summary of each training.
 
         Raises:
-            typer.Exit: If a training failed, or somebody stopped them; what happened is said, and
-                the statements of what was begun are written.
+            typer.Exit: If a training failed, or somebody stopped them. What happened is printed,
+                and the statements of begun trainings are written.
         """
         from fl_dp.app.local.launch import LaunchError
 
@@ -85,42 +78,42 @@ class Queue:
                     lock = self._jobs.sweep / "sweep.lock"
                     stack.enter_context(held_alone(lock, f"works off {self._jobs.sweep}"))
                 self._jobs.note()
-                if self._places > 1:
+                if self._slots > 1:
                     stack.enter_context(self._lines)
                 self._train_all()
-        # Only now, when what Flower had started is stopped, does nobody write beside us.
+        # Only now, when all that Flower had started has stopped, does nobody else write.
         except LaunchError as error:
             self._leave_valid()
             fail(str(error), status=1)
         except KeyboardInterrupt:
             if not self._prepared:
                 raise
-            if len(self._done) < len(self._jobs.each):
+            if len(self._done) < len(self._jobs.trainings):
                 begun = self._leave_valid() or self._jobs.sweep is not None
                 goes_on = f"; `fl-dp run resume={self._jobs.path}` continues it" if begun else ""
                 fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
-        return [self._done[job.path.name] for job in self._jobs.each]
+        return [self._done[job.path.name] for job in self._jobs.trainings]
 
     def _start(self, stack: ExitStack) -> None:
         from fl_dp.app.local.devices import Machine
         from fl_dp.app.local.engines import engine
 
-        if not self._places:
+        if not self._slots:
             return
-        share = Machine.here().shared_by(self._places) if self._places > 1 else None
-        each = (job.settings.simulation.engine for job in self._jobs.each if not job.finished)
-        names = list(dict.fromkeys(each))
+        share = Machine.here().shared_by(self._slots) if self._slots > 1 else None
+        pending = [job for job in self._jobs.trainings if not job.finished]
+        names = list(dict.fromkeys(job.settings.simulation.engine for job in pending))
         with doing("starting the engine"):
-            for _ in range(self._places):
+            for _ in range(self._slots):
                 self._free.put(
                     {name: stack.enter_context(engine(name, machine=share)) for name in names}
                 )
 
     def _train_all(self) -> None:
-        with ThreadPoolExecutor(max(1, self._places)) as pool:
+        with ThreadPoolExecutor(max(1, self._slots)) as pool:
             begun = {
                 pool.submit(self._train, number, job): job
-                for number, job in enumerate(self._jobs.each, 1)
+                for number, job in enumerate(self._jobs.trainings, 1)
             }
             try:
                 for future in as_completed(begun):
@@ -135,24 +128,27 @@ class Queue:
         """Run one training to its end, and return the seconds that all of it took."""
         from fl_dp.app.local.launch import run_and_follow
 
-        place = f"[{number}/{len(self._jobs.each)}] " if len(self._jobs.each) > 1 else ""
+        count = len(self._jobs.trainings)
+        position = f"[{number}/{count}] " if count > 1 else ""
         if job.finished:
-            self._console.print(f"{place}{job.title}: finished before", markup=False)
+            self._console.print(f"{position}{job.title}: finished before", markup=False)
             return None
         self._go_on()
         free = self._free.get()
         try:
             begun = time.monotonic()
-            with self._progress(f"{place}{self._left.in_words()}{job.title}", job) as on_round:
+            with self._progress(
+                f"{position}{self._time_left.in_words()}{job.title}", job
+            ) as on_round:
                 engine = free[job.settings.simulation.engine]
                 run_and_follow(engine, job.settings, job.sent, job.folder, on_round, self._go_on)
             seconds = time.monotonic() - begun
         except BaseException:
-            self._stopping.set()  # here, before this thread takes the next training
+            self._stopping.set()  # before this thread takes the next training
             raise
         finally:
             self._free.put(free)
-        self._left.took(job.variant, seconds)
+        self._time_left.took(job.variant, seconds)
         return None if job.resumed else seconds
 
     def _go_on(self) -> None:
@@ -165,12 +161,12 @@ class Queue:
         rounds, budget = job.settings.rounds, job.budget
         lines = job.folder.read_metrics() if job.resumed else []
         done = int(lines[-1]["round"]) if lines else 0
-        if self._places > 1:
+        if self._slots > 1:
             return self._lines.line(title, rounds=rounds, budget=budget, done=done)
         return progress_line(self._console, title, rounds=rounds, budget=budget, done=done)
 
     def _take(self, job: Job, future: Future[float | None]) -> None:
-        """Read what a training came to, and write the results so far."""
+        """Read the result of a training, and write the results so far."""
         from fl_dp.commands.terminal.results import write_results
 
         from .outcomes import result_of, summary_of
@@ -181,29 +177,24 @@ class Queue:
             return
         if not job.finished or name not in self._results:
             self._results[name] = result_of(job, seconds)
-        names = [each.path.name for each in self._jobs.each]
-        known = [self._results[name] for name in names if name in self._results]
-        write_results(known, self._jobs.results)
+        names = [job.path.name for job in self._jobs.trainings]
+        results = [self._results[name] for name in names if name in self._results]
+        write_results(results, self._jobs.results)
 
     def _leave_valid(self) -> bool:
-        """Write the statements of trainings that could not do so themselves.
-
-        Returns:
-            Whether any had begun.
-        """
+        """Write the statements of trainings that could not write them themselves."""
         from fl_dp.ledger import LedgerCorrupted
 
-        begun = [
-            job
-            for job in self._jobs.each
-            if job.path.name not in self._done and job.folder.config.is_file()
-        ]
+        begun = []
+        for job in self._jobs.trainings:
+            if job.path.name not in self._done and job.folder.config.is_file():
+                begun.append(job)
         for job in begun:
             try:
                 with job.folder.held():
                     job.folder.write_statement_of_ledger()
             except HeldElsewhere:
-                continue  # who trains there writes it
+                continue  # the process that trains there writes it
             except (OSError, ValueError, LedgerCorrupted) as error:
                 warn(f"no privacy statement could be written: {error}")
         return bool(begun)

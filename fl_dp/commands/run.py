@@ -18,8 +18,8 @@ from .console import (
     AsJson,
     Overrides,
     err,
+    exit_on_errors,
     fail,
-    failures_told,
     out,
     print_json,
     warn,
@@ -63,7 +63,7 @@ def run(
     """
     # As Ctrl-C: otherwise what Flower has started would train on, and spend on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with failures_told():
+    with exit_on_errors():
         if show_config:
             _show_config(overrides or [], multirun=multirun, as_json=as_json)
             return
@@ -73,7 +73,7 @@ def run(
         from .wings import command_wings
 
         jobs = find_jobs(overrides or [], multirun=multirun)
-        for job in jobs.each:
+        for job in jobs.trainings:
             refuse_statistics(job.settings)
         if any(wing.instead_of_training(jobs, as_json=as_json) for wing in command_wings()):
             return
@@ -87,7 +87,7 @@ def run(
 
 
 def _show_config(overrides: Sequence[str], *, multirun: bool, as_json: bool) -> None:
-    """Print what the overrides compose to, YAML or JSON."""
+    """Print the settings that the overrides compose to, as YAML or JSON."""
     from dataclasses import asdict
 
     from fl_dp.app.compose import compose_settings
@@ -109,58 +109,60 @@ def _show_config(overrides: Sequence[str], *, multirun: bool, as_json: bool) -> 
 
 
 def _prepare(jobs: Jobs) -> Jobs:
-    """Check what takes time, before any training is started or anything is written.
+    """Check what takes time, before any training starts or anything is written.
 
-    Trainings of a sweep that differ in their seed alone spend the same, and are checked once.
+    Trainings of a sweep that differ only in their seed spend the same, and are checked once.
     """
     from fl_dp.app.cautions import cautions, cautions_of_data
 
     from .jobs import prepare
 
-    many = len(jobs.each) > 1
+    count = len(jobs.trainings)
     budgets: dict[str, float] = {}
     prepared = []
-    for number, job in enumerate(jobs.each, 1):
-        place = f" of run {number} of {len(jobs.each)} ({job.title})" if many else ""
+    for number, job in enumerate(jobs.trainings, 1):
+        of_sweep = f" of run {number} of {count} ({job.title})" if count > 1 else ""
         if job.resumed:
-            prepared.append(prepare(job, place))
+            prepared.append(prepare(job, of_sweep))
             continue
-        but_for_the_seed = replace(job.settings, seed=0).to_json()
-        if but_for_the_seed not in budgets:
-            budgets[but_for_the_seed] = prepare(job, place).budget
-        prepared.append(replace(job, budget=budgets[but_for_the_seed]))
-    said = [text for job in prepared for text in cautions(job.settings)]
-    said += [text for job in prepared if not job.resumed for text in cautions_of_data(job.settings)]
-    for text in dict.fromkeys(said):
+        without_seed = replace(job.settings, seed=0).to_json()
+        if without_seed not in budgets:
+            budgets[without_seed] = prepare(job, of_sweep).budget
+        prepared.append(replace(job, budget=budgets[without_seed]))
+    texts = [text for job in prepared for text in cautions(job.settings)]
+    for job in prepared:
+        if not job.resumed:
+            texts += cautions_of_data(job.settings)
+    for text in dict.fromkeys(texts):
         warn(text)
-    return replace(jobs, each=tuple(prepared))
+    return replace(jobs, trainings=tuple(prepared))
 
 
 def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
-    """Show what the runs came to, and say where everything is and what comes next."""
+    """Show the results of the runs, where everything is, and what comes next."""
     from fl_dp.commands.terminal.summary import epsilon_jump, summary_json, summary_table
 
     from .wings import command_wings
 
-    seen = [line for wing in command_wings() for line in wing.after_runs(runs, jobs)]
+    of_wings = [line for wing in command_wings() for line in wing.after_runs(runs, jobs)]
     if jobs.sweep is not None:
         text = json.dumps(summary_json(runs), indent=2) + "\n"
         write_text(jobs.sweep / "summary.json", text, public=True)
     console.print(summary_table(runs))
-    first, settings = jobs.each[0].folder, jobs.each[0].settings
+    first, settings = jobs.trainings[0].folder, jobs.trainings[0].settings
     next_step = f"fl-dp ledger {first.path} verifies what was spent; "
     budget = "privacy.epsilon"
     if settings.protects_records_alone:
         budget = "privacy=dp_sgd dp_sgd.epsilon"
     elif not settings.protects_clients:
         budget, next_step = "privacy=central privacy.epsilon", ""
-    lines = [
-        epsilon_jump(runs),
-        f"Everything is in {jobs.path}",
-        None if jobs.sweep is None else f"Table: {jobs.results}",
-        f"Privacy statement, to read: {first.statement_page}",
-        *seen,
-        f"Next: {next_step}your settings with -m {budget}=2,4,8 compare budgets",
-    ]
+    jump = epsilon_jump(runs)
+    lines = [] if jump is None else [jump]
+    lines.append(f"Everything is in {jobs.path}")
+    if jobs.sweep is not None:
+        lines.append(f"Table: {jobs.results}")
+    lines.append(f"Privacy statement, to read: {first.statement_page}")
+    lines += of_wings
+    lines.append(f"Next: {next_step}your settings with -m {budget}=2,4,8 compare budgets")
     for line in filter(None, lines):
         console.print(line, soft_wrap=True, markup=False)

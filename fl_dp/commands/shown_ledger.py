@@ -1,4 +1,4 @@
-"""`fl-dp ledger`: a ledger and all that can be compared with it, read and checked."""
+"""`fl-dp ledger`: a ledger is read, checked, and compared with its witness and statement."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from fl_dp.statement.check import entries_behind_statement, statement_difference
 
 @dataclass(frozen=True, kw_only=True)
 class ShownLedger:
-    """Answer of the command.
+    """Output of the command.
 
     Attributes:
-        document: For a program, plain JSON values.
-        lines: For a person: tables, and sentences to print one below the other.
+        document: Plain JSON values, for a program.
+        lines: Tables and sentences, for a person, one below the other.
     """
 
     document: dict[str, Any]
@@ -45,10 +45,10 @@ class ShownLedger:
 
 @dataclass(kw_only=True)
 class _Comparison:
-    """Findings on a ledger and what lies beside it.
+    """Findings on a ledger and the files beside it.
 
     Attributes:
-        witness: File or database that it was compared with when it was opened; None: none.
+        witness: File or database with which it was compared when it was opened; None without one.
         compared: Files that agree with the ledger.
         behind: Entries after the statement's last one; None without a statement.
     """
@@ -60,15 +60,14 @@ class _Comparison:
     @property
     def agreeing(self) -> list[str]:
         """All that agrees with the ledger."""
-        witness = [] if self.witness is None else [f"its witness {self.witness}"]
-        return [*self.compared, *witness]
+        if self.witness is None:
+            return self.compared
+        return [*self.compared, f"its witness {self.witness}"]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the findings as plain JSON values."""
         return {"compared": self.agreeing, "entries_after_statement": self.behind}
 
     def sentences(self) -> list[str]:
-        """Return the findings for a person."""
         if not self.agreeing:
             return [
                 "Nothing was compared with the ledger's end: no statement lies beside it; name one "
@@ -95,19 +94,19 @@ def show_ledger(
     witness: str | None = None,
     entries: bool = False,
 ) -> ShownLedger:
-    """Verify a ledger, compare it with what knows of it, and tell what was spent.
+    """Verify a ledger, compare it with witness and statement, and show what was spent.
 
     Args:
         location: A ledger's file or URL, or a run's folder.
-        csv: Where to write the entries, one line each.
+        csv: File for the entries, one line each; None writes none.
         check: A privacy statement; None: the one in the ledger's folder, if there is one.
-        witness: File or database that knows how far the ledger has come; None: none is looked at.
-        entries: Show every entry; else equal ones that follow each other are one row.
+        witness: The ledger's witness, a file or database; None: no witness is read.
+        entries: Whether to show every entry; else equal ones that follow each other are one row.
 
     Raises:
         LedgerCorrupted: If the ledger was altered, or something disagrees with it, one line each.
         OSError: If the ledger can't be read.
-        ValueError: As `OSError`, or if the call is wrong.
+        ValueError: As `OSError`, or if the arguments do not fit together.
     """
     of_nodes = _opened_node_ledgers(location, witness)
     if of_nodes is not None:
@@ -120,7 +119,8 @@ def show_ledger(
     with _opened_server_ledger(location, witness) as (ledger, folder):
         findings = _compare(ledger, folder, check, witness)
         lines: list[RenderableType] = [*ledger_summary(ledger), *findings.sentences()]
-        lines.append(ledger_table(ledger) if entries else folded_table(ledger))
+        table = ledger_table if entries else folded_table
+        lines.append(table(ledger))
         if csv is not None:
             write_csv(ledger, csv)
             lines.append(escape(f"Entries: {csv}"))
@@ -128,26 +128,22 @@ def show_ledger(
     return ShownLedger(document=document, lines=lines)
 
 
-def begin_witness_of(location: str, place: str) -> None:
-    """Tell a witness that knows nothing how far a ledger has come, once it was verified.
-
-    Args:
-        location: As in `show_ledger`, of one ledger.
-        place: The witness's file or URL.
+def begin_witness_of(location: str, witness: str) -> None:
+    """Verify a ledger, and write its last entry into an empty witness.
 
     Raises:
         LedgerCorrupted: As `show_ledger`.
         OSError: As `show_ledger`, or if the witness can't be written.
-        ValueError: As `show_ledger`, or if the witness knows of a ledger already.
+        ValueError: As `show_ledger`, or if the witness is not empty.
     """
     of_nodes = _opened_node_ledgers(location)
     if of_nodes is not None:
         with of_nodes as (opened, _):
-            known = witness_at(_of_one([each.location for each in opened], place))
-            opened[0].begin_witness(known)
+            url = _of_one([ledger.location for ledger in opened], witness)
+            opened[0].begin_witness(witness_at(url))
         return
     with _opened_server_ledger(location) as (ledger, _):
-        ledger.begin_witness(witness_at(place))
+        ledger.begin_witness(witness_at(witness))
 
 
 @contextmanager
@@ -155,14 +151,14 @@ def _opened_server_ledger(
     location: str, witness: str | None = None
 ) -> Iterator[tuple[SpentLedger, RunFolder | None]]:
     folder = _folder_of(location)
-    place = location if folder is None else folder.ledger
-    known = None if witness is None else witness_at(witness)
-    with SpentLedger.read(place, witness=known) as ledger:
+    path = location if folder is None else folder.ledger
+    opened_witness = None if witness is None else witness_at(witness)
+    with SpentLedger.read(path, witness=opened_witness) as ledger:
         yield ledger, folder
 
 
 def _of_one(ledgers: Sequence[str], witness: str) -> str:
-    """Return a witness, which can be of one ledger alone."""
+    """Return a witness, which belongs to exactly one ledger."""
     if len(ledgers) != 1:
         raise ValueError(
             f"a witness belongs to one ledger, and here are {len(ledgers)}: name one of them, for "
@@ -175,11 +171,11 @@ _OfNodes = AbstractContextManager[tuple[list[NodeLedger], RunFolder | None]]
 
 
 def _opened_node_ledgers(location: str, witness: str | None = None) -> _OfNodes | None:
-    """Return the ledgers of nodes at a place, to be opened; None if it is that of a training."""
+    """Return the nodes' ledgers at a location, to be opened; None if a training's is there."""
     folder = Path(location)
-    places = _node_ledgers_in(folder) if folder.is_dir() else [location]
+    locations = _node_ledgers_in(folder) if folder.is_dir() else [location]
     try:
-        if not places or not NodeLedger.is_one(places[0]):
+        if not locations or not NodeLedger.is_one(locations[0]):
             return None
     except (OSError, ValueError):
         return None  # the other reader says what is wrong
@@ -187,13 +183,17 @@ def _opened_node_ledgers(location: str, witness: str | None = None) -> _OfNodes 
     @contextmanager
     def opened() -> Iterator[tuple[list[NodeLedger], RunFolder | None]]:
         with ExitStack() as stack:
-            known = None if witness is None else witness_at(_of_one(places, witness))
+            opened_witness = None
+            if witness is not None:
+                opened_witness = witness_at(_of_one(locations, witness))
             ledgers = [
-                stack.enter_context(NodeLedger.read(place, witness=known)) for place in places
+                stack.enter_context(NodeLedger.read(one, witness=opened_witness))
+                for one in locations
             ]
             for ledger in ledgers:
                 ledger.require_owed()
-            yield ledgers, RunFolder(folder) if folder.is_dir() else None
+            run = RunFolder(folder) if folder.is_dir() else None
+            yield ledgers, run
 
     return opened()
 
@@ -203,9 +203,10 @@ def _shown_node_ledgers(
 ) -> ShownLedger:
     with of_nodes as (opened, folder):
         findings = _compare(None, folder, check, witness)
-        each = [node_ledger_json(ledger) for ledger in opened]
+        documents = [node_ledger_json(ledger) for ledger in opened]
+        document = documents[0] if len(documents) == 1 else {"ledgers": documents}
         return ShownLedger(
-            document=(each[0] if len(each) == 1 else {"ledgers": each}) | findings.to_dict(),
+            document=document | findings.to_dict(),
             lines=[
                 *node_ledger_summary(opened),
                 *findings.sentences(),
@@ -215,7 +216,7 @@ def _shown_node_ledgers(
 
 
 def _folder_of(location: str) -> RunFolder | None:
-    """Return the run that a ledger is of, by its folder or by its file; None for another place."""
+    """Return the run's folder of a ledger, by the folder or the file; None for other locations."""
     path = Path(location)
     if path.is_dir():
         return RunFolder(path)
@@ -224,12 +225,12 @@ def _folder_of(location: str) -> RunFolder | None:
 
 
 def _node_ledgers_in(folder: Path) -> list[str]:
-    """Return the ledgers of simulated nodes in a run's folder that has no ledger of the server."""
+    """Return the ledgers of simulated nodes in a run's folder without a server's ledger."""
     run = RunFolder(folder)
     if run.ledger.exists():
         return []
     nodes = run.node_ledgers if run.node_ledgers.is_dir() else folder
-    return [str(each) for each in sorted(nodes.glob("node-*.db"))]
+    return [str(file) for file in sorted(nodes.glob("node-*.db"))]
 
 
 def _compare(
@@ -238,13 +239,7 @@ def _compare(
     check: Path | None,
     witness: str | None,
 ) -> _Comparison:
-    """Compare a ledger with a statement that is named, or with all that lies beside it.
-
-    `ledger` is None where the nodes keep the ledgers.
-
-    Raises:
-        LedgerCorrupted: If something disagrees with the ledger, one line for each disagreement.
-    """
+    """Compare a ledger with a named statement, or with all files beside it."""
     findings = _Comparison(witness=witness)
     if folder is not None and ledger is not None and check is None:
         for file, anchor in folder.anchors().items():

@@ -28,10 +28,10 @@ if TYPE_CHECKING:  # with what it imports, which other commands can spare
 
 
 def owner_at(configuration: str) -> NodeConfig:
-    """Return the configuration that a text of `--node-config` says, or a policy's or gate's file.
+    """Return the configuration in a text of `--node-config`, or in a policy's or gate's file.
 
     Raises:
-        ValueError: If it can't be read or can't be meant.
+        ValueError: If it can't be read, or its values are invalid.
     """
     gate = gate_at(configuration)
     if gate is not None:
@@ -42,17 +42,19 @@ def owner_at(configuration: str) -> NodeConfig:
 
 
 def gate_at(configuration: str) -> GatePolicy | None:
-    """Return the policy of a gate; None: it is a node's configuration or policy.
+    """Return the policy of a gate; None for a node's configuration or policy.
 
     Raises:
-        NodeConfigError: If it is a file that can't be read or can't be meant.
+        NodeConfigError: If it is a file that can't be read, or its values are invalid.
     """
     from fl_dp.gate.policy import GATE_KEYS, GatePolicy
 
     if "=" in configuration:
         return None
     written = policy_in_file(str(_file(configuration)), POLICY_KEYS.keys() | GATE_KEYS.keys())
-    return GatePolicy.read(_file(configuration)) if written.keys() & GATE_KEYS.keys() else None
+    if written.keys() & GATE_KEYS.keys():
+        return GatePolicy.read(_file(configuration))
+    return None
 
 
 def _file(configuration: str) -> Path:
@@ -65,16 +67,14 @@ def keys_of_others(configuration: str) -> list[str]:
     Raises:
         ValueError: If it can't be read.
     """
-    given = parsed_node_config(configuration) if "=" in configuration else {}
-    return [key for key in given if key != PARTITION_ID_KEY and not means_ours(key)]
+    config = parsed_node_config(configuration) if "=" in configuration else {}
+    return [key for key in config if key != PARTITION_ID_KEY and not means_ours(key)]
 
 
 def shown_uses(location: str, owner: NodeConfig | None) -> ShownLedger:
-    """Verify a node's ledger and tell by whom and for what its data were used.
+    """Verify a node's ledger and show by whom and for what its data were used.
 
-    Args:
-        location: Its file or URL.
-        owner: The node's configuration: its cap and witness are compared; None: there is none.
+    The owner's configuration names the cap and the witness.
 
     Raises:
         LedgerCorrupted: If it is no node's ledger or was altered.
@@ -99,19 +99,19 @@ def shown_uses(location: str, owner: NodeConfig | None) -> ShownLedger:
 
 
 def parsed_node_config(text: str) -> dict[str, Any]:
-    """Return what Flower makes of the text of `--node-config`.
+    """Return the key-value pairs that Flower reads from the text of `--node-config`.
 
     Raises:
         ValueError: If it can't be read.
     """
     how = "write key=value pairs with spaces between them, texts in double quotes"
     try:
-        given = parsed_config(text)
+        config = parsed_config(text)
     except (SystemExit, ValueError, typer.Exit, typer.BadParameter) as error:
         raise ValueError(f"Flower can't read this --node-config: {text!r}; {how}") from error
-    # What Flower's reader does not understand it passes over, and a cap would be gone.
-    if len(given) < re.sub(r'"[^"]*"', "", text).count("="):
+    # Flower's reader skips what it does not understand, and a cap would be gone.
+    if len(config) < re.sub(r'"[^"]*"', "", text).count("="):
         raise ValueError(
-            f"Flower reads only {', '.join(given) or 'nothing'} of this --node-config: {how}"
+            f"Flower reads only {', '.join(config) or 'nothing'} of this --node-config: {how}"
         )
-    return given
+    return config

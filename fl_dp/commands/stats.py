@@ -14,14 +14,14 @@ from fl_dp.promise import epsilon_at_delta
 from .console import (
     AsJson,
     doing,
-    each_written_once,
+    exit_on_errors,
     fail,
-    failures_told,
     out,
     print_json,
     tell,
     warn,
     warnings_shown,
+    written_once,
 )
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def stats(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[VALUES] [OVERRIDES]...", show_default=False, callback=each_written_once
+            metavar="[VALUES] [OVERRIDES]...", show_default=False, callback=written_once
         ),
     ] = None,
     price: Annotated[
@@ -74,11 +74,11 @@ def stats(
     Writes `runs/NAME/`: `statistic.json` (the answer, its errors and its price), `ledger.db`,
     `privacy.json`, `privacy.md`, `config.yaml`, `run.log`.
     """
-    with failures_told():
+    with exit_on_errors():
         from .jobs import find_jobs
 
         overrides = _overrides(query, words or [])
-        (job,) = find_jobs(overrides, multirun=False).each
+        (job,) = find_jobs(overrides, multirun=False).trainings
         if not price:
             _caution(job)
         with doing("loading the data and choosing the noise"), warnings_shown():
@@ -102,18 +102,14 @@ def refuse_statistics(settings: Settings) -> None:
     """Refuse settings of a statistic where a training is meant.
 
     Raises:
-        ValueError: If they ask for one, with what to write.
+        ValueError: If they ask for one; the text says what to write.
     """
     if (query := settings.statistic.query) is not None:
         raise ValueError(f"statistic.query={query} trains nothing: write `fl-dp stats {query}`")
 
 
 def _overrides(query: str, words: list[str]) -> list[str]:
-    """Return Hydra's overrides for what was written.
-
-    Raises:
-        ValueError: If a word is neither values nor an override, or asks for another job.
-    """
+    """Return Hydra's overrides for the words of the command line."""
     overrides = [word for word in words if "=" in word]
     values = [word for word in words if "=" not in word]
     if len(values) > 1:
@@ -128,7 +124,7 @@ def _overrides(query: str, words: list[str]) -> list[str]:
 
 
 def _caution(job: Job) -> None:
-    """Say what to think of before a promise to clients is relied on."""
+    """Print what to consider before relying on a promise to clients."""
     from fl_dp.app.cautions import cautions
 
     for text in cautions(job.settings):
@@ -136,7 +132,7 @@ def _caution(job: Job) -> None:
 
 
 def _answered(job: Job) -> dict[str, Any]:
-    """Ask the federation and return what was written."""
+    """Ask the federation and return the written answer."""
     from fl_dp.app.local.engines import engine
     from fl_dp.app.local.launch import LaunchError
 
@@ -156,7 +152,7 @@ def _answered(job: Job) -> dict[str, Any]:
 
 
 def _show(document: dict[str, Any], path: Path) -> None:
-    """Print the answer as a table, its price, and where everything is."""
+    """Print the answer as a table, its price, and the folder."""
     from .terminal.sheets import sheet
 
     rows = document["rows"]
@@ -165,15 +161,16 @@ def _show(document: dict[str, Any], path: Path) -> None:
     title = f"{document['query']['kind']} of {document['values']}"
     headings = ("", "private value", "error")
     out.print(sheet(title, headings, shown, numbers=headings[1:]))
-    left = len(rows) - _SHOWN
+    hidden = len(rows) - _SHOWN
+    if hidden > 0:
+        tell(f"{hidden} more rows are in {path / 'statistic.json'}")
     lines = [
-        f"{left} more rows are in {path / 'statistic.json'}" if left > 0 else "",
         f"Error: {first['error_is']}",
         f"Cost: {_cost(document)}",
         f"Noise: {document['answer']['explanation']}",
         f"Everything is in {path}; `fl-dp ledger {path}` verifies what was spent",
     ]
-    for line in filter(None, lines):
+    for line in lines:
         tell(line)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from .console import AsJson, err, fail, failures_told, note, print_json, tell
+from .console import AsJson, err, exit_on_errors, fail, note, print_json, tell
 
 if TYPE_CHECKING:
     from fl_dp.app.local.flower_runs import RunStatus
@@ -48,27 +48,27 @@ def status(
     """
     if not run.isdecimal():
         fail(f"RUN is the number that `flwr run` prints, got '{run}'", status=_UNKNOWN)
-    with failures_told():
+    with exit_on_errors():
         _require_own_superlink(connection)
-        found = _wait_for(run, connection, wait=wait, timeout=timeout)
+        state = _wait_for(run, connection, wait=wait, timeout=timeout)
     if as_json:
-        print_json({"run": run, "status": found.status, "details": found.details})
+        print_json({"run": run, "status": state.status, "details": state.details})
     else:
-        reason = f" ({' '.join(found.details.split())})" if found.details else ""
-        tell(f"run {run}: {found.status}{reason}")
-    _exit(found)
+        reason = f" ({' '.join(state.details.split())})" if state.details else ""
+        tell(f"run {run}: {state.status}{reason}")
+    _exit(state)
 
 
 def _wait_for(run: str, connection: str | None, *, wait: bool, timeout: float | None) -> RunStatus:
-    """Return where a run stands, when it has ended or the time is over."""
+    """Return the state of a run once it has ended or the time is over."""
     from fl_dp.app.local.flower_runs import SuperLinkSilent, run_status
 
     began = heard = time.monotonic()
-    said = ""
+    shown = ""
     long_pending = silent = False
     while True:
         try:
-            found = run_status(run, connection)
+            state = run_status(run, connection)
         except SuperLinkSilent as error:
             waited = time.monotonic() - began
             if not wait or (timeout is not None and waited >= timeout):
@@ -78,12 +78,12 @@ def _wait_for(run: str, connection: str | None, *, wait: bool, timeout: float | 
                 note(f"{error}: waiting for it; ctrl-C ends the waiting, not the run")
         else:
             heard, silent = time.monotonic(), False
-            if not wait or found.ended or (timeout is not None and heard - began >= timeout):
-                return found
-            if found.status != said:
-                err.print(f"run {run}: {found.status}", markup=False)
-                said = found.status
-            if said == "pending" and not long_pending and heard - began >= _LONG_PENDING:
+            if not wait or state.ended or (timeout is not None and heard - began >= timeout):
+                return state
+            if state.status != shown:
+                err.print(f"run {run}: {state.status}", markup=False)
+                shown = state.status
+            if shown == "pending" and not long_pending and heard - began >= _LONG_PENDING:
                 long_pending = True
                 note(
                     f"run {run} has been pending for {heard - began:.0f} s: its SuperLink has not "
@@ -92,13 +92,15 @@ def _wait_for(run: str, connection: str | None, *, wait: bool, timeout: float | 
                 )
         waited = time.monotonic() - began
         pause = min(max(_PAUSE, _SHARE * waited), _LONGEST_PAUSE)
-        time.sleep(pause if timeout is None else max(0.0, min(pause, timeout - waited)))
+        if timeout is not None:
+            pause = max(0.0, min(pause, timeout - waited))
+        time.sleep(pause)
 
 
 def _require_own_superlink(connection: str | None) -> None:
-    """Check who answers where `flwr run` has a SuperLink of its own.
+    """Check which user's server answers where `flwr run` has a SuperLink of its own.
 
-    Flower takes whatever answers on that port for it, also another user's.
+    Flower uses whatever answers on that port, even another user's server.
     """
     from fl_dp.app.local.flower_runs import local_port
     from fl_dp.app.local.superlink import listening_user
@@ -122,9 +124,9 @@ def _require_own_superlink(connection: str | None) -> None:
         )
 
 
-def _exit(found: RunStatus) -> NoReturn:
-    if not found.ended:
+def _exit(state: RunStatus) -> NoReturn:
+    if not state.ended:
         raise typer.Exit(_GOES_ON)
-    if found.stopped:
+    if state.stopped:
         raise typer.Exit(_STOPPED)
-    raise typer.Exit(0 if found.succeeded else _FAILED)
+    raise typer.Exit(0 if state.succeeded else _FAILED)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import fail, failures_told, note, out, tell
+from .console import exit_on_errors, fail, note, out, tell
 
 if TYPE_CHECKING:  # with what it imports, which other commands can spare
     from fl_dp.gate.app_user import AppUser
     from fl_dp.gate.isolation import Guarded
 
 OTHER_OPTIONS = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""Settings of the command: what it does not know is Flower's."""
+"""Settings of the command: unknown options are Flower's."""
 
 _ISOLATION, _NODE_CONFIG = "--isolation", "--node-config"
 _NO_API = "API failed to start"  # Flower's words
@@ -81,7 +81,7 @@ def supernode(
     With `--check` the status is 1 if an app could go around the gate.
     """
     options = list(ctx.args)
-    with failures_told():
+    with exit_on_errors():
         _require_one_way(options, app_user=app_user, app_socket=app_socket, cooperative=cooperative)
         _require_no_policy(options)
         from fl_dp.gate.app_user import AppUser
@@ -92,17 +92,18 @@ def supernode(
         user = None if app_user is None else AppUser.named(app_user)
         guarded = _guarded(policy, options, app_socket)
     if check:
-        with failures_told():
+        with exit_on_errors():
             _print_check(policy, user, guarded)
         return
     isolated = user is not None and found_isolated(policy, user, guarded)
-    with failures_told():
+    with exit_on_errors():
         from fl_dp.app.local.supernode import supernode_for
         from fl_dp.gate.supernode import gated_supernode
 
-        supernode_for(None if user is None else user.uid, socket=guarded.runtime_socket)
-        apart = [] if cooperative else [_ISOLATION, "process"]
-        run = gated_supernode(policy, [*options, *apart], isolated=isolated)
+        user_id = None if user is None else user.uid
+        supernode_for(user_id, socket=guarded.runtime_socket)
+        isolation = [] if cooperative else [_ISOLATION, "process"]
+        run = gated_supernode(policy, [*options, *isolation], isolated=isolated)
     note(_words_of_isolation(app_user, isolated=isolated))
     try:
         run()
@@ -130,42 +131,30 @@ def _words_of_isolation(app_user: str | None, *, isolated: bool) -> str:
 
 
 def _guarded(policy: Path, options: list[str], app_socket: Path | None) -> Guarded:
-    """Return what apps must not reach, by the policy and Flower's own options.
-
-    Raises:
-        NodeConfigError: If the policy can't be read or can't be meant.
-        OSError: If it is not there.
-    """
+    """Return the files and addresses that apps must not reach, by policy and options."""
     from fl_dp.gate.isolation import Guarded, code_of_gate
     from fl_dp.gate.policy import GatePolicy
 
-    kept = GatePolicy.read(policy)
+    gate = GatePolicy.read(policy)
     host, _, port = (_values_of(_SUPERLINK, options) or [""])[-1].rpartition(":")
+    superlink = (host.strip("[]"), int(port)) if port.isdigit() else None
+    if app_socket is not None:
+        app_socket = app_socket.expanduser().absolute()
+    keys = [Path(value).absolute() for value in _values_of(_KEY, options)]
+    trusted = [Path(value).absolute() for value in _values_of(_TRUSTED, options)]
     return Guarded(
-        secrets=(
-            policy,
-            *kept.secret_files,
-            *(Path(value).absolute() for value in _values_of(_KEY, options)),
-        ),
-        unwritable=(
-            *kept.public_files,
-            *(Path(value).absolute() for value in _values_of(_TRUSTED, options)),
-        ),
+        secrets=(policy, *gate.secret_files, *keys),
+        unwritable=(*gate.public_files, *trusted),
         home=Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr").absolute(),
         code=code_of_gate(),
-        superlink=(host.strip("[]"), int(port)) if port.isdigit() else None,
-        runtime_socket=None if app_socket is None else app_socket.expanduser().absolute(),
+        superlink=superlink,
+        runtime_socket=app_socket,
         owner=policy.stat().st_uid,
     )
 
 
 def _print_check(policy: Path, user: AppUser | None, guarded: Guarded) -> None:
-    """Try what an app could do, print it, and leave the result if this is root.
-
-    Raises:
-        ValueError: If nobody says who runs apps.
-        typer.Exit: If something succeeded.
-    """
+    """Try what an app could do, print it, and store the result if this is root."""
     from fl_dp.commands.terminal.isolation_view import isolation_table
     from fl_dp.gate.isolation import is_isolated, tried, write_result
 
@@ -181,23 +170,21 @@ def _print_check(policy: Path, user: AppUser | None, guarded: Guarded) -> None:
 
 
 def _values_of(option: str, words: list[str]) -> list[str]:
-    """Return the values of an option, which argparse takes by any unambiguous start of its name."""
+    """Return the values of an option; argparse takes any unambiguous start of its name."""
     values = []
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         name, equals, value = word.partition("=")
         if len(name) > len("--") and option.startswith(name):
-            values.append(value if equals else [*words, ""][place + 1])
+            if not equals:
+                value = [*words, ""][index + 1]
+            values.append(value)
     return values
 
 
 def _require_one_way(
     options: list[str], *, app_user: str | None, app_socket: Path | None, cooperative: bool
 ) -> None:
-    """Refuse to start apps as the gate's own user, unless the owner says so.
-
-    Raises:
-        ValueError: If nobody says how apps run, or it is said in two ways.
-    """
+    """Refuse to start apps as the gate's own user, unless the owner says so."""
     if _values_of(_ISOLATION, options):
         raise ValueError(
             "--isolation is Flower's word for how apps run: leave it out, and write --app-user "
@@ -215,12 +202,7 @@ def _require_one_way(
 
 
 def _require_own_packages(options: list[str], policy: Path) -> None:
-    """Refuse to install what an app asks for, where the owner trusts its packages.
-
-    Raises:
-        NodeConfigError: If the policy can't be read or can't be meant.
-        ValueError: If it would be installed.
-    """
+    """Refuse to install packages for an app whose packages the owner has approved."""
     from fl_dp.gate.policy import GatePolicy, Promise
 
     if GatePolicy.read(policy).keys.promise is Promise.RECORD and _values_of(_INSTALLS, options):
@@ -231,11 +213,7 @@ def _require_own_packages(options: list[str], policy: Path) -> None:
 
 
 def _require_no_policy(options: list[str]) -> None:
-    """Refuse keys of a policy in `--node-config`, which each app gets to see.
-
-    Raises:
-        ValueError: If there is one, or the text can't be read.
-    """
+    """Refuse keys of a policy in `--node-config`, which every app can read."""
     from fl_dp.clients.node_config import PREFIX, means_ours
     from fl_dp.gate.policy import KEYS_OF_DATA
 

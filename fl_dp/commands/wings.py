@@ -21,24 +21,17 @@ class CommandWing(Wing):
         """Add commands to `fl-dp`."""
 
     def instead_of_training(self, jobs: Jobs, *, as_json: bool) -> bool:
-        """Do what settings ask `fl-dp run` for in place of a training; False if they ask for none.
+        """Do something in place of a training, if settings ask for it; return whether they did.
 
-        Args:
-            jobs: What `fl-dp run` was asked for.
-            as_json: Whether to print one JSON document.
+        With `as_json` it prints one JSON document.
         """
         return False
 
     def after_runs(self, runs: Sequence[RunSummary], jobs: Jobs) -> Sequence[str]:
-        """Look at trainings that have ended, and return lines for the person who started them.
-
-        Args:
-            runs: Results of the trainings.
-            jobs: What `fl-dp run` was asked for.
-        """
+        """Handle trainings that have ended, and return lines for the person who started them."""
         return ()
 
 
 def command_wings() -> tuple[CommandWing, ...]:
-    """Return the wings that are there."""
+    """Return the installed wings."""
     return loaded_wings()

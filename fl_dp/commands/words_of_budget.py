@@ -1,4 +1,4 @@
-"""What an owner's cap has room for, in plain words, before a node is started."""
+"""What an owner's cap still allows, in plain words, before a node is started."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fl_dp.ledger.node import Spending
 from fl_dp.promise import brief_epsilon, rounded_up
 from fl_dp.statement.words import describe_event
 
-_KINDS = 3  # of releases that are told one by one, those that were made most often
+_KINDS = 3  # kinds of releases that are listed: those that were made most often
 
 
 def words_of_budget(owner: NodeConfig) -> list[str]:
-    """Return what was spent of an owner's cap and what still fits, a sentence an account.
+    """Return what was spent of an owner's cap and what still fits, one sentence per account.
 
-    A ledger that can't be read has its own sentence elsewhere.
+    Another sentence elsewhere reports a ledger that can't be read.
     """
     cap = owner.cap
     if owner.ledger_path is None or cap is None:
@@ -30,23 +30,26 @@ def words_of_budget(owner: NodeConfig) -> list[str]:
             spendings = ledger.spendings
     except (LedgerCorrupted, LedgerUnavailable):
         return []
-    return [_of_account(each, cap) for each in spendings]
+    return [_of_account(spending, cap) for spending in spendings]
 
 
 def _of_account(spending: Spending, cap: PrivacyBudget) -> str:
     bounds, room = spending.epsilon(), spending.room(cap)
     spent = rounded_up(bounds.best) if bounds.by_name else "of no known bound"
-    relation = max(spending.neighboring_relations, key=lambda each: each.distance)
-    often = sorted(spending.releases.items(), key=lambda pair: -pair[1])[:_KINDS]
-    room = math.floor(1e4 * room) / 1e4  # what is left is rounded down
-    fits = [f"a run of Gaussian noise of up to epsilon {room:g} by itself"] if room else []
-    for event, _ in often:
+    relations = spending.neighboring_relations
+    relation = max(relations, key=lambda relation: relation.distance)
+    most_often = sorted(spending.releases.items(), key=lambda pair: -pair[1])[:_KINDS]
+    room = math.floor(1e4 * room) / 1e4  # the remaining epsilon is rounded down
+    fits = []
+    if room:
+        fits.append(f"a run of Gaussian noise of up to epsilon {room:g} by itself")
+    for event, _ in most_often:
         most = spending.most(event, budget=cap, neighboring_relation=relation)
         if most:
             fits.append(f"{most:,} more times {describe_event(event)}")
     names = ", ".join(f"'{name}'" for name in sorted(spending.sources))
+    unit = "record" if spending.unit == "record" else "client as a whole"
     return (
         f"Of epsilon {brief_epsilon(cap.epsilon)}, {names} has spent epsilon {spent} for each "
-        f"{'record' if spending.unit == 'record' else 'client as a whole'}; what still fits is "
-        f"{', or '.join(fits) or 'nothing'}"
+        f"{unit}; what still fits is {', or '.join(fits) or 'nothing'}"
     )

@@ -1,4 +1,4 @@
-"""Words about a node's own rows, for its owner: what the schema pins, and whether they fit it."""
+"""Sentences about a node's own rows, for its owner: the pinned schema, and whether they fit it."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from fl_dp.tasks.datasets import DataFormat, load_dataset
 
 _TABLES = {"csv": "train.csv", "parquet": "train.parquet"}
 _IMAGES = {"folder": "train"}
-# A service waits for the check at each start, and not for a minute.
+# A service waits for this check at each start, and should not wait for a minute.
 _MOST_BYTES = 50 * 2**20
 
 
 def words_of_data(owner: NodeConfig) -> PolicyDescription:
-    """Say what the owner pinned of the data, and how many of the rows fit that."""
-    said: list[str] = []
+    """Return what the owner pinned of the data, and how many of the rows fit that."""
+    sentences: list[str] = []
     wrong: list[str] = []
     try:
         pinned = _pinned(owner)
         if pinned is not None:
-            said += _words_of(pinned)
+            sentences += _words_of(pinned)
         if owner.data_path is not None and Path(owner.data_path).exists():
-            said += _rows(Path(owner.data_path), pinned, wrong)
+            sentences += _rows(Path(owner.data_path), pinned, wrong)
     except PermissionError as error:
         wrong.append(f"{error.filename} can't be read by this user: check as the node's own user")
     except (OSError, ValueError, ModuleNotFoundError) as error:
         wrong.append(str(error))
-    return PolicyDescription(sentences=tuple(said), wrong=tuple(wrong))
+    return PolicyDescription(sentences=tuple(sentences), wrong=tuple(wrong))
 
 
 def _pinned(owner: NodeConfig) -> DataFormat | None:
@@ -47,21 +47,21 @@ def _pinned(owner: NodeConfig) -> DataFormat | None:
 
 
 def _words_of(pinned: DataFormat) -> list[str]:
-    said = []
+    sentences = []
     if pinned.columns is not None:
         types = pinned.types or ("number",) * len(pinned.columns)
         columns = zip(pinned.columns, types, strict=True)
         listed = ", ".join(f"{name} ({kind})" for name, kind in columns)
-        said.append(
+        sentences.append(
             f"It trains on {listed} and on nothing else; a row with another type of value counts "
             "as a record without content"
         )
         if pinned.mean is None:
-            said.append("Columns are used as they are: mean and std in the schema scale them")
+            sentences.append("Columns are used as they are: mean and std in the schema scale them")
     classes = ", ".join(pinned.classes or ())
     of_column = f" of column {pinned.label_column}" if pinned.columns is not None else ""
-    said.append(f"Its labels are {classes}{of_column}")
-    return said
+    sentences.append(f"Its labels are {classes}{of_column}")
+    return sentences
 
 
 def _rows(folder: Path, pinned: DataFormat | None, wrong: list[str]) -> list[str]:
@@ -71,20 +71,20 @@ def _rows(folder: Path, pinned: DataFormat | None, wrong: list[str]) -> list[str
     if pinned is None:
         return []
     files = _IMAGES if pinned.image_shape is not None else _TABLES
-    there = {task: folder / name for task, name in files.items() if (folder / name).exists()}
-    if not there:
+    existing = {task: folder / name for task, name in files.items() if (folder / name).exists()}
+    if not existing:
         wrong.append(f"{folder} has no {' or '.join(files.values())}, which the schema is for")
-    return [
-        _words_of_rows(task, file, pinned, wrong)
-        for task, file in there.items()
-        if task in _TABLES and file.stat().st_size <= _MOST_BYTES
-    ]
+    sentences = []
+    for task, file in existing.items():
+        if task in _TABLES and file.stat().st_size <= _MOST_BYTES:
+            sentences.append(_words_of_rows(task, file, pinned, wrong))
+    return sentences
 
 
 def _words_of_rows(task: str, file: Path, pinned: DataFormat, wrong: list[str]) -> str:
     of_node = replace(pinned, splits=("train",), leave_out_unfit=True)
     fit = load_dataset(task, data_dir=str(file.parent), data_format=of_node).train_fit
-    assert fit is not None  # each row was read by itself
+    assert fit is not None  # each row was read separately
     if not fit.any():
         wrong.append(
             f"none of the {len(fit)} rows of {file} fits the schema: compare names of columns, "

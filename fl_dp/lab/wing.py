@@ -86,7 +86,7 @@ class Lab(CommandWing):
         """Recover images from a training's updates: `experiment=data_recovery`."""
         from .attacks.inversion.recovery_settings import recovery_settings_of
 
-        if not any(recovery_settings_of(job.settings).attacks for job in jobs.each):
+        if not any(recovery_settings_of(job.settings).attacks for job in jobs.trainings):
             return False
         from .commands.attack_inversion import recover_by_run
 

@@ -1,4 +1,4 @@
 """Tasks that come with the app: data sets, models, and training at a client.
 
-They may know torch, scikit-learn and the clients; nothing of the strategies or of the app.
+They may use torch, scikit-learn and the clients, but not the strategies or the app.
 """

@@ -1,4 +1,4 @@
-"""Which model fits which data, told without torch: a run that can't be is refused at once."""
+"""Which model fits which data, without torch: an impossible run is refused at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ ON_TOKENS = ("gru", "lstm", "transformer")
 MODELS = (*ON_NUMBERS, *ON_TOKENS)
 
 TRAINED_FACTORS = ("b", "both")
-"""Which factors of a low-rank update are trained."""
+"""The factors of a low-rank update that can be trained."""
 
 _ON_IMAGES = ("cnn", "resnet18")
 
@@ -20,17 +20,10 @@ def require_fit(
     hidden: int,
     vocabulary_size: int | None,
 ) -> None:
-    """Check that a model can be built for some data.
-
-    Args:
-        name: Of the model.
-        input_shape: As for `build_model`, like the rest.
-        num_classes: Number of outputs; 1 predicts a number.
-        hidden: Width of the hidden layers.
-        vocabulary_size: How many tokens there are; None for numbers.
+    """Check that a model can be built for some data; arguments as for `build_model`.
 
     Raises:
-        ValueError: If it can't, with what to write instead.
+        ValueError: If it can't; the text says what to write instead.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; write one of {', '.join(MODELS)}")

@@ -3,8 +3,7 @@
     >>> public_metrics(["auc", "f1"], labels=np.array([0, 1]), probabilities=np.eye(2))
     {'auc': 1.0, 'f1': 1.0}
 
-Privacy: none of their rows is anybody's, so they cost nothing; what they are computed from is the
-released model.
+Privacy: the rows are public, and the model is released, so metrics cost nothing.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ class Metric:
 
     Attributes:
         title: Its name in words.
-        function: Of the true labels, `(n,)`, and the probabilities of all classes, `(n, classes)`;
-            of labels that are numbers, the predictions, `(n,)`.
-        larger_is_better: None for what has no order.
-        unit: What its number is, in a phrase.
+        function: Takes the true labels, `(n,)`, and the probabilities of all classes, `(n,
+            classes)`; for labels that are numbers, the predictions, `(n,)`.
+        larger_is_better: None for a metric without an order.
+        unit: Description of its number, in a phrase.
         needs_variety: Whether it is undefined unless every class occurs among the true labels, or
-            two numbers that differ.
-        of_numbers: Whether it is of labels that are numbers, not of classes.
+            two numbers differ.
+        of_numbers: Whether it is for labels that are numbers, not classes.
     """
 
     title: str
@@ -87,8 +86,8 @@ def _perplexity(labels: Labels, probabilities: Predictions) -> float:
 def _calibration_error(labels: Labels, probabilities: Predictions) -> float:
     """Return the expected calibration error of the most probable class, by bins of equal width.
 
-    Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3; scikit-learn has the
-    curve alone, without the bins' weights.
+    Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3; scikit-learn has only
+    the curve, without the bins' weights.
     """
     import numpy as np
 
@@ -195,16 +194,16 @@ METRICS: dict[str, Metric] = {
 """Metrics by their names, which are the values of `metrics.public`."""
 
 NUMBERS = tuple(name for name, metric in METRICS.items() if metric.larger_is_better is not None)
-"""Those whose value is one number."""
+"""Metrics whose value is one number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """The number that a model is judged by on public rows; larger is better, 1 is perfect.
+    """The number that judges a model on public rows; larger is better, 1 is perfect.
 
     Attributes:
-        name: `accuracy` of classes, `r2` of numbers: the key of a line is `test_` and this.
-        value: None where it is not defined, or not known.
+        name: `accuracy` for classes, `r2` for numbers; a line's key is `test_` and this name.
+        value: None where it is undefined or unknown.
     """
 
     name: str = "accuracy"
@@ -212,26 +211,30 @@ class Score:
 
     @classmethod
     def of(cls, accuracy: float | None, metrics: Mapping[str, float | None]) -> Score:
-        """Return the score of a model whose accuracy and other metrics are known."""
+        """Return the score from a model's accuracy and other metrics."""
         if accuracy is None and "r2" in metrics:
             return cls(name="r2", value=metrics["r2"])
         return cls(value=accuracy)
 
     @classmethod
     def in_line(cls, line: Mapping[str, Any]) -> Score:
-        """Return the score that a line of `metrics.jsonl` tells."""
+        """Return the score in a line of `metrics.jsonl`."""
         name = "r2" if "test_r2" in line else "accuracy"
         return cls(name=name, value=line.get(f"test_{name}"))
 
     @property
     def title(self) -> str:
         """Its name in words."""
-        return METRICS[self.name].title if self.name in METRICS else self.name
+        if self.name in METRICS:
+            return METRICS[self.name].title
+        return self.name
 
     @property
     def rank(self) -> float:
-        """Its value for comparisons: without one the model comes last."""
-        return -math.inf if self.value is None or math.isnan(self.value) else self.value
+        """Its value for comparisons; a model without a value comes last."""
+        if self.value is None or math.isnan(self.value):
+            return -math.inf
+        return self.value
 
     def __str__(self) -> str:
         """Return the value with three decimals, `-` without one."""
@@ -239,13 +242,10 @@ class Score:
 
 
 def default_metrics(*, num_classes: int, vocabulary_size: int | None = None) -> list[str]:
-    """Return the metrics that people report for a kind of data, besides loss and accuracy.
+    """Return the usual metrics of a kind of data, besides loss and accuracy.
 
-    None for several classes: scikit-learn takes half a second to import, which starts wait for.
-
-    Args:
-        num_classes: Of the labels; 1 where they are numbers.
-        vocabulary_size: How many tokens there are; None for numbers.
+    There are none for several classes: scikit-learn's import would delay each start by half a
+    second.
     """
     if num_classes == 1:
         return ["mae", "rmse"]
@@ -258,8 +258,8 @@ def require_metrics(names: Sequence[str], *, num_classes: int) -> None:
     """Check that metrics can be measured.
 
     Args:
-        names: Of `METRICS`.
-        num_classes: Of the labels; 1 where they are numbers.
+        names: Names in `METRICS`.
+        num_classes: Number of classes; 1 where labels are numbers.
 
     Raises:
         ModuleNotFoundError: If scikit-learn is missing.
@@ -268,10 +268,12 @@ def require_metrics(names: Sequence[str], *, num_classes: int) -> None:
     """
     of_numbers = num_classes == 1
     fitting = [name for name, metric in METRICS.items() if metric.of_numbers is of_numbers]
-    if others := [name for name in names if name not in fitting]:
+    others = [name for name in names if name not in fitting]
+    if others:
+        kind = "numbers" if of_numbers else "classes"
         raise ValueError(
-            f"metrics.public has {', '.join(others)}, and the labels are "
-            f"{'numbers' if of_numbers else 'classes'}: write of {', '.join(fitting)}"
+            f"metrics.public has {', '.join(others)}, and the labels are {kind}: write of "
+            f"{', '.join(fitting)}"
         )
     if "confusion_matrix" in names and num_classes > MOST_CLASSES_OF_A_MATRIX:
         raise ValueError(
@@ -291,15 +293,15 @@ def public_metrics(
     """Measure predictions on public rows.
 
     Args:
-        names: Of `METRICS`.
+        names: Names in `METRICS`.
         labels: True classes, int64 `(n,)`; or numbers, float64, in their own unit.
-        probabilities: Of each class, float64 `(n, num_classes)`; rows add up to 1. Of numbers the
-            predictions, `(n,)`, in the unit of the labels.
+        probabilities: Probabilities of the classes, float64 `(n, num_classes)`; rows add up to 1.
+            For labels that are numbers the predictions, `(n,)`, in the unit of the labels.
 
     Returns:
-        Each metric by its name. None where it is not defined: without any rows, if a prediction
-        is not finite (the model has diverged), AUC unless every class occurs, and R2 unless two
-        labels differ.
+        Each metric by its name. None where it is undefined: without rows, if a prediction is not
+        finite (the model has diverged), AUC unless every class occurs, and R2 unless two labels
+        differ.
     """
     import numpy as np
 
@@ -307,14 +309,14 @@ def public_metrics(
         return dict.fromkeys(names)
     least = 2 if probabilities.ndim == 1 else probabilities.shape[1]
     is_various = len(np.unique(labels)) >= least
-    found: dict[str, Measured] = {}
+    values: dict[str, Measured] = {}
     for name in names:
         metric = METRICS[name]
         if metric.needs_variety and not is_various:
-            found[name] = None
+            values[name] = None
             continue
         with warnings.catch_warnings():
-            # Of classes that are predicted and do not occur: no reader of a round needs it again.
+            # About predicted classes that do not occur: no reader of a round needs it again.
             warnings.simplefilter("ignore")
-            found[name] = metric.function(labels, probabilities)
-    return found
+            values[name] = metric.function(labels, probabilities)
+    return values

@@ -32,7 +32,7 @@ def drawn_and_written(runs: Sequence[RunSummary], jobs: Jobs) -> list[str]:
 
 def _page(jobs: Jobs) -> Path | None:
     """Write the report, unless no training wants one; a failure is only a warning."""
-    folders = [job.path for job in jobs.each if job.settings.report == "html"]
+    folders = [job.path for job in jobs.trainings if job.settings.report == "html"]
     if not folders:
         return None
     try:
@@ -45,7 +45,7 @@ def _page(jobs: Jobs) -> Path | None:
 def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
     """Draw an experiment by its axis, other runs over their rounds; None without matplotlib."""
     lines: dict[str, list[list[dict[str, Any]]]] = {}
-    for job in jobs.each:
+    for job in jobs.trainings:
         lines.setdefault(job.variant or "default", []).append(job.folder.read_metrics())
     experiment = jobs.experiment
     if experiment is None or not experiment.curves:

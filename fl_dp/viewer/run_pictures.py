@@ -270,7 +270,7 @@ class _AxisLayout:
 
 
 def _axis_layout(results: Sequence[Result]) -> _AxisLayout:
-    numbers_by_text = {result.x: result.place for result in results if result.x is not None}
+    numbers_by_text = {result.x: result.position for result in results if result.x is not None}
     numbers = [number for number in numbers_by_text.values() if number is not None]
     return _AxisLayout(list(numbers_by_text), numbers)
 

@@ -30,7 +30,7 @@ def cells_of(experiment: str) -> tuple[SweepSettings, list[Cell]]:
 
 
 def where(cells: list[Cell]) -> list[tuple[str, str | None, int]]:
-    return [(cell.curve, cell.place, cell.settings.seed) for cell in cells]
+    return [(cell.curve, cell.axis_value, cell.settings.seed) for cell in cells]
 
 
 def test_the_page_on_experiments_shows_each_with_its_picture() -> None:
@@ -44,7 +44,7 @@ def test_the_page_on_experiments_shows_each_with_its_picture() -> None:
 def test_an_experiment_has_each_place_of_each_curve_once_a_seed(experiment: str) -> None:
     sweep, cells = cells_of(experiment)
     assert sweep.seeds is not None
-    per_place = Counter((cell.curve, cell.place) for cell in cells)
+    per_place = Counter((cell.curve, cell.axis_value) for cell in cells)
     assert set(per_place.values()) == {len(sweep.seeds)}
     for name, curve in sweep.curves.items():
         moving: list[str | None] = [*(curve.values or sweep.values or [])]
@@ -99,7 +99,7 @@ def test_a_curve_that_does_not_move_stays_where_it_is() -> None:
     _, cells = expand(
         ["experiment=privacy_levels", "sweep.only=[without privacy]", "privacy.epsilon=1,2"]
     )
-    assert {cell.place for cell in cells} == {"inf"}
+    assert {cell.axis_value for cell in cells} == {"inf"}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_formula_sets_the_noise_of_each_upload_and_claims_no_budget() -> None:
     """Golden: five uploads of a client at delta 1e-5."""
     _, cells = cells_of("udp_formula")
     noise = {
-        (cell.curve, cell.place): cell.settings.privacy.noise_multiplier or math.nan
+        (cell.curve, cell.axis_value): cell.settings.privacy.noise_multiplier or math.nan
         for cell in cells
     }
     assert noise["udp", "1"] == pytest.approx(10.729830131446736)

@@ -80,7 +80,7 @@ def test_what_is_checked_before_a_run_starts_loads_no_torch(tmp_path: Path) -> N
     code = """
 import json, sys
 from fl_dp.commands.jobs import find_jobs, prepare
-for job in find_jobs(sys.argv[1:], multirun=False).each:
+for job in find_jobs(sys.argv[1:], multirun=False).trainings:
     prepare(job)
 print(json.dumps(list(sys.modules)))
 """

@@ -59,14 +59,14 @@ def test_what_was_measured_before_there_were_recipes_keeps_its_settings() -> Non
 
 
 def test_a_run_that_continues_is_brought_nothing() -> None:
-    assert recipe_of([*FASHION, "resume=/runs/one"]).told == ()
+    assert recipe_of([*FASHION, "resume=/runs/one"]).notes == ()
 
 
 @pytest.mark.parametrize("promise", ["local", "distributed"])
 def test_a_promise_can_be_planned_as_it_stands(promise: str) -> None:
     settings = compose_settings([f"privacy={promise}"])
     assert make_plan(settings).sampling.visible
-    [line] = recipe_of([f"privacy={promise}"]).told
+    [line] = recipe_of([f"privacy={promise}"]).notes
     assert "selection.sampling_rate=1 rounds=10" in line and "what you write wins" in line
 
 
@@ -76,15 +76,15 @@ def test_a_selection_of_one_s_own_is_not_mixed_with_that_of_a_promise(written: s
 
 
 def test_a_pair_that_nobody_tuned_says_so_in_one_line() -> None:
-    [line] = recipe_of(["task=shakespeare", "model=gru"]).told
+    [line] = recipe_of(["task=shakespeare", "model=gru"]).notes
     assert line.startswith("task=shakespeare with model=gru has no tuned settings: client.learning")
     assert "fl-dp tune" in line
-    assert recipe_of(["task=shakespeare", "model=gru", "client.learning_rate=1"]).told == ()
+    assert recipe_of(["task=shakespeare", "model=gru", "client.learning_rate=1"]).notes == ()
 
 
 def test_overrides_that_are_sent_say_nothing_a_second_time() -> None:
     sent = with_recipe(["task=shakespeare", "model=gru"])
-    assert recipe_of(sent).told == ()
+    assert recipe_of(sent).notes == ()
     assert with_recipe(sent) == sent
 
 
@@ -104,11 +104,11 @@ def test_what_was_tuned_for_a_curator_is_not_brought_under_another_promise() -> 
 
 
 def test_only_who_uses_a_client_step_is_told_that_it_was_not_tuned() -> None:
-    [line] = recipe_of([*FASHION, "privacy=dp_sgd"]).told
+    [line] = recipe_of([*FASHION, "privacy=dp_sgd"]).notes
     assert "under privacy=dp_sgd has no tuned settings: client.learning_rate=2.0" in line
     untuned = ["task=shakespeare", "model=gru"]
-    assert recipe_of([*untuned, "privacy=distributed_records"]).told == ()
-    assert recipe_of([*untuned, "statistic.query=count", "privacy=distributed"]).told == ()
+    assert recipe_of([*untuned, "privacy=distributed_records"]).notes == ()
+    assert recipe_of([*untuned, "statistic.query=count", "privacy=distributed"]).notes == ()
     assert brought("statistic.query=count", "privacy=distributed") == []
 
 
@@ -173,4 +173,4 @@ def test_what_was_tuned_for_pixels_is_not_brought_to_features() -> None:
     vectors = recipe_of(["task=fashion_mnist", "features=scattering"])
     assert "client.learning_rate=0.1" in pixels.overrides
     assert vectors.overrides == ()
-    assert "has no tuned settings" in vectors.told[0]
+    assert "has no tuned settings" in vectors.notes[0]

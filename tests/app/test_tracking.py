@@ -25,7 +25,7 @@ from fl_dp.app.server import train
 from fl_dp.app.settings import OPTIONS
 from fl_dp.app.settings.options import chosen_by
 from fl_dp.app.task_client import app as client_app
-from fl_dp.app.trackers import TOLD, make_tracker, told_settings
+from fl_dp.app.trackers import TRACKED, make_tracker, tracked_settings
 from fl_dp.app.tracking import FINAL, PROMISE, ROUND, RunStart, Tracker
 from fl_dp.app.tracking.metrics_page import MetricsPage
 from fl_dp.app.tracking.mlflow_runs import MLflowTracker
@@ -139,7 +139,7 @@ def test_every_name_of_a_round_is_on_the_closed_list(written: Written) -> None:
 
 
 def test_every_other_name_is_a_setting_or_a_fact_that_may_be_told(written: Written) -> None:
-    assert set(written.facts) - OWN <= TOLD | PROMISE | FINAL
+    assert set(written.facts) - OWN <= TRACKED | PROMISE | FINAL
     assert {"privacy.epsilon", "promise/epsilon", "final/epsilon"} <= set(written.facts)
 
 
@@ -191,9 +191,9 @@ def test_what_they_write_only_the_owner_enters(sweep: Path) -> None:
 
 
 def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> None:
-    withheld = all_keys().keys() - TOLD
+    withheld = all_keys().keys() - TRACKED
     chosen = {f"{group}.{chosen_by(group)}" for group in OPTIONS if group != "tracking"}
-    assert TOLD - all_keys().keys() == chosen
+    assert TRACKED - all_keys().keys() == chosen
     assert withheld >= SECRET | FOLDERS
     assert {
         key
@@ -215,7 +215,7 @@ def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> Non
 
 
 def test_told_settings_are_plain_values_and_null_is_left_out() -> None:
-    told = told_settings(
+    told = tracked_settings(
         compose_settings(["metrics.loss=[0,5]", "privacy.insecure_seed=424243444546"])
     )
     assert told["metrics.loss"] == "[0.0, 5.0]"

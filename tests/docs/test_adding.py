@@ -200,8 +200,8 @@ class InTurnSettings(SelectionSettings):
         participation_cap: Most rounds of one client; null charges every round.
     """
 
-    name: str = told("in_turn")
-    participation_cap: int | None = told(None)
+    name: str = tracked("in_turn")
+    participation_cap: int | None = tracked(None)
 
     def make(self, num_clients: int) -> Selection:
         """Return who takes part."""
@@ -257,8 +257,8 @@ class PowerClippingSettings(ClippingSettings):
         power: Of two.
     """
 
-    name: str = told("power")
-    power: int = told(-2)
+    name: str = tracked("power")
+    power: int = tracked(-2)
 
     def make(self, num_arrays: Callable[[], int]) -> Clipping:
         """Return what bounds an update."""
@@ -297,8 +297,8 @@ PROMISE_OF_APP = Addition(
 class RoundedPrivacySettings(LocalPrivacySettings):
     """Each client adds noise and rounds what it sends."""
 
-    mode: str = told("rounded")
-    scheme: str = told("rounded")
+    mode: str = tracked("rounded")
+    scheme: str = tracked("rounded")
 
     @property
     def kind(self) -> type[Plan]:
@@ -325,7 +325,7 @@ OPTIMIZER = Addition(
 class HalfStepSettings(ServerOptimizerSettings):
     """Half of the mean update."""
 
-    name: str = told("half")
+    name: str = tracked("half")
 
     def make(self) -> Strategy:
         """Return the Flower strategy that makes the step."""
@@ -349,8 +349,9 @@ SETTING = Addition(
                 "        delta_power: A delta that nobody writes is `num_clients` to minus this.\n"
                 "        contribution_check: End a run"
             ),
-            "    contribution_check: bool = told(True)\n": (
-                "    delta_power: float = told(1.1)\n    contribution_check: bool = told(True)\n"
+            "    contribution_check: bool = tracked(True)\n": (
+                "    delta_power: float = tracked(1.1)\n"
+                "    contribution_check: bool = tracked(True)\n"
             ),
         },
         "fl_dp/app/planning.py": {
@@ -366,9 +367,9 @@ TUNABLE = Addition(
     written={},
     registered={
         "fl_dp/app/settings/optimizers.py": {
-            "    batch_size: int = told(32, tunable=True)\n": (
-                "    batch_size: int = told(32, tunable=True)\n"
-                "    patience: int = told(3, tunable=True)\n"
+            "    batch_size: int = tracked(32, tunable=True)\n": (
+                "    batch_size: int = tracked(32, tunable=True)\n"
+                "    patience: int = tracked(3, tunable=True)\n"
             ),
         }
     },

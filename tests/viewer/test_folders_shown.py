@@ -89,9 +89,9 @@ def test_a_damaged_sweep_goes_on_in_its_own_folder_or_is_refused(sweep: Sweep, r
         before = files_of(path.parent)
         with suppress(ValueError, OSError):  # which a command tells in one line
             jobs = jobs_of_sweep(folder)
-            assert {job.path.parent for job in jobs.each} == {folder}
+            assert {job.path.parent for job in jobs.trainings} == {folder}
             assert isinstance(jobs.side_by_side, int)
-            assert all(isinstance(job.title, str) and job.sent for job in jobs.each)
+            assert all(isinstance(job.title, str) and job.sent for job in jobs.trainings)
         assert files_of(path.parent) == before
 
 

@@ -1,11 +1,10 @@
-"""Ray cluster of several machines that a simulation may join: which one, and what it has.
+"""Ray cluster of several machines that a simulation may join: which one, and its resources.
 
-Ray runs what anybody sends who reaches its ports, and tells nobody whose it is. So a cluster is
-joined only from one of its own machines, through the Ray process that this user has started there,
-and by the very address that this process goes by. That is read from the system, without asking Ray,
-which would try a wrong address for two minutes.
+Ray runs whatever anybody sends who reaches its ports, and does not say whose it is. So a cluster is
+joined only from one of its own machines, by the address of the Ray process that this user started
+there. The system tells that address; Ray itself would try a wrong one for two minutes.
 
-    python -P -m fl_dp.app.local.cluster HOST:PORT     what its machines have, as JSON
+    python -P -m fl_dp.app.local.cluster HOST:PORT     its machines' resources, as JSON
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .launch import environment_of_children
 from .superlink import FOLDER_VARIABLE
 
 _PROCESSES = Path("/proc")
-_RAYLET = b"raylet"  # the process of Ray that each machine of a cluster has
+_RAYLET = b"raylet"  # Ray's process on each machine of a cluster
 _ADDRESS = b"--gcs-address="
 _TOKEN = b"RAY_AUTH_MODE=token"
 _PATIENCE = 120.0
@@ -40,16 +39,16 @@ class Member:
 
     Attributes:
         host: Its address within the cluster.
-        cpus: Processors that Ray hands out there.
-        gpus: GPUs that it hands out there.
+        cpus: Number of its processors that Ray hands out.
+        gpus: Number of its GPUs that Ray hands out.
     """
 
     host: str
     cpus: float
     gpus: float
 
-    def places(self, num_gpus: float) -> int:
-        """Return how many workers with a share of a GPU, or whole ones, have room there."""
+    def worker_slots(self, num_gpus: float) -> int:
+        """Return how many workers fit, each with `num_gpus`: a share of a GPU, or whole ones."""
         by_gpus = int(self.gpus / num_gpus) if num_gpus > 0 else int(self.cpus)
         return min(int(self.cpus), by_gpus)
 
@@ -70,22 +69,22 @@ class Cluster:
 
     @property
     def machine(self) -> Machine:
-        """All of its machines as one; Ray keeps their memory."""
-        cpus = sum(int(each.cpus) for each in self.members)
-        gpus = sum(int(each.gpus) for each in self.members)
+        """All of its machines as one; Ray manages their memory."""
+        cpus = sum(int(member.cpus) for member in self.members)
+        gpus = sum(int(member.gpus) for member in self.members)
         return Machine(cpus=max(1, cpus), free_memory=None, gpus=gpus)
 
     @property
-    def told(self) -> str:
-        """One line that says what it is."""
+    def summary(self) -> str:
+        """One line that describes it."""
         machines = "1 machine" if len(self.members) == 1 else f"{len(self.members)} machines"
-        hosts = ", ".join(f"{each.host} ({each.cpus:g} CPUs)" for each in self.members[:8])
+        hosts = ", ".join(f"{member.host} ({member.cpus:g} CPUs)" for member in self.members[:8])
         more = ", ..." if len(self.members) > 8 else ""
         return f"the Ray cluster {self.address} has {machines}: {hosts}{more}"
 
     @property
     def caution(self) -> str | None:
-        """One line if anybody who reaches its ports runs programs on its machines."""
+        """One line, if anybody who reaches its ports can run programs on its machines."""
         if self.has_token:
             return None
         return (
@@ -97,7 +96,7 @@ class Cluster:
 
 @lru_cache
 def cluster_at(asked: str) -> Cluster:
-    """Return the cluster that `simulation.ray_address` means, asked what it has.
+    """Return the cluster that `simulation.ray_address` means, with its resources.
 
     Raises:
         ValueError: If no Ray of this user on this machine belongs to it, or it can't be joined.
@@ -113,35 +112,37 @@ def cluster_at(asked: str) -> Cluster:
         timeout=_PATIENCE,
     )
     try:
-        said: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
+        result: dict[str, Any] = json.loads(answer.stdout.strip().splitlines()[-1])
     except (IndexError, ValueError):
-        said = {"error": " ".join(answer.stderr.split()[-40:])}
-    if "error" in said:
-        raise ValueError(f"the Ray cluster {address} can't be joined: {said['error']}")
-    members = tuple(Member(**each) for each in said["members"])
+        result = {"error": " ".join(answer.stderr.split()[-40:])}
+    if "error" in result:
+        raise ValueError(f"the Ray cluster {address} can't be joined: {result['error']}")
+    members = tuple(Member(**member) for member in result["members"])
     return Cluster(address=address, members=members, has_token=has_token)
 
 
 def own_address(asked: str, processes: Path = _PROCESSES) -> tuple[str, bool]:
-    """Return the address of the cluster of a Ray of this user here, and if it has a token.
+    """Return the address of this user's Ray cluster here, and whether it has a token.
 
     Args:
         asked: `auto`, or host and port.
-        processes: Where the system shows them.
+        processes: Folder in which the system shows processes.
 
     Raises:
         ValueError: If there is none, several, or another one.
     """
-    known = dict(_own_raylets(processes))
+    clusters = dict(_own_raylets(processes))
     host, _, port = asked.rpartition(":")
-    name = asked if asked in known else f"{_resolved(host)}:{port}"
-    meant = known if asked == "auto" else {each: known[each] for each in known if each == name}
+    name = asked if asked in clusters else f"{_resolved(host)}:{port}"
+    meant = clusters
+    if asked != "auto":
+        meant = {name: clusters[name]} if name in clusters else {}
     if len(meant) == 1:
         return next(iter(meant.items()))
     raise ValueError(
         f"simulation.ray_address={asked} is {len(meant) or 'none'} of the Ray clusters that you "
-        f"have started on this machine (there is: {', '.join(sorted(known)) or 'none'}): name one "
-        "of them, or join one first by ray start --head or ray start --address=HOST:PORT; "
+        f"have started on this machine (there is: {', '.join(sorted(clusters)) or 'none'}): name "
+        "one of them, or join one first by ray start --head or ray start --address=HOST:PORT; "
         "pip install 'fl-dp[simulation]' brings Ray"
     )
 
@@ -154,8 +155,10 @@ def _resolved(host: str) -> str:
 
 
 def _own_raylets(processes: Path) -> Iterator[tuple[str, bool]]:
-    """Yield the cluster's address, and if it has a token, of each Ray that this user runs."""
-    for folder in processes.iterdir() if processes.is_dir() else ():
+    """Yield the address of each Ray cluster of this user, and whether it has a token."""
+    if not processes.is_dir():
+        return
+    for folder in processes.iterdir():
         if not folder.name.isdigit():
             continue
         try:
@@ -166,11 +169,11 @@ def _own_raylets(processes: Path) -> Iterator[tuple[str, bool]]:
             environment = (folder / "environ").read_bytes().split(b"\0")
         except OSError:  # it has ended, or is somebody else's
             continue
-        if any(each.startswith(os.fsencode(FOLDER_VARIABLE)) for each in environment):
-            continue  # of a run of fl-dp, which is nobody else's
-        addresses = [each[len(_ADDRESS) :] for each in words if each.startswith(_ADDRESS)]
-        for address in addresses:
-            yield address.decode(), _TOKEN in environment
+        if any(line.startswith(os.fsencode(FOLDER_VARIABLE)) for line in environment):
+            continue  # of a run of fl-dp, which does not share it
+        for word in words:
+            if word.startswith(_ADDRESS):
+                yield word[len(_ADDRESS) :].decode(), _TOKEN in environment
 
 
 def code_digest() -> str:
@@ -190,7 +193,7 @@ def code_digest() -> str:
 
 
 def ray() -> Any:
-    """Return Ray, which types a part of itself alone."""
+    """Return Ray, whose type hints are incomplete."""
     return import_module("ray")
 
 
@@ -198,36 +201,36 @@ def join(address: str) -> None:
     """Make this process a driver of a cluster.
 
     Raises:
-        ValueError: If that is not possible, in one line.
+        ValueError: If that fails; the reason is one line.
     """
     try:
         ray().init(address=address, log_to_driver=False, logging_level="ERROR")
     except Exception as error:
-        said = " ".join(str(error.__cause__ or error).split())
-        raise ValueError(said) from error
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise ValueError(reason) from error
 
 
 def members() -> list[Member]:
     """Return the machines of the cluster that this process has joined."""
     return [
         Member(
-            host=str(each["NodeManagerAddress"]),
-            cpus=float(each["Resources"].get("CPU", 0.0)),
-            gpus=float(each["Resources"].get("GPU", 0.0)),
+            host=str(node["NodeManagerAddress"]),
+            cpus=float(node["Resources"].get("CPU", 0.0)),
+            gpus=float(node["Resources"].get("GPU", 0.0)),
         )
-        for each in ray().nodes()
-        if each["Alive"]
+        for node in ray().nodes()
+        if node["Alive"]
     ]
 
 
 def main() -> None:
-    """Print what the machines of a cluster have."""
+    """Print the resources of a cluster's machines."""
     try:
         join(sys.argv[1])
-        said: dict[str, Any] = {"members": [asdict(each) for each in members()]}
+        result: dict[str, Any] = {"members": [asdict(member) for member in members()]}
     except ValueError as error:
-        said = {"error": str(error)}
-    print(json.dumps(said), flush=True)
+        result = {"error": str(error)}
+    print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Flower's grid on a Ray cluster: simulated nodes, answered by workers on all of its machines.
+"""Flower's grid on a Ray cluster: workers on all of its machines answer for simulated nodes.
 
-The server is one process and holds what its nodes remember; a worker answers a message at a time.
-A worker that is lost with its machine takes its message with it: that node contributes nothing to
-the round, which is charged as planned, and another worker starts wherever there is room.
+The server is one process and holds its nodes' states; a worker answers one message at a time. If a
+worker is lost with its machine, its message is lost: that node contributes nothing to the round,
+which is charged as planned. Another worker starts where there is room.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .cluster import code_digest, join, members, ray
 from .devices import WORKER_MEMORY
 
 _FIRST_WORKER = 600.0  # seconds: it loads the data
-_OTHER_WORKERS = 30.0  # after the first one; later ones join a training that is under way
-_WITHOUT_WORKER = 45.0  # Ray ends a process whose head is gone after 60, and says nothing of runs
+_OTHER_WORKERS = 30.0  # after the first one; later ones join a running training
+_WITHOUT_WORKER = 45.0  # Ray ends a process 60 after its head is gone, without a word on runs
 _LOOK = 0.05
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -42,8 +42,8 @@ class Work:
 
     Attributes:
         client: Module with the `ClientApp`.
-        run_id: Of the run.
-        settings: Of the run, as JSON: the worker loads the data that they name.
+        run_id: Id of the run.
+        settings: Settings of the run, as JSON; the worker loads the data that they name.
         code: Digest of the server's fl-dp.
     """
 
@@ -57,11 +57,11 @@ class Worker:
     """Answers messages in a process of its own, on a machine that Ray chooses."""
 
     def __init__(self, work: Work) -> None:
-        """Take note; what can go wrong is done in `ready`."""
+        """Store the work; whatever can fail is done in `ready`."""
         self._work = work
 
     def ready(self, shared: Sequence[str]) -> tuple[str, str | None]:
-        """Load code and data, and return this machine's address and what is wrong here.
+        """Load code and data, and return this machine's address and an error, or None.
 
         Args:
             shared: Files that every machine has to see.
@@ -84,8 +84,8 @@ class Worker:
         return host, self.lacks(shared)
 
     def lacks(self, shared: Sequence[str]) -> str | None:
-        """Return what is wrong if this machine does not see a file, or None."""
-        unseen = next((each for each in shared if not Path(each).is_file()), None)
+        """Return an error if this machine does not see a file, or None."""
+        unseen = next((path for path in shared if not Path(path).is_file()), None)
         if unseen is None:
             return None
         return (
@@ -94,7 +94,7 @@ class Worker:
         )
 
     def answer(self, message: Message, context: Context) -> tuple[RecordDict, Message]:
-        """Return what the node remembers afterwards, and its reply."""
+        """Return the node's state afterwards, and its reply."""
         with simulated_nodes():
             reply = answer_of(self._app, message, context)
         return context.state, reply
@@ -115,20 +115,13 @@ class ClusterGrid(InProcessGrid):
         run_id: int,
         run_config: Mapping[str, Any],
     ) -> None:
-        """Join a cluster and start workers.
+        """Join a cluster and start workers; the nodes and the run are those of `InProcessGrid`.
 
-        Args:
-            node_configs: As for `InProcessGrid`.
-            address: Of the cluster.
-            client: Module with the `ClientApp`.
-            settings: Of the run, as JSON.
-            num_workers: Most workers; None: one for each CPU, as far as memory and GPUs go.
-            num_gpus: Share of a GPU for each worker.
-            run_id: As for `InProcessGrid`.
-            run_config: As for `InProcessGrid`.
+        Without `num_workers` there is one per CPU, as memory and GPUs allow. `num_gpus` is the
+        share of a GPU for each.
 
         Raises:
-            ValueError: If it can't be joined, no worker comes up, or one lacks code or data.
+            ValueError: If it can't be joined, no worker starts, or one lacks code or data.
         """
         super().__init__(_never_called, node_configs, run_id=run_id, run_config=run_config)
         join(address)
@@ -138,29 +131,29 @@ class ClusterGrid(InProcessGrid):
         )(Worker)
         self._work = Work(client=client, run_id=run_id, settings=settings, code=code_digest())
         self._shared: list[Path] = []
-        self._hosts: dict[Any, str] = {}  # of each worker that has come up
+        self._hosts: dict[Any, str] = {}  # of each worker that has started
         self._coming: dict[Any, Any] = {}
         self._idle: deque[Any] = deque()
         self._waiting: deque[str] = deque()
         self._running: dict[Any, tuple[str, Any, Any]] = {}
         self._done: dict[str, Any] = {}
         self._alone_since: float | None = None
-        self._told: str | None = None
-        room = sum(each.places(num_gpus) for each in members())
+        self._logged: str | None = None
+        room = sum(member.worker_slots(num_gpus) for member in members())
         for _ in range(min(num_workers or room, room)):
             self._start_worker()
         self._wait_for_workers()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Let messages wait for a worker, and return their ids."""
-        self._tell()
+        """Queue messages for the workers, and return their ids."""
+        self._log_workers()
         ids = list(super().push_messages(messages))
         self._waiting.extend(ids)
         self._look(0.0)
         return ids
 
     def replies_to(self, message_ids: Sequence[str]) -> Iterable[Message]:
-        """Return one reply that has come, or nothing; the others stay in the cluster until then.
+        """Return one reply that has come, or nothing; other replies stay in the cluster.
 
         Raises:
             RuntimeError: If the cluster has had no worker for a while.
@@ -169,13 +162,15 @@ class ClusterGrid(InProcessGrid):
         for message_id in message_ids:
             if message_id in self._done:
                 reply = self._done.pop(message_id)
-                return [reply if isinstance(reply, Message) else self._fetched(reply)]
+                if not isinstance(reply, Message):
+                    reply = self._fetched(reply)
+                return [reply]
         return []
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Return the replies to messages, those that come within the time."""
+        """Return the replies to messages that come within the time."""
         missing, replies = list(self.push_messages(messages)), []
         deadline = time.monotonic() + timeout if timeout is not None else float("inf")
         while missing and time.monotonic() < deadline:
@@ -185,25 +180,26 @@ class ClusterGrid(InProcessGrid):
         return replies
 
     def require_shared(self, folders: Iterable[Path]) -> None:
-        """Check that every machine sees the same folders, and let only those join that do.
+        """Check that every machine sees the same folders; later workers are checked at their start.
 
         Raises:
-            ValueError: If one does not.
+            ValueError: If a machine does not see one.
         """
         for folder in folders:
             private_folder(folder)
             mark = folder / f".every-machine-sees-{secrets.token_hex(8)}"
             mark.touch()
             self._shared.append(mark)
-        for coming in list(self._coming.values()):  # they were not told
+        for coming in list(self._coming.values()):  # they do not know these files
             self._ray.kill(coming)
         count, self._coming = len(self._coming), {}
         for _ in range(count):
             self._start_worker()
+        paths = [str(mark) for mark in self._shared]
         for worker, host in self._hosts.items():
-            wrong = self._ray.get(worker.lacks.remote([str(each) for each in self._shared]))
-            if wrong is not None:
-                raise ValueError(f"{host}: {wrong}")
+            error = self._ray.get(worker.lacks.remote(paths))
+            if error is not None:
+                raise ValueError(f"{host}: {error}")
 
     def close(self) -> None:
         """Leave the cluster, which ends the workers."""
@@ -213,15 +209,15 @@ class ClusterGrid(InProcessGrid):
 
     def _start_worker(self) -> None:
         worker = self._make.remote(self._work)
-        self._coming[worker.ready.remote([str(each) for each in self._shared])] = worker
+        self._coming[worker.ready.remote([str(mark) for mark in self._shared])] = worker
 
     def _wait_for_workers(self) -> None:
         deadline = time.monotonic() + _FIRST_WORKER
         while self._coming and time.monotonic() < deadline:
             ready, _ = self._ray.wait(list(self._coming), timeout=1.0)
-            for each in ready:
-                if (wrong := self._welcome(each)) is not None:
-                    raise ValueError(wrong)
+            for started in ready:
+                if (error := self._welcome(started)) is not None:
+                    raise ValueError(error)
                 deadline = min(deadline, time.monotonic() + _OTHER_WORKERS)
         if not self._hosts:
             raise ValueError(
@@ -230,38 +226,38 @@ class ClusterGrid(InProcessGrid):
             )
 
     def _welcome(self, ready: Any) -> str | None:
-        """Let a worker that has come up wait for messages, or return what is wrong with it."""
+        """Let a started worker wait for messages, or return what is wrong with it."""
         worker = self._coming.pop(ready)
         try:
-            host, wrong = self._ray.get(ready)
+            host, problem = self._ray.get(ready)
         except self._ray.exceptions.RayError as error:
-            host, wrong = getattr(error, "ip", "a machine"), _last_line(error)
-        if wrong is not None:
-            return f"{host}: {wrong}"
+            host, problem = getattr(error, "ip", "a machine"), _last_line(error)
+        if problem is not None:
+            return f"{host}: {problem}"
         self._hosts[worker] = host
         self._idle.append(worker)
         return None
 
     def _look(self, seconds: float) -> None:
-        """Take note of what has happened, and hand messages to idle workers."""
+        """Handle what has happened, and hand messages to idle workers."""
         self._hand_out()
         expected = [*self._running, *self._coming]
         if expected and self._ray.wait(expected, timeout=seconds)[0]:
             ready, _ = self._ray.wait(expected, num_returns=len(expected), timeout=0.0)
-            for each in ready:
-                if each in self._running:
-                    self._take(each)
-                elif (wrong := self._welcome(each)) is not None:
-                    logger.warning("%s; that machine is not used", wrong)
+            for done in ready:
+                if done in self._running:
+                    self._take(done)
+                elif (error := self._welcome(done)) is not None:
+                    logger.warning("%s; that machine is not used", error)
             self._hand_out()
         self._require_a_worker()
 
-    def _take(self, remembered: Any) -> None:
-        """Keep what a node remembers, and where its reply is; a lost worker is replaced."""
-        message_id, worker, reply = self._running.pop(remembered)
+    def _take(self, state: Any) -> None:
+        """Store a node's state and a reference to its reply; a lost worker is replaced."""
+        message_id, worker, reply = self._running.pop(state)
         message = self._asked.pop(message_id)
         try:
-            self._contexts[message.metadata.dst_node_id].state = self._ray.get(remembered)
+            self._contexts[message.metadata.dst_node_id].state = self._ray.get(state)
         except self._ray.exceptions.RayError as error:
             self._done[message_id] = Message(
                 Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=type(error).__name__),
@@ -275,9 +271,11 @@ class ClusterGrid(InProcessGrid):
     def _lose(self, worker: Any) -> None:
         host = self._hosts.pop(worker)
         with suppress(self._ray.exceptions.RayError):
-            self._ray.kill(worker)  # it may be alive where nobody hears it
-        left = len(self._hosts)
-        logger.warning("A worker on %s is lost, and what it was at; workers left: %d", host, left)
+            self._ray.kill(worker)  # it may still run where nobody can reach it
+        remaining = len(self._hosts)
+        logger.warning(
+            "A worker on %s is lost, and what it was at; workers left: %d", host, remaining
+        )
         self._start_worker()
 
     def _fetched(self, reply: Any) -> Message:
@@ -289,32 +287,33 @@ class ClusterGrid(InProcessGrid):
             message_id = self._waiting.popleft()
             message = self._asked[message_id]
             if time.time() > message.metadata.created_at + message.metadata.ttl:
-                del self._asked[message_id]  # nobody waits for the answer any more
+                del self._asked[message_id]  # its time is over
                 continue
             worker = self._idle.popleft()
             context = self._contexts[message.metadata.dst_node_id]
-            remembered, reply = worker.answer.options(num_returns=2).remote(message, context)
-            self._running[remembered] = (message_id, worker, reply)
+            state, reply = worker.answer.options(num_returns=2).remote(message, context)
+            self._running[state] = (message_id, worker, reply)
 
     def _require_a_worker(self) -> None:
         if self._hosts:
             self._alone_since = None
             return
         now = time.monotonic()
-        self._alone_since = now if self._alone_since is None else self._alone_since
+        if self._alone_since is None:
+            self._alone_since = now
         if now - self._alone_since > _WITHOUT_WORKER:
             raise RuntimeError(
                 f"the Ray cluster {self._address} has no worker any more; what was reserved stays "
                 "spent, and `fl-dp run resume=FOLDER` continues when its machines are back"
             )
 
-    def _tell(self) -> None:
-        """Say where the workers are, whenever that has changed."""
+    def _log_workers(self) -> None:
+        """Log where the workers are, if that has changed."""
         counts = sorted(Counter(self._hosts.values()).items())
-        told = ", ".join(f"{host} {count}" for host, count in counts)
-        if told != self._told:
-            self._told = told
-            logger.info("Workers on the Ray cluster %s: %s", self._address, told or "none")
+        line = ", ".join(f"{host} {count}" for host, count in counts)
+        if line != self._logged:
+            self._logged = line
+            logger.info("Workers on the Ray cluster %s: %s", self._address, line or "none")
 
 
 def _never_called(message: Message, context: Context) -> Message:
@@ -323,4 +322,6 @@ def _never_called(message: Message, context: Context) -> Message:
 
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    if lines:
+        return lines[-1]
+    return type(error).__name__

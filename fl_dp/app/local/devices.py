@@ -1,7 +1,7 @@
 """Resources of this machine for a simulation: processors, memory, GPUs.
 
-Flower's engine tells nobody that its clients can't see the GPU, and tells too late that there is
-none. Both are looked at here, before anything starts and without importing a framework.
+Flower's engine does not say that its clients can't see the GPU, and says too late that there is
+none. Both are checked here, before anything starts and without importing a framework.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from fl_dp.app.settings import Settings, SimulationSettings
 from fl_dp.files import free_memory
 
 WORKER_MEMORY = 500_000_000
-"""Bytes that one worker takes: 270 MB with PyTorch and Flower imported, and its clients' data."""
+"""Bytes of one worker: 270 MB with PyTorch and Flower imported, and its clients' data."""
 
 # Measured on 2 processors with PyTorch: 4 workers train 1.4 times as fast as 2, 6 are slower again.
 _SPARE_WORKERS = 2
-_MOST_WORKERS = 32  # Flower's engine gives work to no more, whatever the machine
+_MOST_WORKERS = 32  # Flower's engine gives work to no more
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
@@ -32,7 +32,7 @@ class Machine:
 
     Attributes:
         cpus: Processors that this process may run on.
-        free_memory: Bytes that could be taken without swapping; None where that is unknown.
+        free_memory: Bytes that are free without swapping; None if unknown.
         gpus: NVIDIA GPUs that are visible.
     """
 
@@ -42,11 +42,11 @@ class Machine:
 
     @classmethod
     def here(cls) -> Self:
-        """Look at this machine."""
+        """Return the resources of this machine."""
         return cls(cpus=_usable_cpus(), free_memory=free_memory(), gpus=visible_gpus())
 
     def shared_by(self, trainings: int) -> Self:
-        """Return each training's share, where several run at a time."""
+        """Return the share of each training, if several run at a time."""
         if trainings == 1:
             return self
         memory = None if self.free_memory is None else self.free_memory // trainings
@@ -54,13 +54,13 @@ class Machine:
 
 
 def check_devices(settings: Settings, machine: Machine) -> str | None:
-    """Compare what the clients are to train on with what there is.
+    """Compare the devices that the clients are to use with those of the machine.
 
     Returns:
         A warning if there is a GPU that the clients will not see, or None.
 
     Raises:
-        ValueError: If a share of a GPU is asked for and there is none, or not as much.
+        ValueError: If the machine has no GPU, or less than the share that the settings ask for.
     """
     share = settings.simulation.num_gpus
     if share == 0:
@@ -88,11 +88,10 @@ def check_devices(settings: Settings, machine: Machine) -> str | None:
 
 
 def num_workers(settings: Settings, machine: Machine) -> int:
-    """Return how many workers the simulation starts.
+    """Return the number of workers that the simulation starts.
 
-    `simulation.workers`, or else `simulation.num_cpus`, or else two more than there are processors,
-    as far as the free memory goes: two are busy with messages while the others train. Never more
-    than there are nodes to work for, and fewer start where the GPUs' shares are used up before.
+    By default two more than processors, as free memory allows: two handle messages while the others
+    train. Never more than nodes; fewer start once the GPUs' shares are used up.
     """
     simulation = settings.simulation
     asked = simulation.workers or simulation.num_cpus
@@ -103,10 +102,9 @@ def num_workers(settings: Settings, machine: Machine) -> int:
 
 
 def busy_workers(simulation: SimulationSettings, machine: Machine) -> int:
-    """Return how many workers a machine keeps busy that are sent one message a round each.
+    """Return how many workers a machine keeps busy, each with one message per round.
 
-    Those that the settings ask for, or else one a processor, as far as memory and GPUs go; one
-    where nodes answer in one process.
+    By default one per processor, as memory and GPUs allow; one where nodes answer in one process.
     """
     if simulation.engine == "in_process":
         return 1
@@ -130,23 +128,25 @@ def _within_memory(workers: int, machine: Machine) -> int:
 def visible_gpus(
     environment: Mapping[str, str] = os.environ, driver: Path = _DRIVER, tool: str = "nvidia-smi"
 ) -> int:
-    """Return how many NVIDIA GPUs CUDA would find here, without loading CUDA.
+    """Return the number of NVIDIA GPUs that CUDA would find here, without loading CUDA.
 
     Args:
-        environment: Where `CUDA_VISIBLE_DEVICES` may stand.
-        driver: The folder in which the driver lists its GPUs.
-        tool: The command to ask where there is no such folder, as under Windows.
+        environment: Environment that may have `CUDA_VISIBLE_DEVICES`.
+        driver: Folder in which the driver lists its GPUs.
+        tool: Command to run where there is no such folder, as under Windows.
     """
     chosen = environment.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         devices = [device.strip() for device in chosen.split(",")]
-        # CUDA stops reading at the first entry that is none.
+        # CUDA stops reading at the first invalid entry.
         refused = next((i for i, device in enumerate(devices) if device in _NO_DEVICE), None)
         devices = devices[:refused]
         if not devices:
             return 0
     installed = _installed_gpus(driver, tool)
-    return installed if chosen is None else min(installed, len(devices))
+    if chosen is None:
+        return installed
+    return min(installed, len(devices))
 
 
 _NO_DEVICE = ("", "-1", "NoDevFiles", "none", "void")
@@ -156,7 +156,7 @@ def _installed_gpus(driver: Path, tool: str) -> int:
     listed_by_driver = sum(1 for _ in driver.iterdir()) if driver.is_dir() else 0
     if listed_by_driver:
         return listed_by_driver
-    # Containers and small virtual machines may have the folder empty, or not at all.
+    # In containers and small virtual machines the folder may be empty or missing.
     command = shutil.which(tool)
     if command is None:
         return 0

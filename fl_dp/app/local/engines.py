@@ -1,4 +1,4 @@
-"""Engine that simulates nodes, by the name that `simulation.engine` has for it."""
+"""Engine that simulates nodes, by its name in `simulation.engine`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def engine(
     more_nodes: int = 0,
     machine: Machine | None = None,
 ) -> AbstractContextManager[launch.Engine]:
-    """Return an engine, which starts with its `with` block and is taken down after it.
+    """Return an engine, which starts with its `with` block and is stopped after it.
 
     Args:
-        name: One of the names of `simulation.engine`.
-        app: The training, unless given.
+        name: A name of `simulation.engine`.
+        app: The training; by default the app of fl-dp.
         more_nodes: Virtual nodes besides those of the settings' clients.
-        machine: For its simulations; all of this machine unless given.
+        machine: Resources for its simulations; by default this machine's.
     """
     if name in ("in_process", "cluster"):
         return one_process.OneProcess(app, more_nodes=more_nodes)

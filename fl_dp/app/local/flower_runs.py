@@ -1,6 +1,6 @@
-"""Outcome of Flower's runs, asked of a SuperLink through Flower's own command line.
+"""Outcome of Flower's runs, read from a SuperLink through Flower's own command line.
 
-`flwr run` ends with status 0 whatever becomes of the run, so somebody has to ask.
+`flwr run` ends with status 0 whatever becomes of the run, so the outcome has to be read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST_ERROR = re.compile(r"An exception occur+ed ?!! (.*\S)")
 
 
 class RunUnknown(ValueError):
-    """A SuperLink says nothing of a run."""
+    """A SuperLink does not know a run."""
 
 
 class SuperLinkSilent(RunUnknown):
@@ -37,7 +37,7 @@ class SuperLinkSilent(RunUnknown):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """Where a Flower run stands.
+    """State of a Flower run.
 
     Attributes:
         status: Flower's word for it, for example `running` or `finished:completed`.
@@ -59,14 +59,14 @@ class RunStatus:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether the run is over."""
         return self.status.startswith("finished")
 
     def explained_by(self, log: str) -> RunStatus:
-        """Return the same, with what broke first: Flower's engine reports what broke last.
+        """Return the same with the first error: Flower's engine reports the last one.
 
         Args:
-            log: What `flwr run --stream` said of the run.
+            log: Output of `flwr run --stream` for the run.
         """
         first = _FIRST_ERROR.search(log)
         if first is None or first[1] in self.details:
@@ -77,32 +77,26 @@ class RunStatus:
 def run_status(
     run_id: str, connection: str | None = None, *, environment: Mapping[str, str] | None = None
 ) -> RunStatus:
-    """Ask a SuperLink where a run stands.
+    """Ask a SuperLink for the state of a run.
 
     Args:
         run_id: Flower's number of the run.
         connection: Its name in Flower's `config.toml`; None: the default there.
-        environment: Of Flower's command; this process's own unless given.
+        environment: Environment of Flower's command; by default this process's own.
 
     Raises:
-        SuperLinkSilent: If none answers, or not within two minutes.
-        RunUnknown: If it does not know the run, or says something else.
+        SuperLinkSilent: If none answers within two minutes.
+        RunUnknown: If it does not know the run, or its answer can't be read.
     """
+    command = [str(BIN / "flwr"), "list", "--run-id", run_id, "--format", "json"]
+    if connection is not None:
+        command.insert(2, connection)
+    if environment is None:
+        environment = os.environ
     try:
         answer = subprocess.run(
-            [
-                str(BIN / "flwr"),
-                "list",
-                *([] if connection is None else [connection]),
-                "--run-id",
-                run_id,
-                "--format",
-                "json",
-            ],
-            env={
-                **(os.environ if environment is None else environment),
-                "FLWR_DISABLE_UPDATE_CHECK": "1",
-            },
+            command,
+            env={**environment, "FLWR_DISABLE_UPDATE_CHECK": "1"},
             capture_output=True,
             text=True,
             check=False,
@@ -115,33 +109,31 @@ def run_status(
     try:
         document: dict[str, Any] = json.loads(answer.stdout)
     except ValueError:
-        said = " ".join((answer.stdout + answer.stderr).split())
-        raise RunUnknown(f"Flower does not tell how run {run_id} stands: {said}") from None
+        output = " ".join((answer.stdout + answer.stderr).split())
+        raise RunUnknown(f"Flower does not tell how run {run_id} stands: {output}") from None
     if runs := document.get("runs"):
         return RunStatus(
             status=str(runs[0]["status"]), details=str(runs[0].get("status-details", ""))
         )
-    said = str(document.get("error-message", "")).strip().rpartition("\n\n")[2]
-    if _UNKNOWN_RUN in said:
+    reason = str(document.get("error-message", "")).strip().rpartition("\n\n")[2]
+    if _UNKNOWN_RUN in reason:
         raise RunUnknown(
             f"that SuperLink knows no run {run_id}: it is another one than the run was started on, "
             "or was started anew since and has no --database. Name the run's own connection: "
             f"fl-dp status {run_id} CONNECTION"
         )
-    kind = SuperLinkSilent if _UNREACHABLE in said else RunUnknown
-    raise kind(f"Flower does not tell how run {run_id} stands: {' '.join(said.split())}")
+    kind = SuperLinkSilent if _UNREACHABLE in reason else RunUnknown
+    raise kind(f"Flower does not tell how run {run_id} stands: {' '.join(reason.split())}")
 
 
 def local_port(connection: str | None = None) -> int | None:
-    """Return the port of the SuperLink that `flwr run` starts by itself, if a connection is to it.
+    """Return the port of the SuperLink that `flwr run` starts by itself, if a connection uses it.
 
-    Flower's own commands would start that SuperLink in order to ask it.
-
-    Args:
-        connection: As for `run_status`.
+    Flower's own commands would start that SuperLink in order to ask it. `connection` is as for
+    `run_status`.
     """
-    home = os.environ.get("FLWR_HOME")
-    file = (Path(home) if home else Path.home() / ".flwr") / "config.toml"
+    home = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr")
+    file = home / "config.toml"
     try:
         links = tomllib.loads(file.read_text(encoding="utf-8")).get("superlink", {})
         address = links[connection or links["default"]]["address"]
@@ -149,4 +141,6 @@ def local_port(connection: str | None = None) -> int | None:
         address = _LOCAL_ADDRESSES[0]  # what Flower would write into a new file
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # Flower's command says what is wrong with it
-    return int(os.environ.get(*_LOCAL_PORT)) if address in _LOCAL_ADDRESSES else None
+    if address not in _LOCAL_ADDRESSES:
+        return None
+    return int(os.environ.get(*_LOCAL_PORT))

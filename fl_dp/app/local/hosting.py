@@ -1,9 +1,9 @@
 """Engine of a simulation and clients of each virtual node, where settings leave them to `auto`.
 
 A node that hosts many clients trains them together and answers with the sum of their clipped
-updates: a round is then one message a worker instead of one a client. The number follows from
-public constants and the machine alone. It is fixed once, before anything is planned, so a plan, a
-statement and a resumed run carry a number.
+updates: one message per worker instead of one per client. The number follows from public constants
+and the machine alone. It is fixed before anything is planned, so plan, statement and a resumed run
+have the same number.
 """
 
 from __future__ import annotations
@@ -21,14 +21,9 @@ _SMALL_TABLE = 2**20  # bytes, about 3,000 rows of 50 columns
 
 
 def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
-    """Return settings that name their engine and how many clients a node hosts, and why.
+    """Return settings that name their engine and the clients of a node, and the reason.
 
-    Args:
-        settings: Of the run.
-        machine: Where it will be simulated.
-
-    Returns:
-        The settings, and one line to show; None if the settings had both.
+    The reason is one line to show; None if the settings had both.
     """
     settings, engine = with_engine(settings)
     settings, units = _with_units(settings, machine)
@@ -38,9 +33,9 @@ def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
 def with_engine(settings: Settings) -> tuple[Settings, str | None]:
     """Return settings that name their engine, and one line if that is not Flower's.
 
-    Settings with a number of processors, workers or GPUs mean Flower's, which starts six processes
-    and Ray before the first round. For the data sets that come with scikit-learn, of fewer than
-    2,000 records, and for small tables that takes longer than to train them.
+    A number of processors, workers or GPUs chooses Flower's engine, which starts six processes and
+    Ray before the first round. For scikit-learn's data sets, of fewer than 2,000 records, and for
+    small tables that takes longer than the training.
     """
     simulation = settings.simulation
     if simulation.engine != "auto":
@@ -48,19 +43,17 @@ def with_engine(settings: Settings) -> tuple[Settings, str | None]:
     if simulation.ray_address is not None:
         return replace(settings, simulation=replace(simulation, engine="cluster")), None
     small = is_small(settings.task) and not simulation.num_gpus
-    if small and simulation.num_cpus is None and simulation.workers is None:
-        chosen = "in_process"
-        said = (
-            f"all nodes answer in one process, as task={settings.task.name} is small: "
-            "simulation.engine=flower trains through Flower's own engine"
-        )
-    else:
-        chosen, said = "flower", None
-    return replace(settings, simulation=replace(simulation, engine=chosen)), said
+    if not small or simulation.num_cpus is not None or simulation.workers is not None:
+        return replace(settings, simulation=replace(simulation, engine="flower")), None
+    reason = (
+        f"all nodes answer in one process, as task={settings.task.name} is small: "
+        "simulation.engine=flower trains through Flower's own engine"
+    )
+    return replace(settings, simulation=replace(simulation, engine="in_process")), reason
 
 
 def is_small(task: TaskSettings) -> bool:
-    """Tell whether a task's data are read at once: those of scikit-learn, or a small table."""
+    """Tell whether a task's data are read in no time: scikit-learn's sets, and small tables."""
     from fl_dp.tasks.datasets import (
         EMBEDDED,  # with NumPy, which a command that shows help can spare
     )
@@ -93,17 +86,17 @@ def _with_units(settings: Settings, machine: Machine) -> tuple[Settings, str | N
 
 
 def _units(settings: Settings, workers: int) -> int:
-    """Return how many clients make as few nodes as keep the workers busy."""
+    """Return the clients per node that make as few nodes as keep the workers busy."""
     num_clients = settings.task.num_clients
     most = math.ceil(num_clients / workers)
     if settings.selection.name not in ("fixed", "truncated_poisson"):
         return most
-    # Such cohorts are drawn from the declared clients: every node has to host the same number.
+    # These cohorts are drawn from the declared clients: every node has to host the same number.
     return next(units for units in range(most, 0, -1) if num_clients % units == 0)
 
 
 def _each_reply_needed(settings: Settings) -> str | None:
-    """Return what needs the reply of each client by itself, if anything does."""
+    """Return the reason why each client's own reply is needed, if there is one."""
     privacy, chosen = settings.privacy, settings.selection
     by_norm = chosen.name == "exponential" and chosen.utility == "update_norm"
     needed = {

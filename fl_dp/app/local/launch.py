@@ -1,12 +1,12 @@
 """Running the Flower app on a private local SuperLink, and watching it.
 
-`flwr run` keeps one SuperLink daemon for all projects: it takes its environment from whoever called
-it first, outlives the call and can't be stopped by a command. So `fl-dp run` brings its own, on
-free ports with its own home, and takes it down again.
+`flwr run` keeps one SuperLink daemon for all projects. It has the environment of its first caller,
+outlives the call and can't be stopped by a command. So `fl-dp run` starts its own, on free ports
+with its own home, and stops it again.
 
-Both the SuperLink and Ray would run what any other user of the machine sends them, as the user who
-started them. So the SuperLink answers its own user only (`superlink.py` beside this), and Ray gets
-a token that only this run's processes have and a folder that others can't enter.
+SuperLink and Ray would run whatever any other user of the machine sends them, as the user who
+started them. So the SuperLink answers only its own user (`superlink.py`). Ray gets a token that
+only this run's processes have, and a folder that others can't enter.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ if TYPE_CHECKING:  # with ledgers and accountants, while engines can already sta
 
 _CONNECTION = "fl-dp"
 _STARTUP_TIMEOUT = 240.0  # seconds, for a busy machine
-_LONGEST_PLACE = 25  # Ray's sockets lie in a folder in it; a socket's path has at most 103 bytes
+_LONGEST_FOLDER = 25  # it holds the folder of Ray's sockets; their paths have at most 103 bytes
 
 SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-"""Reports on its use that Flower and Ray send to their makers, unless the caller wants them."""
+"""Disables reports of usage to the makers of Flower and Ray, unless the caller wants them."""
 
 _PROXY_VARIABLES = ("no_proxy", "NO_PROXY", "no_grpc_proxy")
 _OWN_ADDRESSES = "localhost,127.0.0.1,::1"
@@ -58,9 +58,9 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 def environment_of_children() -> dict[str, str]:
-    """Return the environment of processes that talk to each other on this machine alone.
+    """Return the environment of processes that talk to each other only on this machine.
 
-    A proxy of the environment would be asked for addresses that only this machine knows.
+    A proxy of the environment would not know this machine's own addresses.
     """
     direct = {
         name: ",".join(filter(None, [os.environ.get(name), _OWN_ADDRESSES]))
@@ -70,12 +70,7 @@ def environment_of_children() -> dict[str, str]:
 
 
 def answers(address: str, context: ssl.SSLContext | None = None) -> bool:
-    """Tell whether a server of this machine answers, without a proxy.
-
-    Args:
-        address: Its URL.
-        context: Whom to trust, where it has TLS.
-    """
+    """Tell whether a server of this machine answers, without a proxy."""
     handlers = (urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
     try:
         with urllib.request.build_opener(*handlers).open(address, timeout=1.0):
@@ -84,25 +79,21 @@ def answers(address: str, context: ssl.SSLContext | None = None) -> bool:
         return False
 
 
-def _place_of_sockets() -> str:
-    """Return a folder for temporary ones whose sockets' paths are short enough.
-
-    Raises:
-        LaunchError: If there is none.
-    """
+def _folder_for_sockets() -> str:
+    """Return a folder for temporary folders in which sockets' paths are short enough."""
     usual = tempfile.gettempdir()
     for folder in (usual, _SHORT_FOLDER):
-        if len(os.fsencode(folder)) <= _LONGEST_PLACE and os.access(folder, os.W_OK):
+        if len(os.fsencode(folder)) <= _LONGEST_FOLDER and os.access(folder, os.W_OK):
             return folder
     raise LaunchError(
         f"paths in the temporary folder {usual} are too long for sockets: write TMPDIR=FOLDER with "
-        f"one of at most {_LONGEST_PLACE} characters, or simulation.engine=in_process"
+        f"one of at most {_LONGEST_FOLDER} characters, or simulation.engine=in_process"
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class App:
-    """The app that is handed to Flower: it only points at the installed library.
+    """The app that Flower gets: it only points at the installed library.
 
     Attributes:
         server: Module with the `ServerApp`.
@@ -116,7 +107,7 @@ class App:
 
     @property
     def files(self) -> dict[str, str]:
-        """What each of its files holds."""
+        """The content of each of its files, by path."""
         project = {
             "project": {
                 "name": "fl-dp-run",
@@ -161,12 +152,18 @@ def require_torch() -> None:
 
 
 class Engine(Protocol):
-    """Somewhere that trainings run, one at a time, for as long as a `with` block lasts."""
+    """An engine that runs trainings, one at a time, inside its `with` block."""
 
     def run(
         self, settings: Settings, overrides: Sequence[str], on_progress: Callable[[], None]
     ) -> RunStatus:
-        """Run one training to its end, as `LocalSuperLink.run` does."""
+        """Run one training to its end.
+
+        Args:
+            settings: The composed settings.
+            overrides: The Hydra overrides that compose to them; every path in them is absolute.
+            on_progress: Called a few times a second while the run lasts.
+        """
 
 
 class LocalSuperLink:
@@ -175,13 +172,7 @@ class LocalSuperLink:
     def __init__(
         self, app: App | None = None, *, more_nodes: int = 0, machine: Machine | None = None
     ) -> None:
-        """Say what it will run, and on what.
-
-        Args:
-            app: The training, unless given.
-            more_nodes: Virtual nodes besides those of the settings' clients.
-            machine: For its simulations; all of this machine unless given.
-        """
+        """Set what it will run, and on which resources; see `engines.engine`."""
         self._runs = app or App()
         self._more_nodes, self._machine = more_nodes, machine
 
@@ -197,7 +188,7 @@ class LocalSuperLink:
                 "simulation.engine=flower needs Ray: pip install 'fl-dp[simulation]', or write "
                 "simulation.engine=in_process"
             )
-        self._folder = tempfile.TemporaryDirectory(prefix="fl-dp-", dir=_place_of_sockets())
+        self._folder = tempfile.TemporaryDirectory(prefix="fl-dp-", dir=_folder_for_sockets())
         home = Path(self._folder.name)
         self._port = port = _free_port()
         self._app = home / "fl-dp-run"
@@ -216,7 +207,7 @@ class LocalSuperLink:
             **environment_of_children(),
             "FLWR_HOME": str(home),
             FOLDER_VARIABLE: str(home),
-            # The app points at what is installed; nothing is fetched for it.
+            # The app points at the installed library; nothing is fetched for it.
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -237,7 +228,7 @@ class LocalSuperLink:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    # -P: a module that lies where the user stands is not imported for ours.
+                    # -P: a module in the user's current folder is not imported in place of ours.
                     sys.executable,
                     "-P",
                     "-m",
@@ -255,7 +246,7 @@ class LocalSuperLink:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.PIPE,  # its end tells the SuperLink that we were killed
-                start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+                start_new_session=True,  # Ctrl-C reaches only us, and we stop it in order
             )
         return self
 
@@ -266,15 +257,10 @@ class LocalSuperLink:
     def run(
         self, settings: Settings, overrides: Sequence[str], on_progress: Callable[[], None]
     ) -> RunStatus:
-        """Run one training to its end.
-
-        Args:
-            settings: What `overrides` compose to.
-            overrides: Hydra overrides for the ServerApp; every path in them absolute.
-            on_progress: Called a few times a second while the run goes on.
+        """Run one training to its end, as `Engine.run`.
 
         Raises:
-            LaunchError: If the SuperLink does not come up, or Flower does not accept the run.
+            LaunchError: If the SuperLink does not start, or Flower does not accept the run.
         """
         self.wait()
         run_config = self._app.parent / "run-config.toml"
@@ -309,12 +295,14 @@ class LocalSuperLink:
                 process.terminate()
                 process.wait()
         on_progress()
-        said = output.read_text(encoding="utf-8", errors="replace")
-        started = re.search(r"Successfully started run (\d+)", said)
+        log_text = output.read_text(encoding="utf-8", errors="replace")
+        started = re.search(r"Successfully started run (\d+)", log_text)
         if started is None:
-            raise LaunchError(f"Flower did not start the run:\n{said.strip()}")
+            raise LaunchError(f"Flower did not start the run:\n{log_text.strip()}")
         status = self._status(started.group(1))
-        return status if status.succeeded else status.explained_by(said)
+        if status.succeeded:
+            return status
+        return status.explained_by(log_text)
 
     def _federation(self, settings: Settings) -> str:
         return federation_config(settings, self._machine, more_nodes=self._more_nodes)
@@ -329,17 +317,17 @@ class LocalSuperLink:
         """Wait until it answers.
 
         Raises:
-            LaunchError: If it does not come up.
+            LaunchError: If it does not start.
         """
-        # The guard's own answer: a SuperLink that came up without it is not used.
+        # The guard's own answer: a SuperLink that started without the guard is not used.
         path = CLOSED_PATH if users_can_be_told_apart() else "/health"
         deadline = time.monotonic() + _STARTUP_TIMEOUT
         while time.monotonic() < deadline and self._process.poll() is None:
             if answers(f"http://127.0.0.1:{self._port}{path}"):
                 return
             time.sleep(0.1)
-        said = self._log.read_text(encoding="utf-8", errors="replace")
-        raise LaunchError(f"Flower's SuperLink did not start:\n{said.strip()}")
+        log_text = self._log.read_text(encoding="utf-8", errors="replace")
+        raise LaunchError(f"Flower's SuperLink did not start:\n{log_text.strip()}")
 
     def _stop(self) -> None:
         stop_with_descendants(self._process)
@@ -351,16 +339,10 @@ class LocalSuperLink:
 def federation_config(
     settings: Settings, machine: Machine | None = None, *, more_nodes: int = 0
 ) -> str:
-    """Return what `flwr run --federation-config` needs for these settings.
-
-    Args:
-        settings: Of the run.
-        machine: Where it will run; this one unless given.
-        more_nodes: Nodes besides those of the settings' clients.
-    """
+    """Return the argument of `flwr run --federation-config`; see `engines.engine`."""
     simulation = settings.simulation
-    workers = num_workers(settings, machine if machine is not None else Machine.here())
-    # Flower starts one worker for each CPU that Ray is told of, whether the machine has it or not.
+    workers = num_workers(settings, machine or Machine.here())
+    # Flower starts one worker for each CPU in this number, whether the machine has it or not.
     return (
         f"num-supernodes={simulation.num_nodes(settings.task.num_clients) + more_nodes} "
         f"client-resources-num-cpus=1 client-resources-num-gpus={simulation.num_gpus} "
@@ -379,34 +361,35 @@ def run_and_follow(
     """Run one training and report each of its rounds as it is written.
 
     Args:
-        engine: Where it runs.
-        settings: What `overrides` compose to.
-        overrides: Hydra overrides for the ServerApp; every path in them absolute.
-        folder: The folder that it writes.
-        on_round: Takes each line of its metrics.
-        on_progress: Called a few times a second; what it raises ends the run.
+        engine: Engine that runs it.
+        settings: As for `Engine.run`.
+        overrides: As for `Engine.run`.
+        folder: Folder that the training writes.
+        on_round: Called with each line of its metrics.
+        on_progress: Called a few times a second; an exception from it ends the run.
 
     Raises:
         LaunchError: If the run failed, with Flower's reason.
     """
-    seen = 0
+    num_lines = 0
 
     def follow() -> None:
-        nonlocal seen
+        nonlocal num_lines
         if on_progress is not None:
             on_progress()
         lines = folder.read_metrics()
-        for line in lines[seen:]:
+        for line in lines[num_lines:]:
             on_round(line)
-        seen = len(lines)
+        num_lines = len(lines)
 
     status = engine.run(settings, overrides, follow)
     if not status.succeeded:
-        busy = (
-            "; a busy machine does that: try again, or write simulation.engine=in_process, which "
-            "starts no Ray"
-        )
-        hint = busy * ("timed out during startup" in str(status.details))
+        hint = ""
+        if "timed out during startup" in str(status.details):
+            hint = (
+                "; a busy machine does that: try again, or write simulation.engine=in_process, "
+                "which starts no Ray"
+            )
         raise LaunchError(f"the run ended as '{status.status}': {status.details}{hint}")
 
 

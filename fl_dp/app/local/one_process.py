@@ -1,9 +1,9 @@
 """Simulated nodes that answer one after the other in a process of their own, without Ray.
 
-The app's own `ServerApp` and `ClientApp` run there, on a grid that hands messages over in memory.
-With `simulation.ray_address` that process is the server alone, and a Ray cluster answers for nodes.
-Flower's engine starts six processes and Ray before the first round; this starts one. It trains one
-node at a time; when `round_timeout` is over, nodes that were not asked yet are not asked any more.
+The app's own `ServerApp` and `ClientApp` run there, on a grid that passes messages in memory. With
+`simulation.ray_address` that process is only the server, and a Ray cluster answers for nodes.
+Flower's engine starts six processes and Ray before the first round; this engine starts one. Nodes
+that were not asked before `round_timeout` are not asked any more.
 """
 
 from __future__ import annotations
@@ -37,19 +37,14 @@ _PATIENCE = 10.0
 
 
 class OneProcess:
-    """An engine that plays all nodes of a training in one process, a new one for each training.
+    """An engine that runs all nodes of a training in one process, a new one for each training.
 
-    The first process is started with the `with` block, and imports what it needs while the caller
+    The first process starts with the `with` block, and imports what it needs while the caller
     still makes its plan.
     """
 
     def __init__(self, app: App | None = None, *, more_nodes: int = 0) -> None:
-        """Say what it will run.
-
-        Args:
-            app: The training, unless given.
-            more_nodes: Virtual nodes besides those of the settings' clients.
-        """
+        """Set what it will run, as `engines.engine`."""
         self._app = app or App()
         self._more_nodes = more_nodes
         self._waiting: _Player | None = None
@@ -65,22 +60,16 @@ class OneProcess:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Stop a process that no training has used: each training stops its own."""
+        """Stop a process that no training has used; each training stops its own."""
         if self._waiting is not None:
             self._waiting.stop()
 
     def run(
         self, settings: Settings, overrides: Sequence[str], on_progress: Callable[[], None]
     ) -> RunStatus:
-        """Run one training to its end.
-
-        Args:
-            settings: What `overrides` compose to.
-            overrides: Hydra overrides for the ServerApp; every path in them absolute.
-            on_progress: Called a few times a second while the run goes on.
-        """
+        """Run one training to its end, as `Engine.run`."""
         simulation = settings.simulation
-        asked = {
+        request = {
             "config": {"hydra-overrides": shlex.join(overrides), **self._app.config},
             "nodes": simulation.num_nodes(settings.task.num_clients) + self._more_nodes,
             "threads": simulation.num_cpus or 1,
@@ -88,7 +77,7 @@ class OneProcess:
         }
         player = self._player(simulation.num_gpus)
         try:
-            _tell(player.process, asked)
+            _tell(player.process, request)
             while player.process.poll() is None:
                 on_progress()
                 time.sleep(0.1)
@@ -98,7 +87,7 @@ class OneProcess:
             player.stop()
 
     def _player(self, num_gpus: float) -> _Player:
-        """Return the process that waits, or a new one where that does not see the GPUs."""
+        """Return the waiting process, or a new one if that does not see the GPUs."""
         if self._waiting is None or num_gpus > 0:
             return _Player(self._app, num_gpus=num_gpus)
         player, self._waiting = self._waiting, None
@@ -106,7 +95,7 @@ class OneProcess:
 
 
 class _Player:
-    """A process that imports the apps, and then waits to be told what to train."""
+    """A process that imports the apps, and then waits for the training to run."""
 
     def __init__(self, app: App, *, num_gpus: float) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="fl-dp-")
@@ -114,28 +103,27 @@ class _Player:
         self._log = self._folder / "process.log"
         with self._log.open("wb") as stream:
             self.process = subprocess.Popen(
-                # -P: a module that lies where the user stands is not imported for ours.
+                # -P: a module in the user's current folder is not imported in place of ours.
                 [sys.executable, "-P", "-m", __name__, app.server, app.client, str(self._folder)],
                 env=_environment(num_gpus),
                 stdin=subprocess.PIPE,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
-                start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+                start_new_session=True,  # Ctrl-C reaches only us, and we stop it in order
             )
 
     def status(self) -> RunStatus:
-        """Return how its training ended."""
         return _status(self._folder / _ENDED, self._log, self.process.returncode)
 
     def stop(self) -> None:
-        """Stop it with everything that it started, and take its folder away."""
+        """Stop it with everything that it started, and delete its folder."""
         _stop(self.process)
         self._temporary.cleanup()
 
 
 def _cluster(settings: Settings) -> dict[str, Any] | None:
-    """Return what a grid on a Ray cluster takes; None: the nodes answer in the process."""
+    """Return the arguments of a grid on a Ray cluster; None if nodes answer in the process."""
     simulation = settings.simulation
     if simulation.ray_address is None:
         return None
@@ -148,18 +136,18 @@ def _cluster(settings: Settings) -> dict[str, Any] | None:
 
 
 def _environment(num_gpus: float) -> dict[str, str]:
-    # As Flower's workers, which see a GPU only if they get a share of one.
+    # Like Flower's workers, which see a GPU only if they get a share of one.
     hidden = {} if num_gpus > 0 else {"CUDA_VISIBLE_DEVICES": ""}
     return {**environment_of_children(), **hidden}
 
 
-def _tell(process: subprocess.Popen[bytes], asked: dict[str, Any]) -> None:
-    """Write what is asked; the pipe stays open, and its end tells the process that we ended."""
+def _tell(process: subprocess.Popen[bytes], request: dict[str, Any]) -> None:
+    """Write the request; the pipe stays open, and its end tells the process that we ended."""
     stdin = process.stdin
     if stdin is None:
         raise AssertionError("the process was started with a pipe")
     with contextlib.suppress(BrokenPipeError):  # it ended at once: its status tells why
-        stdin.write(json.dumps(asked).encode() + b"\n")
+        stdin.write(json.dumps(request).encode() + b"\n")
         stdin.flush()
 
 
@@ -180,12 +168,11 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _status(ended: Path, log: Path, returncode: int | None) -> RunStatus:
-    """Return how a training ended, in Flower's words."""
     try:
         details = json.loads(ended.read_text(encoding="utf-8"))["details"]
     except FileNotFoundError:
-        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
-        reason = f"its process ended with status {returncode}: " + " ".join(said)
+        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+        reason = f"its process ended with status {returncode}: " + " ".join(lines)
         return RunStatus(status="finished:failed", details=reason)
     if details is not None:
         return RunStatus(status="finished:failed", details=str(details))
@@ -193,39 +180,39 @@ def _status(ended: Path, log: Path, returncode: int | None) -> RunStatus:
 
 
 def _play(server_module: str, client_module: str, folder: str) -> None:
-    """Import the apps; then run the training that standard input asks for, if it does."""
+    """Import the apps, then run the training that standard input asks for, if it does."""
     server = importlib.import_module(server_module).app
     client = importlib.import_module(client_module).app
 
-    importlib.import_module("fl_dp.app.server")  # the app does when it is called; now nobody waits
+    importlib.import_module("fl_dp.app.server")  # early: later the app would make somebody wait
 
     import torch
 
     from .simulation import play
 
     line = sys.stdin.buffer.readline()
-    if not line:  # nobody wants a training, or is there to say so
+    if not line:  # no training is wanted, or the starting process is gone
         shutil.rmtree(folder, ignore_errors=True)
         return
-    asked = json.loads(line)
+    request = json.loads(line)
     end_with(sys.stdin.fileno(), lambda: shutil.rmtree(folder))
-    if asked.get("cluster") is not None:
-        _play_on_a_cluster(server, client_module, asked)
+    if request.get("cluster") is not None:
+        _play_on_a_cluster(server, client_module, request)
         return
-    torch.set_num_threads(asked["threads"])
-    play(server, client, num_nodes=asked["nodes"], run_config=asked["config"])
+    torch.set_num_threads(request["threads"])
+    play(server, client, num_nodes=request["nodes"], run_config=request["config"])
 
 
-def _play_on_a_cluster(server: ServerApp, client: str, asked: dict[str, Any]) -> None:
-    """Run a training as the server, whose nodes are answered for by a cluster's workers."""
+def _play_on_a_cluster(server: ServerApp, client: str, request: dict[str, Any]) -> None:
+    """Run a training as the server; a cluster's workers answer for the nodes."""
     from fl_dp.app.in_process import configs_of_nodes
 
     from .cluster_grid import ClusterGrid
     from .simulation import serve
 
-    run = {"run_id": secrets.randbits(63), "run_config": asked["config"]}
-    nodes = configs_of_nodes(asked["nodes"])
-    grid = ClusterGrid(nodes, client=client, **asked["cluster"], **run)
+    run = {"run_id": secrets.randbits(63), "run_config": request["config"]}
+    nodes = configs_of_nodes(request["nodes"])
+    grid = ClusterGrid(nodes, client=client, **request["cluster"], **run)
     try:
         serve(server, grid, **run)
     finally:

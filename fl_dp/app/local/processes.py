@@ -1,4 +1,4 @@
-"""Processes that a run starts: finding all of them, and ending them with their starter."""
+"""Processes that a run starts: how to find them all, and end them with their starter."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from pathlib import Path
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the ids of all processes that a process started, and those that they did."""
+    """Return the ids of all processes that a process started, directly or indirectly."""
     children: dict[int, list[int]] = {}
     for child, parent in _parents():
         children.setdefault(parent, []).append(child)
-    found = list(children.get(pid, ()))
-    for one in found:  # grows while it is walked
-        found.extend(children.get(one, ()))
-    return found
+    pids = list(children.get(pid, ()))
+    for descendant in pids:  # grows during the loop
+        pids.extend(children.get(descendant, ()))
+    return pids
 
 
 def kill_all(pids: list[int]) -> None:
-    """Kill processes; those that are gone or somebody else's are passed over."""
+    """Kill processes; those that are gone or of another user are skipped."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
 
 
 def stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
-    """End a process that leads a session, and all that it started, whatever sessions they lead.
+    """End a process that leads a session, and all that it started, in whatever sessions.
 
-    A run of Flower's that is under way has processes in sessions of their own, and would train on.
+    A run of Flower has processes in sessions of their own, which would go on training.
     """
     started = descendants(process.pid)
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
@@ -48,15 +48,15 @@ def stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
 
 
 def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
-    """End this process when the one that started it is gone: nobody would read what it spends on.
+    """End this process when the one that started it is gone: nobody would read its results.
 
     Args:
-        parent: Descriptor of a pipe whose other end the parent alone has, and never writes to.
-        last: Called before.
+        parent: Descriptor of a pipe whose other end only the parent has, and never writes to.
+        last: Called before the end.
     """
 
     def wait() -> None:
-        # The bare descriptor: a buffer that a thread holds would break the process's own exit.
+        # The bare descriptor: a buffer that a thread holds would prevent the process's own exit.
         while os.read(parent, 1):
             pass
         with suppress(Exception):
@@ -67,7 +67,6 @@ def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
 
 
 def _parents() -> Iterator[tuple[int, int]]:
-    """Yield each process and its parent."""
     processes = Path("/proc")
     if not (processes / "self" / "stat").exists():
         listed = subprocess.run(

@@ -27,14 +27,13 @@ def simulate(
     """Run a `ServerApp` against simulated nodes, which answer one after the other.
 
     For scripts and notebooks: nothing is installed, started or left behind, and no port is opened.
-    `flwr run` trains nodes side by side.
 
     Args:
         server: The server's app.
-        client: The nodes' app, for example of `numpy_client_app`.
-        num_nodes: Nodes to simulate; each finds its number, from 0, as `partition-id` in
+        client: The nodes' app, for example from `numpy_client_app`.
+        num_nodes: Number of nodes to simulate; each finds its number, from 0, as `partition-id` in
             `context.node_config`. None: as many as the strategy's plan declares.
-        run_config: Of the run, as both apps see it in `context.run_config`.
+        run_config: Configuration of the run, in both apps' `context.run_config`.
 
     Raises:
         SystemExit: If an argument is wrong, the ledger does not pay for the run, nodes and plan do
@@ -48,11 +47,7 @@ def simulate(
 
 
 def _require_app(client: object) -> None:
-    """Refuse what answers no messages, such as a client or its class.
-
-    Raises:
-        TypeError: With what to write instead.
-    """
+    """Refuse an object that answers no messages, such as a client or its class."""
     if isinstance(client, type):
         raise ArgumentError(
             f"client must be an app, got the class {client.__name__}: write "
@@ -76,7 +71,7 @@ def play(
     num_nodes: int | None,
     run_config: Mapping[str, Any],
 ) -> None:
-    """Run a `ServerApp` as `simulate` does, and raise what it raises."""
+    """Run a `ServerApp` as `simulate` does; its exceptions are passed on."""
     run_id = secrets.randbits(63)
     configs = None if num_nodes is None else configs_of_nodes(num_nodes)
     grid = InProcessGrid(client, configs, run_id=run_id, run_config=run_config)

@@ -1,15 +1,14 @@
-"""Flower's SuperLink for one user of this machine: what others send over loopback is refused.
+"""Flower's SuperLink for one user of this machine: it refuses other users' requests on loopback.
 
     python -m fl_dp.app.local.superlink --insecure --simulation --host 127.0.0.1 --port 40123 ...
 
 A SuperLink without accounts runs whatever app reaches its port, as the user who started it, and any
-user of a machine reaches loopback. Linux tells whose socket the other end of a connection is, so
-every request is answered by that: Flower's own processes need no password, and no secret lies
-anywhere.
+user of a machine reaches loopback. Linux tells whose socket the other end of a connection is, and
+every request is checked by that. Flower's own processes need no password, and there is no secret.
 
-A SuperLink of real nodes has the same hole towards a whole network: who reaches its one port can
-start runs, register a node and take the ServerApp's tasks, whatever keys SuperNodes have. With
-`--open-to-nodes` the network reaches the interface of SuperNodes alone, which asks for their keys:
+A SuperLink of real nodes is as open to a whole network: whoever reaches its one port can start
+runs, register a node and take the ServerApp's tasks, whatever keys SuperNodes have. With
+`--open-to-nodes` the network reaches only the interface of SuperNodes, which checks their keys:
 
     python -m fl_dp.app.local.superlink --open-to-nodes --enable-supernode-auth --host 0.0.0.0 ...
 """
@@ -33,13 +32,13 @@ if TYPE_CHECKING:  # with Flower, which whoever starts a SuperLink can spare
     from fl_dp.protocol.flower_compat import Receive, Scope, Send, WebApp
 
 CLOSED_PATH = "/fl-dp/closed-to-others"
-"""Answered by the guard itself, and so by no SuperLink without one."""
+"""Path that only the guard answers, so a SuperLink without a guard does not."""
 
 OPEN_TO_NODES = "--open-to-nodes"
 """Our own option: other users and machines reach the interface of SuperNodes."""
 
 FOR_NODES = "/v1/fleet/"
-"""What SuperNodes ask for; Flower checks the key of each of them."""
+"""Start of the paths of SuperNodes; Flower checks the key of each of them."""
 
 FOLDER_VARIABLE = "FL_DP_TEMPORARY_FOLDER"
 """Environment variable with the folder to delete when the starting process is gone."""
@@ -52,12 +51,12 @@ _PATIENCE = 2.0
 
 
 def users_can_be_told_apart() -> bool:
-    """Whether this system says whose socket the other end of a connection is."""
+    """Tell whether this system says whose socket the other end of a connection is."""
     return _CONNECTIONS.exists()
 
 
 class OwnUserOnly:
-    """An ASGI app that passes on to another what one user sends."""
+    """An ASGI app that passes only one user's requests on to another app."""
 
     def __init__(
         self, app: WebApp, *, user: int | None = None, open_to_all: Iterable[str] = ()
@@ -65,11 +64,12 @@ class OwnUserOnly:
         """Stand in front of an app.
 
         Args:
-            app: What answers that user.
-            user: Its number; None: this process's own user.
+            app: App that answers that user.
+            user: Id of the user; None: this process's own user.
             open_to_all: Starts of paths that it answers for everybody.
         """
-        self._app, self._user = app, os.getuid() if user is None else user
+        self._app = app
+        self._user = os.getuid() if user is None else user
         self._open_to_all = tuple(open_to_all)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +87,7 @@ class OwnUserOnly:
 
 
 def user_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:
-    """Return the id of the user whose socket `client` is; None if it can't be told.
+    """Return the id of the user whose socket `client` is; None if unknown.
 
     Args:
         client: Address and port of the other end, IPv4.
@@ -95,25 +95,25 @@ def user_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> i
     """
     if client is None or server is None:
         return None
-    ends = [_in_the_table(*client), _in_the_table(*server)]
+    ends = [_table_entry(*client), _table_entry(*server)]
     for line in _CONNECTIONS.read_text().splitlines()[1:]:
         fields = line.split()
-        # The kernel says user 0 for a socket that its process has closed, which has no inode.
+        # The kernel shows user 0, and no inode, for a socket that its process has closed.
         if fields[1:3] == ends and fields[9] != "0":
             return int(fields[7])
     return None
 
 
 def listening_user(port: int, host: str = "127.0.0.1") -> int | None:
-    """Return the id of the user who listens on a port of this machine; None if nobody does.
+    """Return the id of the user who listens on a port of this machine.
 
-    -1 where the system does not say whose a socket is, and somebody listens.
+    None if nobody listens; -1 if somebody listens and the system does not say who.
     """
     if not users_can_be_told_apart():
-        with socket.socket() as asking:
-            asking.settimeout(_PATIENCE)
-            return -1 if asking.connect_ex((host, port)) == 0 else None
-    ends = {_in_the_table(each, port) for each in (host, "0.0.0.0")}
+        with socket.socket() as probe:
+            probe.settimeout(_PATIENCE)
+            return -1 if probe.connect_ex((host, port)) == 0 else None
+    ends = {_table_entry(address, port) for address in (host, "0.0.0.0")}
     for line in _CONNECTIONS.read_text().splitlines()[1:]:
         fields = line.split()
         if fields[1] in ends and fields[3] == _LISTENS:
@@ -121,7 +121,7 @@ def listening_user(port: int, host: str = "127.0.0.1") -> int | None:
     return None
 
 
-def _in_the_table(host: str, port: int) -> str | None:
+def _table_entry(host: str, port: int) -> str | None:
     try:
         address = ipaddress.IPv4Address(host)
     except ValueError:
@@ -138,15 +138,17 @@ def main() -> None:
     """Run `flower-superlink` with the command line's options, behind the guard.
 
     Raises:
-        SystemExit: If nodes without keys, or everybody, would get in by `--open-to-nodes`, or
-            Flower has no such command any more.
+        SystemExit: If `--open-to-nodes` would admit nodes without keys, or everybody, or Flower no
+            longer has such a command.
     """
     from fl_dp.protocol.flower_compat import superlink_behind
     from fl_dp.protocol.flower_versions import FlowerChanged
 
     guard = partial(OwnUserOnly, open_to_all=_open_to_all(sys.argv))
     try:
-        flower_superlink = superlink_behind(guard if users_can_be_told_apart() else None)
+        # Without the guard, requests of all users are answered.
+        can_guard = users_can_be_told_apart()
+        flower_superlink = superlink_behind(guard if can_guard else None)
     except FlowerChanged as changed:
         raise SystemExit(f"error: {changed}") from None
     if stat.S_ISFIFO(os.fstat(_STDIN).st_mode):
@@ -155,10 +157,10 @@ def main() -> None:
 
 
 def _open_to_all(words: list[str]) -> tuple[str, ...]:
-    """Take our option off the command line and return the paths that it opens.
+    """Remove our option from the command line and return the paths that it opens.
 
     Raises:
-        SystemExit: If Flower would not check who comes there, or we could not for the rest.
+        SystemExit: If Flower would not check the nodes, or the guard could not check the rest.
     """
     if OPEN_TO_NODES not in words:
         return ()
@@ -178,7 +180,7 @@ def _open_to_all(words: list[str]) -> tuple[str, ...]:
 
 
 def _take_down() -> None:
-    """Leave neither a process, whose training would go on and spend, nor the run's own folder."""
+    """Kill all processes, which would go on training and spending, and delete the run's folder."""
     kill_all(descendants(os.getpid()))
     if folder := os.environ.get(FOLDER_VARIABLE):
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,10 +1,11 @@
-"""Flower's SuperNode for one user of this machine: what others send over loopback is refused.
+"""Flower's SuperNode for one user of this machine: it refuses other users' requests on loopback.
 
     python -m fl_dp.app.local.supernode --superlink 192.0.2.1:8000 --root-certificates ca.crt ...
 
-A SuperNode hands its messages to client processes over a port of loopback, and asks nobody who he
-is. Another user of the machine could take a message and answer it in the node's name; here he is
-refused, as by `fl_dp.app.local.superlink`. All options are those of `flower-supernode`.
+A SuperNode hands its messages to client processes over a port of loopback, and checks nobody.
+Another user of the machine could take a message and answer it in the node's name; here such
+requests are refused, as by `fl_dp.app.local.superlink`. The options are those of
+`flower-supernode`.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def main() -> None:
     """Run `flower-supernode` with the command line's options, behind the guard.
 
     Raises:
-        SystemExit: If this system does not say who connects to a port, or Flower has no such
-            command any more.
+        SystemExit: If this system does not say who connects to a port, or Flower no longer has
+            such a command.
     """
     try:
         flower_supernode = supernode_for()
@@ -34,15 +35,15 @@ def main() -> None:
 
 
 def supernode_for(user: int | None = None, *, socket: Path | None = None) -> Callable[[], None]:
-    """Return `flower-supernode`'s main, whose Runtime API one user reaches.
+    """Return the main function of `flower-supernode`, whose Runtime API only one user reaches.
 
     Args:
-        user: Its number; None: this process's own user.
-        socket: Unix socket at which the Runtime API is served in place of a port. Who may open it
-            is what its folder says.
+        user: Id of the user; None: this process's own user.
+        socket: Unix socket at which the Runtime API is served in place of a port. The permissions
+            of its folder say who may open it.
 
     Raises:
-        FlowerChanged: If Flower has no such command any more.
+        FlowerChanged: If Flower no longer has such a command.
         OSError: If this system does not say who connects to a port.
     """
     if socket is not None:

@@ -1,7 +1,7 @@
 """Settings of the Flower app, typed and checked. The keys are those of `conf/`.
 
-A setting that is out of range raises a ValueError that says what to write instead. The server sends
-the resolved settings to the clients as JSON inside each train message, so that nothing depends on a
+A setting out of range raises a ValueError that says what to write instead. The server sends the
+resolved settings to the clients as JSON in each train message, so that nothing depends on a
 process's working directory or environment.
 """
 

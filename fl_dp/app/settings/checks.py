@@ -1,6 +1,6 @@
 """Fields and checks that several settings share; an error names key, value and what to write.
 
-What trackers may be told, and what may be tuned, stands at the field.
+Whether trackers get a value, and whether tuning may change it, is marked at the field.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from fl_dp.option_errors import OptionError
 
 from .choices import CHOICES
 
-_TOLD, _TUNABLE = "told", "tunable"
+_TRACKED, _TUNABLE = "tracked", "tunable"
 
-ALL_TOLD = {_TOLD: True}
-"""Metadata of a group of which trackers may be told every value: a class of the library's own."""
+ALL_TRACKED = {_TRACKED: True}
+"""Metadata of a group, a class of the library, of which trackers get every value."""
 
 
-def told(default: Any, *, tunable: bool = False) -> Any:
-    """Return a field whose value trackers may be told; a plain field is told to nobody.
+def tracked(default: Any, *, tunable: bool = False) -> Any:
+    """Return a field whose value trackers get; they do not get plain fields.
 
-    Never secrets, folders and addresses, what an owner of data says of it (its columns, classes and
-    means), or what concerns this machine alone.
+    Never tracked: secrets, folders, addresses, what an owner says of the data (columns, classes,
+    means), and what concerns this machine alone.
 
     Args:
         default: Value of the field.
         tunable: Whether a candidate of a choice may change it: a trial sees it, and no charge
             depends on it.
     """
-    return field(default=default, metadata={_TOLD: True, _TUNABLE: tunable})
+    return field(default=default, metadata={_TRACKED: True, _TUNABLE: tunable})
 
 
-def is_told(each: Field[Any]) -> bool:
-    """Return whether trackers may be told the value of a field."""
-    return bool(each.metadata.get(_TOLD))
+def is_tracked(setting: Field[Any]) -> bool:
+    """Return whether trackers get the value of a field."""
+    return bool(setting.metadata.get(_TRACKED))
 
 
-def is_tunable(each: Field[Any]) -> bool:
+def is_tunable(setting: Field[Any]) -> bool:
     """Return whether a candidate of a choice may change a field."""
-    return bool(each.metadata.get(_TUNABLE))
+    return bool(setting.metadata.get(_TUNABLE))
 
 
 def positive(key: str, value: float | None) -> None:
@@ -59,7 +59,7 @@ def at_least(key: str, value: int | None, least: int) -> None:
 
 
 def fraction(key: str, value: float | None, meaning: str) -> None:
-    """Check that a number is null or lies in (0, 1]; `meaning` says what it is."""
+    """Check that a number is null or lies in (0, 1]; `meaning` explains it in the error."""
     if value is not None and not 0.0 < value <= 1.0:
         raise OptionError(f"{key} must lie in (0, 1], got {value}: {meaning}")
 
@@ -70,12 +70,12 @@ def between_0_and_1(key: str, value: float | None) -> None:
         raise OptionError(f"{key} must lie in (0, 1), got {value}")
 
 
-def absolute(key: str, place: str | None) -> None:
-    """Check that a file or folder is null or absolute: apps do not run where commands are typed."""
-    if place is not None and not Path(place).is_absolute():
+def absolute(key: str, path: str | None) -> None:
+    """Check that a path is null or absolute: apps do not run where commands are typed."""
+    if path is not None and not Path(path).is_absolute():
         raise OptionError(
-            f"{key} must be absolute, got '{place}': write the whole path, as in "
-            f"{key}=/srv/{Path(place).name}"
+            f"{key} must be absolute, got '{path}': write the whole path, as in "
+            f"{key}=/srv/{Path(path).name}"
         )
 
 
@@ -97,10 +97,10 @@ def distinct(key: str, values: list[str] | None, *, least: int) -> None:
 
 
 def choices(group: str, settings: object) -> None:
-    """Check that every key of a group that takes one of a few names is null or has one of them."""
+    """Check that each key of a group with a fixed set of names is null or has one of them."""
     for key, allowed in CHOICES.items():
-        of, _, name = key.rpartition(".")
-        if of == group and hasattr(settings, name):
+        key_group, _, name = key.rpartition(".")
+        if key_group == group and hasattr(settings, name):
             one_of(key, getattr(settings, name), allowed)
 
 

@@ -1,4 +1,4 @@
-"""Names that a key can take, of the keys that take one of a few."""
+"""Names that a key can take, for the keys with a fixed set of names."""
 
 from __future__ import annotations
 
@@ -26,4 +26,4 @@ CHOICES = {
     "simulation.engine": ("auto", "flower", "in_process", "cluster"),
     "tracking.mode": ("offline", "online"),
 }
-"""The values of each key that takes one of a few names."""
+"""The values of each key with a fixed set of names."""

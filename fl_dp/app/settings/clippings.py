@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .checks import between_0_and_1, positive, told
+from .checks import between_0_and_1, positive, tracked
 
 if TYPE_CHECKING:
     from fl_dp.mechanisms import Clipping
@@ -22,8 +22,8 @@ class ClippingSettings:
             `adaptive`, of the first round.
     """
 
-    name: str = told("fixed")
-    norm: float = told(0.5, tunable=True)
+    name: str = tracked("fixed")
+    norm: float = tracked(0.5, tunable=True)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -35,10 +35,10 @@ class ClippingSettings:
         return None
 
     def make(self, num_arrays: Callable[[], int]) -> Clipping:
-        """Return what bounds an update.
+        """Return the clipping of updates.
 
         Args:
-            num_arrays: Counts the floating-point arrays of the model, for which it has to be built.
+            num_arrays: Counts the floating-point arrays of the model, which it has to build.
         """
         from fl_dp.mechanisms import FixedClipping
 
@@ -54,10 +54,10 @@ class AdaptiveClippingSettings(ClippingSettings):
         learning_rate: Largest change of the norm's logarithm in one round.
     """
 
-    name: str = told("adaptive")
-    norm: float = told(0.1, tunable=True)
-    target_quantile: float = told(0.5)
-    learning_rate: float = told(0.2)
+    name: str = tracked("adaptive")
+    norm: float = tracked(0.1, tunable=True)
+    target_quantile: float = tracked(0.5)
+    learning_rate: float = tracked(0.2)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -66,7 +66,7 @@ class AdaptiveClippingSettings(ClippingSettings):
         between_0_and_1("clipping.target_quantile", self.target_quantile)
 
     def make(self, num_arrays: Callable[[], int]) -> Clipping:
-        """Return what bounds an update."""
+        """Return the clipping of updates."""
         from fl_dp.mechanisms import AdaptiveClipping
 
         return AdaptiveClipping(
@@ -84,8 +84,8 @@ class PerLayerClippingSettings(ClippingSettings):
         norms: One bound per floating-point array; null shares `norm` evenly.
     """
 
-    name: str = told("per_layer")
-    norms: list[float] | None = told(None)
+    name: str = tracked("per_layer")
+    norms: list[float] | None = tracked(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -94,7 +94,7 @@ class PerLayerClippingSettings(ClippingSettings):
             positive("clipping.norms", norm)
 
     def make(self, num_arrays: Callable[[], int]) -> Clipping:
-        """Return what bounds an update."""
+        """Return the clipping of updates."""
         from fl_dp.mechanisms import PerLayerClipping
 
         if self.norms is not None:
@@ -107,4 +107,4 @@ CLIPPINGS: tuple[ClippingSettings, ...] = (
     AdaptiveClippingSettings(),
     PerLayerClippingSettings(),
 )
-"""What `clipping=NAME` chooses among."""
+"""The options of `clipping=NAME`."""

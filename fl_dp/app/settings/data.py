@@ -1,4 +1,4 @@
-"""Settings of the data that is learned from and of the model that learns."""
+"""Settings of the training data and of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .checks import (
     distinct,
     positive,
     rises,
-    told,
+    tracked,
 )
 
 OWN_DATA_KEYS = (
@@ -30,7 +30,7 @@ OWN_DATA_KEYS = (
     "std",
     "test_fraction",
 )
-"""Keys of `task` that are about somebody's own files, as `DataFormat` names them, too."""
+"""Keys of `task` that describe the user's own files; `DataFormat` has the same names."""
 
 
 @dataclass(kw_only=True)
@@ -69,24 +69,24 @@ class TaskSettings:
             part, the same in every run.
     """
 
-    name: str = told("digits")
-    num_clients: int = told(200)
-    partition: str = told("iid")
-    alpha: float = told(0.5)
-    shards_per_client: int = told(2)
-    clients: list[str] | None = told(None)
-    records_per_client: int | None = told(None)
-    validation: bool = told(False)
+    name: str = tracked("digits")
+    num_clients: int = tracked(200)
+    partition: str = tracked("iid")
+    alpha: float = tracked(0.5)
+    shards_per_client: int = tracked(2)
+    clients: list[str] | None = tracked(None)
+    records_per_client: int | None = tracked(None)
+    validation: bool = tracked(False)
     data_dir: str | None = None
     classes: list[str] | None = None
-    label_range: list[float] | None = told(None)
+    label_range: list[float] | None = tracked(None)
     label_column: str = "label"
     client_column: str | None = None
     columns: list[str] | None = None
-    image_shape: list[int] | None = told(None)
+    image_shape: list[int] | None = tracked(None)
     mean: list[float] | None = None
     std: list[float] | None = None
-    test_fraction: float | None = told(None)
+    test_fraction: float | None = tracked(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -177,13 +177,13 @@ class ModelSettings:
         lora_train: Factors of LoRA to train: `b` (A keeps its first values) or `both`.
     """
 
-    name: str = told("logistic", tunable=True)
-    hidden: int = told(64, tunable=True)
+    name: str = tracked("logistic", tunable=True)
+    hidden: int = tracked(64, tunable=True)
     shared: list[str] | None = None
     initial: str | None = None
-    initial_digest: str | None = told(None)
-    lora_rank: int | None = told(None)
-    lora_train: str = told("b")
+    initial_digest: str | None = tracked(None)
+    lora_rank: int | None = tracked(None)
+    lora_train: str = tracked("b")
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fl_dp.option_errors import OptionError
 
-from .checks import absolute, at_least, between_0_and_1, choices, fraction, positive, told
+from .checks import absolute, at_least, between_0_and_1, choices, fraction, positive, tracked
 
 
 @dataclass(kw_only=True)
@@ -17,12 +17,12 @@ class DPSGDSettings:
         enabled: Option of the group: whether clients train by DP-SGD.
     """
 
-    enabled: bool = told(False)
+    enabled: bool = tracked(False)
 
 
 @dataclass(kw_only=True)
 class DPSGDOnSettings(DPSGDSettings):
-    """How clients train by DP-SGD.
+    """Training of clients by DP-SGD.
 
     Attributes:
         epsilon: Budget of each client's records over all that its node ever releases; null only
@@ -47,18 +47,18 @@ class DPSGDOnSettings(DPSGDSettings):
             folder. Real nodes name their own.
     """
 
-    enabled: bool = told(True)
-    epsilon: float | None = told(8.0)
-    delta: float = told(1e-5)
-    noise_multiplier: float | None = told(None)
-    clipping_norm: float = told(1.0)
-    sampling_rate: float = told(0.1)
-    steps: int | None = told(None)
-    participations: int | None = told(None)
-    expected_batch_size: float | None = told(None)
-    grad_sample_mode: str | None = told(None)
-    physical_batch_size: int | None = told(None)
-    secure_randomness: bool = told(True)
+    enabled: bool = tracked(True)
+    epsilon: float | None = tracked(8.0)
+    delta: float = tracked(1e-5)
+    noise_multiplier: float | None = tracked(None)
+    clipping_norm: float = tracked(1.0)
+    sampling_rate: float = tracked(0.1)
+    steps: int | None = tracked(None)
+    participations: int | None = tracked(None)
+    expected_batch_size: float | None = tracked(None)
+    grad_sample_mode: str | None = tracked(None)
+    physical_batch_size: int | None = tracked(None)
+    secure_randomness: bool = tracked(True)
     ledger_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -83,4 +83,4 @@ class DPSGDOnSettings(DPSGDSettings):
 
 
 DP_SGD: tuple[DPSGDSettings, ...] = (DPSGDSettings(), DPSGDOnSettings())
-"""What `dp_sgd=off` and `dp_sgd=on` choose."""
+"""The options of `dp_sgd=off` and `dp_sgd=on`."""

@@ -1,4 +1,4 @@
-"""Settings of what turns a record into the vector that is trained on: `features=NAME`."""
+"""Settings of the encoder that turns a record into a vector to train on: `features=NAME`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 from fl_dp.option_errors import OptionError
 
-from .checks import absolute, at_least, told
+from .checks import absolute, at_least, tracked
 
 
 @dataclass(kw_only=True, unsafe_hash=True)  # encoders are kept by them
 class FeaturesSettings:
-    """Records as they are; other options turn each into a vector of norm 1, by public means alone.
+    """Records as they are; other options turn each into a vector of norm 1, by public means only.
 
     Attributes:
         name: Option of the group.
     """
 
-    name: str = told("none")
+    name: str = tracked("none")
 
     def check(self) -> None:
-        """Check that what has no default was written.
+        """Check that keys without a default were written.
 
         Raises:
-            ValueError: If it was not.
+            ValueError: If one was not.
         """
 
     @property
@@ -55,13 +55,13 @@ class ScatteringSettings(FeaturesSettings):
         digest: SHA-256 that the encoder must have, as a statement names it; null accepts any.
     """
 
-    name: str = told("scattering")
-    group_norm: int | None = told(27)
-    public: int = told(0)
-    project: int | None = told(None)
-    shrink: int | None = told(None)
+    name: str = tracked("scattering")
+    group_norm: int | None = tracked(27)
+    public: int = tracked(0)
+    project: int | None = tracked(None)
+    shrink: int | None = tracked(None)
     statistics: str | None = None
-    digest: str | None = told(None)
+    digest: str | None = tracked(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -96,13 +96,13 @@ class CheckpointSettings(ScatteringSettings):
             required.
     """
 
-    name: str = told("checkpoint")
-    group_norm: int | None = told(None)
+    name: str = tracked("checkpoint")
+    group_norm: int | None = tracked(None)
     file: str | None = None
     module: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the values, but for what is still to come."""
+        """Check the values; file and module may be written later."""
         super().__post_init__()
         absolute("features.file", self.file)
 
@@ -129,23 +129,23 @@ class PatchesSettings(ScatteringSettings):
         scattering: Add scattering coefficients, with as much variance as the comparisons.
     """
 
-    name: str = told("patches")
-    group_norm: int | None = told(None)
-    count: int = told(512)
-    side: int = told(6)
-    scattering: bool = told(False)
+    name: str = tracked("patches")
+    group_norm: int | None = tracked(None)
+    count: int = tracked(512)
+    side: int = tracked(6)
+    scattering: bool = tracked(False)
 
     def __post_init__(self) -> None:
-        """Check the values, but for public records that are still to come."""
+        """Check the values; public records may be written later."""
         super().__post_init__()
         at_least("features.count", self.count, 1)
         at_least("features.side", self.side, 2)
 
     def check(self) -> None:
-        """Check that there are public records to draw windows of.
+        """Check that there are public records from which windows can be drawn.
 
         Raises:
-            ValueError: If there are not.
+            ValueError: If there are none.
         """
         if not self.public and self.statistics is None:
             raise OptionError(
@@ -160,4 +160,4 @@ FEATURES: tuple[FeaturesSettings, ...] = (
     PatchesSettings(),
     CheckpointSettings(),
 )
-"""What `features=NAME` chooses among."""
+"""The options of `features=NAME`."""

@@ -1,4 +1,4 @@
-"""What a promise has of other groups: what it has not is refused in one form of sentence."""
+"""Options and keys of other groups that a promise allows; others are refused in one form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .options import option_name
 from .promises import PROMISES, NonePrivacySettings, PrivacySettings, PromiseSettings
 
 GROUPS = ("selection", "clipping", "schedule", "dp_sgd")
-"""Groups of which a promise has some options."""
+"""Groups of which a promise allows some options."""
 
 KEYS: Mapping[str, tuple[Any, ...]] = {
     "metrics.loss": (None,),
@@ -27,30 +27,28 @@ KEYS: Mapping[str, tuple[Any, ...]] = {
     "statistic.query": (None,),
     "statistic.law": (None,),
 }
-"""Keys that some promises have, and values with which one is not used."""
+"""Keys that only some promises allow, and the values with which a key is not used."""
 
 
 def require_fitting(privacy: PrivacySettings, settings: Any) -> None:
-    """Refuse an option or a key that a promise does not have.
-
-    Args:
-        privacy: The promise.
-        settings: All groups of the run.
+    """Refuse an option or a key that a promise does not allow.
 
     Raises:
-        IncompatibleOptions: With what to write instead.
+        IncompatibleOptions: If there is one; the text says what to write instead.
     """
     for group in GROUPS:
         chosen = option_name(group, getattr(settings, group))
         options = getattr(privacy.fitting, group)
         if chosen not in options:
-            promises = [one for one in PROMISES if chosen in getattr(one.fitting, group)]
+            promises = [
+                promise for promise in PROMISES if chosen in getattr(promise.fitting, group)
+            ]
             instead = f"write {group}={options[0]}{_or(options[1:])}"
             raise _error(privacy, group, chosen, promises, instead)
     for key, unused in KEYS.items():
         value = reduce(getattr, key.split("."), settings)
         if value not in unused and key not in privacy.fitting.keys:
-            promises = [one for one in PROMISES if key in one.fitting.keys]
+            promises = [promise for promise in PROMISES if key in promise.fitting.keys]
             raise _error(privacy, key, value, promises, "leave it out")
 
 
@@ -61,7 +59,7 @@ def _error(
     promises: Sequence[PrivacySettings],
     instead: str,
 ) -> IncompatibleOptions:
-    """Return the error; a promise that trusts somebody more is no advice, but is named as one."""
+    """Return the error; it advises only promises that trust nobody more, and names others."""
     alike = [promise.mode for promise in promises if _is_alike(promise, privacy)]
     others = [promise.mode for promise in promises if not isinstance(promise, NonePrivacySettings)]
     if alike:
@@ -77,10 +75,11 @@ def _is_alike(other: PrivacySettings, privacy: PrivacySettings) -> bool:
         return False
     if isinstance(privacy, NonePrivacySettings):
         return True
-    unit = type(privacy)().unit  # whatever somebody chose
-    return isinstance(other, PromiseSettings) and (other.noised_by, other.unit) == (
-        privacy.noised_by,
-        unit,
+    default_unit = type(privacy)().unit  # whatever the settings chose
+    return (
+        isinstance(other, PromiseSettings)
+        and other.noised_by == privacy.noised_by
+        and other.unit == default_unit
     )
 
 
@@ -89,7 +88,7 @@ def _privacy(modes: Sequence[str]) -> str:
 
 
 def _or(others: Sequence[str]) -> str:
-    """Return what may be written as well, after the first."""
+    """Return the alternatives that follow a first one, as text."""
     if not others:
         return ""
     *most, last = others

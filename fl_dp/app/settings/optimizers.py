@@ -1,4 +1,4 @@
-"""Settings of steps: at the server, a class for each `server_optimizer=NAME`, and at a client."""
+"""Settings of the server's step, a class for each `server_optimizer=NAME`, and of the client's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_dp.option_errors import OptionError
 
-from .checks import at_least, positive, told
+from .checks import at_least, positive, tracked
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class ServerOptimizerSettings:
-    """Step of the server with a private mean update: that update itself, or another option's.
+    """Step of the server with a private mean update; this option adds the update as it is.
 
     Attributes:
         name: Option of the group.
     """
 
-    name: str = told("fedavg")
+    name: str = tracked("fedavg")
 
     @property
     def momentum(self) -> float:
@@ -43,7 +43,7 @@ class ServerOptimizerSettings:
         return FedAvg()
 
     def make_for(self, rounds: int) -> Strategy:
-        """Return the same for a training of so many rounds, over which its rate may fall."""
+        """Return the strategy for a number of rounds, over which its rate may fall."""
         strategy = self.make()
         if self.linear_decay:
             _let_fall(strategy, rounds)
@@ -60,10 +60,10 @@ class FedAvgMSettings(ServerOptimizerSettings):
         momentum: Share of the last step to repeat.
     """
 
-    name: str = told("fedavgm")
-    learning_rate: float = told(0.3, tunable=True)
-    linear_decay: bool = told(False, tunable=True)
-    momentum: float = told(0.9, tunable=True)
+    name: str = tracked("fedavgm")
+    learning_rate: float = tracked(0.3, tunable=True)
+    linear_decay: bool = tracked(False, tunable=True)
+    momentum: float = tracked(0.9, tunable=True)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -87,10 +87,10 @@ class FedAdagradSettings(ServerOptimizerSettings):
         tau: Added to the root of the squares; updates far below it move a coordinate less.
     """
 
-    name: str = told("fedadagrad")
-    learning_rate: float = told(0.3, tunable=True)
-    linear_decay: bool = told(False, tunable=True)
-    tau: float = told(1e-3, tunable=True)
+    name: str = tracked("fedadagrad")
+    learning_rate: float = tracked(0.3, tunable=True)
+    linear_decay: bool = tracked(False, tunable=True)
+    tau: float = tracked(1e-3, tunable=True)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -117,10 +117,10 @@ class FedAdamSettings(FedAdagradSettings):
         beta_2: Decay of the mean of squared updates.
     """
 
-    name: str = told("fedadam")
-    learning_rate: float = told(0.1, tunable=True)
-    beta_1: float = told(0.9, tunable=True)
-    beta_2: float = told(0.99, tunable=True)
+    name: str = tracked("fedadam")
+    learning_rate: float = tracked(0.1, tunable=True)
+    beta_1: float = tracked(0.9, tunable=True)
+    beta_2: float = tracked(0.99, tunable=True)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -139,7 +139,7 @@ class FedAdamSettings(FedAdagradSettings):
 class FedYogiSettings(FedAdamSettings):
     """FedAdam with squares that fall no faster than they grow."""
 
-    name: str = told("fedyogi")
+    name: str = tracked("fedyogi")
 
     def make(self) -> Strategy:
         """Return the Flower strategy that makes the step."""
@@ -158,9 +158,9 @@ class ClientSettings:
         batch_size: Records per step.
     """
 
-    learning_rate: float = told(2.0, tunable=True)
-    epochs: int = told(5, tunable=True)
-    batch_size: int = told(32, tunable=True)
+    learning_rate: float = tracked(2.0, tunable=True)
+    epochs: int = tracked(5, tunable=True)
+    batch_size: int = tracked(32, tunable=True)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -170,12 +170,12 @@ class ClientSettings:
 
     @property
     def steps(self) -> dict[str, Any]:
-        """What a training needs of them, by the names of its arguments."""
+        """The arguments of a client's training, by name."""
         return {name: getattr(self, name) for name in ("learning_rate", "epochs", "batch_size")}
 
 
 def _let_fall(strategy: Strategy, rounds: int) -> None:
-    """Set a strategy's learning rate before each step; a resumed training counts on."""
+    """Set a strategy's learning rate before each step; a resumed training continues the decay."""
     key = "server_learning_rate" if hasattr(strategy, "server_learning_rate") else "eta"
     first = getattr(strategy, key)
 
@@ -188,7 +188,6 @@ def _let_fall(strategy: Strategy, rounds: int) -> None:
 
 
 def _decay(key: str, value: float, *, usual: float) -> None:
-    """Check that a number lies in [0, 1)."""
     if not 0.0 <= value < 1.0:
         raise OptionError(
             f"server_optimizer.{key} must lie in [0, 1), got {value}: write for example {usual}"
@@ -202,4 +201,4 @@ SERVER_OPTIMIZERS: tuple[ServerOptimizerSettings, ...] = (
     FedYogiSettings(),
     FedAdagradSettings(),
 )
-"""What `server_optimizer=NAME` chooses among."""
+"""The options of `server_optimizer=NAME`."""

@@ -1,7 +1,7 @@
-"""Groups of which each option has keys of its own: `selection=fixed` and its like.
+"""Groups in which each option has keys of its own, for example `selection=fixed`.
 
-A key of another option is not there. To add an option, add its class, and its instance with
-its defaults to the tuple of its group.
+A key of another option does not exist. To add an option, add its class, and its instance with its
+defaults to the tuple of its group.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .selections import SELECTIONS
 from .tracking import TRACKINGS
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "features": {each.name: each for each in FEATURES},
-    "privacy": {each.mode: each for each in PROMISES},
-    "dp_sgd": {"on" if each.enabled else "off": each for each in DP_SGD},
-    "clipping": {each.name: each for each in CLIPPINGS},
-    "selection": {each.name: each for each in SELECTIONS},
-    "schedule": {each.name: each for each in SCHEDULES},
-    "server_optimizer": {each.name: each for each in SERVER_OPTIMIZERS},
-    "tracking": {each.name: each for each in TRACKINGS},
+    "features": {option.name: option for option in FEATURES},
+    "privacy": {option.mode: option for option in PROMISES},
+    "dp_sgd": {"on" if option.enabled else "off": option for option in DP_SGD},
+    "clipping": {option.name: option for option in CLIPPINGS},
+    "selection": {option.name: option for option in SELECTIONS},
+    "schedule": {option.name: option for option in SCHEDULES},
+    "server_optimizer": {option.name: option for option in SERVER_OPTIMIZERS},
+    "tracking": {option.name: option for option in TRACKINGS},
 }
 """Settings of each option with their defaults, by group and option."""
 
@@ -37,38 +37,34 @@ _CHOSEN_BY = {"privacy": "mode", "dp_sgd": "enabled"}
 
 
 def chosen_by(group: str) -> str:
-    """Return the field that says which option of a group it is; nobody writes it by itself."""
+    """Return the field that names the option of a group; the group's own key sets it."""
     return _CHOSEN_BY.get(group, "name")
 
 
 def option_name(group: str, settings: Any) -> str:
-    """Return which option of a group its settings are."""
+    """Return the name of the option that settings of a group belong to."""
     field = chosen_by(group)
     value = getattr(settings, field)
-    return next(name for name, one in OPTIONS[group].items() if getattr(one, field) == value)
+    return next(name for name, option in OPTIONS[group].items() if getattr(option, field) == value)
 
 
 def option_of(group: str, values: Mapping[str, Any]) -> Any:
-    """Return an option with its defaults.
-
-    Args:
-        group: One of `OPTIONS`.
-        values: What was read of it.
+    """Return an option of a group, with its defaults.
 
     Raises:
-        ValueError: If they name no option.
+        ValueError: If it names no option.
     """
-    field, known = chosen_by(group), OPTIONS[group]
-    for option in known.values():
+    field, options = chosen_by(group), OPTIONS[group]
+    for option in options.values():
         if getattr(option, field) == values.get(field):
             return option
     raise OptionError(
-        f"{group}.{field} must name one of {', '.join(known)}, got {values.get(field)!r}"
+        f"{group}.{field} must name one of {', '.join(options)}, got {values.get(field)!r}"
     )
 
 
 def with_values(settings: Any, values: Mapping[str, Any]) -> Any:
-    """Return a group's settings with values that were read, which may hold a group of their own.
+    """Return a group's settings with other values, which may include a group inside it.
 
     Raises:
         TypeError: If a field is missing or unknown.

@@ -1,7 +1,7 @@
-"""Settings of what is promised, a class for each `privacy=NAME`, and what goes with each.
+"""Settings of the promise, a class for each `privacy=NAME`, and the options that each allows.
 
-`privacy=NAME` names a kind of plan, whose class is the one in `fl_dp.plan.as_json.KINDS`; `none`
-and `dp_sgd` promise nothing to clients and have no such plan.
+`privacy=NAME` names a kind of plan, a class of `fl_dp.plan.as_json.KINDS`. `none` and `dp_sgd`
+promise nothing to clients and have no such plan.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from fl_dp.option_errors import OptionError
 
-from .checks import absolute, at_least, between_0_and_1, choices, positive, told
+from .checks import absolute, at_least, between_0_and_1, choices, positive, tracked
 from .clippings import CLIPPINGS
 from .schedules import SCHEDULES
 from .secure_sum import SecureSumSettings
@@ -28,21 +28,21 @@ _COINS = "selection.coins_at_nodes"
 _UNITS = "simulation.units_per_node"
 _STATISTIC = "statistic.query"
 _OF_ONE_KIND = ("buffered", "own_budgets")  # of clients as units, with plans of their own
-_EACH_SELECTION = tuple(each.name for each in SELECTIONS if each.name not in _OF_ONE_KIND)
-_EACH_CLIPPING = tuple(each.name for each in CLIPPINGS)
-_EACH_SCHEDULE = tuple(each.name for each in SCHEDULES)
+_EACH_SELECTION = tuple(option.name for option in SELECTIONS if option.name not in _OF_ONE_KIND)
+_EACH_CLIPPING = tuple(option.name for option in CLIPPINGS)
+_EACH_SCHEDULE = tuple(option.name for option in SCHEDULES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fitting:
-    """What of other groups goes with a promise; the first of each is taken where nobody chose.
+    """Options of other groups that a promise allows; the first of each is the default.
 
     Attributes:
-        selection: Options that say who takes part.
+        selection: Options that choose who takes part.
         clipping: Options of the bound on an update.
         schedule: Options that spread the budget over the rounds.
-        dp_sgd: Whether clients may train by DP-SGD, or have to.
-        keys: Those of `fitting.KEYS` that mean something.
+        dp_sgd: Whether clients may, or must, train by DP-SGD.
+        keys: Keys of `fitting.KEYS` that it allows.
     """
 
     selection: tuple[str, ...] = ("poisson", "truncated_poisson", "fixed", "public")
@@ -54,7 +54,7 @@ class Fitting:
 
 @dataclass(kw_only=True)
 class PrivacySettings:
-    """What is promised.
+    """The promise.
 
     Attributes:
         mode: Option of the group.
@@ -64,8 +64,8 @@ class PrivacySettings:
 
     fitting: ClassVar[Fitting]
     noised_by: ClassVar[str] = "nobody"  # or "server", "nodes" by shares, "clients" each
-    mode: str = told("")
-    neighboring_relation: str = told("zero-out")
+    mode: str = tracked("")
+    neighboring_relation: str = tracked("zero-out")
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -77,17 +77,17 @@ class PrivacySettings:
 
     @property
     def unit(self) -> str:
-        """What one promise is about: `client` or `record`."""
+        """The unit of the promise: `client` or `record`."""
         return "client"
 
     @property
     def epsilon(self) -> float | None:
-        """The budget of a unit; None: there is none, or a noise multiplier says it."""
+        """The budget of a unit; None: no budget, or a noise multiplier determines it."""
         return None
 
     @property
     def delta(self) -> float | None:
-        """The probability with which epsilon may fail; None: what suits the number of units."""
+        """The probability with which epsilon may fail; None: chosen by the number of units."""
         return None
 
     @property
@@ -102,33 +102,33 @@ class PrivacySettings:
 
     @property
     def witness_dir(self) -> str | None:
-        """Folder that knows how far each run's ledger has come; None: there is none."""
+        """Folder of a witness of each run's ledger; None: no witness."""
         return None
 
     @property
     def insecure_seed(self) -> int | None:
-        """What the server's noise and coins are drawn from; None: secret randomness."""
+        """Seed of the server's noise and coins; None: secret randomness."""
         return None
 
     @property
     def scheme(self) -> str | None:
-        """Noise that the clients add; None: they add none of their own."""
+        """Noise that the clients add; None: none of their own."""
         return None
 
     @property
     def sums(self) -> SecureSumSettings | None:
-        """Secure sums, by which each node adds a share of the noise; None: there are none."""
+        """Secure sums, in which each node adds a share of the noise; None: no secure sums."""
         return None
 
     @property
     def num_records(self) -> int | None:
-        """About as many records as all clients have, where they are the units; None: not said."""
+        """Declared number of records, where records are the units; None: not declared."""
         return None
 
 
 @dataclass(kw_only=True)
 class NonePrivacySettings(PrivacySettings):
-    """Nothing is promised to anybody.
+    """No promise to anybody.
 
     Attributes:
         insecure_seed: For tests and simulations only: seed of the server's noise and coins, which
@@ -136,7 +136,7 @@ class NonePrivacySettings(PrivacySettings):
     """
 
     fitting = Fitting(dp_sgd=("off",), keys=("weight_cap",))
-    mode: str = told("none")
+    mode: str = tracked("none")
     insecure_seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -150,7 +150,7 @@ class DPSGDPrivacySettings(PrivacySettings):
     """Records alone are protected, by DP-SGD inside clients."""
 
     fitting = Fitting(dp_sgd=("on",))
-    mode: str = told("dp_sgd")
+    mode: str = tracked("dp_sgd")
 
 
 @dataclass(kw_only=True)
@@ -169,10 +169,10 @@ class PromiseSettings(PrivacySettings):
             older copy is refused. Null: none.
     """
 
-    epsilon: float | None = told(8.0)
-    delta: float | None = told(None)
-    noise_multiplier: float | None = told(None)
-    contribution_check: bool = told(True)
+    epsilon: float | None = tracked(8.0)
+    delta: float | None = tracked(None)
+    noise_multiplier: float | None = tracked(None)
+    contribution_check: bool = tracked(True)
     witness_dir: str | None = None
 
     def __post_init__(self) -> None:
@@ -190,14 +190,14 @@ class PromiseSettings(PrivacySettings):
 
     @property
     def kind(self) -> type[Plan]:
-        """The kind of plan that keeps it."""
+        """The kind of plan that fulfils the promise."""
         from fl_dp.plan.as_json import KINDS  # with SciPy, which no client's settings need
 
         return KINDS[self.mode]
 
     @property
     def own_fields(self) -> dict[str, Any]:
-        """Fields of the plan that these keys say by themselves."""
+        """Fields of the plan that are set by these keys alone."""
         return {}
 
 
@@ -236,8 +236,8 @@ class CentralPrivacySettings(ServerPromiseSettings):
             *(_STATISTIC, "statistic.law"),
         ),
     )
-    mode: str = told("central")
-    unit: str = told("client")
+    mode: str = tracked("central")
+    unit: str = tracked("client")
 
     @property
     def own_fields(self) -> dict[str, Any]:
@@ -263,10 +263,10 @@ class CorrelatedPrivacySettings(CentralPrivacySettings):
         clipping=_EACH_CLIPPING,
         keys=(*_METRICS, _HELD_OUT, *_WEIGHTS, _UNITS, _CAP),
     )
-    mode: str = told("correlated")
-    separation: int | None = told(None)
-    groups: int | None = told(None)
-    bands: int | None = told(None)
+    mode: str = tracked("correlated")
+    separation: int | None = tracked(None)
+    groups: int | None = tracked(None)
+    bands: int | None = tracked(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -284,7 +284,7 @@ class BufferedPrivacySettings(ServerPromiseSettings):
         clipping=_EACH_CLIPPING,
         keys=(*_METRICS, _HELD_OUT, _CAP),
     )
-    mode: str = told("buffered")
+    mode: str = tracked("buffered")
 
 
 @dataclass(kw_only=True)
@@ -296,7 +296,7 @@ class GroupedPrivacySettings(ServerPromiseSettings):
         clipping=_EACH_CLIPPING,
         keys=(*_METRICS, _HELD_OUT),
     )
-    mode: str = told("grouped")
+    mode: str = tracked("grouped")
 
 
 @dataclass(kw_only=True)
@@ -312,9 +312,9 @@ class LocalPrivacySettings(PromiseSettings):
         selection=("poisson", "public", "own_budgets"), schedule=_EACH_SCHEDULE, keys=(_CAP,)
     )
     noised_by = "clients"
-    mode: str = told("local")
-    unit: str = told("client")
-    scheme: str = told("gaussian")
+    mode: str = tracked("local")
+    unit: str = tracked("client")
+    scheme: str = tracked("gaussian")
 
     @property
     def own_fields(self) -> dict[str, Any]:
@@ -324,7 +324,7 @@ class LocalPrivacySettings(PromiseSettings):
 
 @dataclass(kw_only=True)
 class DistributedPrivacySettings(PromiseSettings):
-    """Each node adds a share of the noise, and the server sees nothing but sums."""
+    """Each node adds a share of the noise, and the server sees only sums."""
 
     fitting = Fitting(
         selection=("poisson", "public"),
@@ -333,12 +333,12 @@ class DistributedPrivacySettings(PromiseSettings):
         keys=(*_METRICS, _HELD_OUT, _UNITS, _COINS, _STATISTIC),
     )
     noised_by = "nodes"
-    mode: str = told("distributed")
+    mode: str = tracked("distributed")
     secure_sum: SecureSumSettings = field(default_factory=SecureSumSettings)
 
     @property
     def sums(self) -> SecureSumSettings:
-        """Secure sums, by which each node adds a share of the noise."""
+        """Secure sums, in which each node adds a share of the noise."""
         return self.secure_sum
 
     @property
@@ -348,7 +348,7 @@ class DistributedPrivacySettings(PromiseSettings):
 
 
 def _sums_of_records() -> SecureSumSettings:
-    return SecureSumSettings(reply_after=10.0)  # as records' coins at the nodes need a time
+    return SecureSumSettings(reply_after=10.0)  # required for records' coins at the nodes
 
 
 @dataclass(kw_only=True)
@@ -365,10 +365,10 @@ class DistributedRecordsPrivacySettings(DistributedPrivacySettings):
     """
 
     fitting = Fitting(selection=("poisson",), schedule=_EACH_SCHEDULE, dp_sgd=("off",))
-    mode: str = told("distributed_records")
+    mode: str = tracked("distributed_records")
     secure_sum: SecureSumSettings = field(default_factory=_sums_of_records)
-    num_records: int | None = told(None)
-    max_records: int | None = told(None)
+    num_records: int | None = tracked(None)
+    max_records: int | None = tracked(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -393,4 +393,4 @@ PROMISES: tuple[PrivacySettings, ...] = (
     DPSGDPrivacySettings(),
     NonePrivacySettings(),
 )
-"""What `privacy=NAME` chooses among."""
+"""The options of `privacy=NAME`."""

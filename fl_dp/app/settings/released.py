@@ -1,4 +1,4 @@
-"""Settings of the metrics that a round releases, or that are measured of its model."""
+"""Settings of metrics that a round releases, or that are measured of its model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fl_dp.option_errors import OptionError
 from fl_dp.tasks.metrics import METRICS
 
-from .checks import at_least, distinct, one_of, ordered_pair, positive, told
+from .checks import at_least, distinct, one_of, ordered_pair, positive, tracked
 
 
 @dataclass(kw_only=True)
@@ -29,12 +29,12 @@ class MetricsSettings:
             client's records that is not trained on. Null: none.
     """
 
-    loss: list[float] | None = told(None)
-    accuracy: list[float] | None = told(None)
-    scalar_noise_std: float | None = told(None)
-    public: list[str] | None = told(None)
-    evaluate_every: int = told(1)
-    private_epsilon: float | None = told(None)
+    loss: list[float] | None = tracked(None)
+    accuracy: list[float] | None = tracked(None)
+    scalar_noise_std: float | None = tracked(None)
+    public: list[str] | None = tracked(None)
+    evaluate_every: int = tracked(1)
+    private_epsilon: float | None = tracked(None)
 
     def __post_init__(self) -> None:
         """Check the values."""

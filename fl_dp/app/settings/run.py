@@ -10,7 +10,7 @@ from fl_dp.documents import document, parsed_object
 from fl_dp.option_errors import Exclusion, OptionError, require_compatible
 from fl_dp.updates.compression_options import CompressionOptions
 
-from .checks import ALL_TOLD, at_least, choices, positive, told
+from .checks import ALL_TRACKED, at_least, choices, positive, tracked
 from .clippings import ClippingSettings
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DPSGDOnSettings, DPSGDSettings
@@ -53,13 +53,13 @@ class Settings:
         report: Page that `fl-dp run` writes at its end: `html` or `none`.
     """
 
-    seed: int = told(0)
-    rounds: int = told(100)
-    round_timeout: float = told(3600.0)
-    roster_timeout: float = told(60.0)
-    roster_may_grow: bool = told(False)
-    weight_cap: float | None = told(None)
-    total_weight: float | None = told(None)
+    seed: int = tracked(0)
+    rounds: int = tracked(100)
+    round_timeout: float = tracked(3600.0)
+    roster_timeout: float = tracked(60.0)
+    roster_may_grow: bool = tracked(False)
+    weight_cap: float | None = tracked(None)
+    total_weight: float | None = tracked(None)
     output_dir: str | None = None
     run_name: str | None = None
     resume: str | None = None
@@ -75,7 +75,9 @@ class Settings:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     server_optimizer: ServerOptimizerSettings = field(default_factory=FedAvgMSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
-    compression: CompressionOptions = field(default_factory=CompressionOptions, metadata=ALL_TOLD)
+    compression: CompressionOptions = field(
+        default_factory=CompressionOptions, metadata=ALL_TRACKED
+    )
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     statistic: StatisticSettings = field(default_factory=StatisticSettings)
@@ -107,7 +109,7 @@ class Settings:
 
     @property
     def protects_clients(self) -> bool:
-        """Whether something is promised to each client as a whole."""
+        """Whether there is a promise to each client as a whole."""
         return self.privacy.noised_by != "nobody"
 
     @property
@@ -117,10 +119,10 @@ class Settings:
 
     @property
     def promise(self) -> PromiseSettings:
-        """What is promised to each client.
+        """The promise to each client.
 
         Raises:
-            ValueError: If nothing is.
+            ValueError: If there is none.
         """
         if not isinstance(self.privacy, PromiseSettings):
             raise OptionError(
@@ -131,10 +133,10 @@ class Settings:
 
     @property
     def record_training(self) -> DPSGDOnSettings:
-        """How clients train by DP-SGD.
+        """Settings of DP-SGD inside clients.
 
         Raises:
-            ValueError: If they do not.
+            ValueError: If clients train without it.
         """
         if not isinstance(self.dp_sgd, DPSGDOnSettings):
             raise OptionError("clients train without DP-SGD: write dp_sgd=on")
@@ -157,9 +159,10 @@ class Settings:
 
     @property
     def measures_a_cohort_alone(self) -> bool:
-        """Whether nodes would measure the last model that have no shares of its noise."""
-        asked = self.metrics.private_epsilon is not None
-        return asked and self.privacy.noised_by == "nodes" and self.selection.sampling_rate < 1.0
+        """Whether nodes without a share of its noise would measure the last model."""
+        if self.metrics.private_epsilon is None or self.privacy.noised_by != "nodes":
+            return False
+        return self.selection.sampling_rate < 1.0
 
     @property
     def noise_can_be_predicted(self) -> bool:
@@ -174,14 +177,16 @@ class Settings:
         return replace(self, simulation=simulation)
 
     def for_clients(self) -> Settings:
-        """Return what clients may know: no folder of the operator's, no seed, no wing."""
-        own_keys = {each.name for each in fields(self.privacy)}
+        """Return what clients may know: no folder of the operator, no seed, no wing."""
+        own_keys = {setting.name for setting in fields(self.privacy)}
         secret: dict[str, Any] = dict.fromkeys(own_keys & {"insecure_seed", "witness_dir"})
         privacy = replace(self.privacy, **secret)
         model = self.model
         if model.shared is None and model.lora_rank is None:  # else a part of it never travels
             model = replace(model, initial=None, initial_digest=None)
-        own = Settings(**{each.name: getattr(self, each.name) for each in fields(Settings)})
+        own = Settings(
+            **{setting.name: getattr(self, setting.name) for setting in fields(Settings)}
+        )
         return replace(
             own,
             model=model,
@@ -194,7 +199,7 @@ class Settings:
 
     def to_json(self) -> str:
         """Return the settings as JSON text, without the groups that wings add."""
-        own = [each.name for each in fields(Settings)]
+        own = [setting.name for setting in fields(Settings)]
         return json.dumps({key: value for key, value in asdict(self).items() if key in own})
 
     @classmethod
@@ -202,7 +207,7 @@ class Settings:
         """Return the settings that `to_json` wrote.
 
         Raises:
-            ValueError: If a field is missing or unknown; values are as they came.
+            ValueError: If a field is missing or unknown; values are not checked further.
         """
         values = parsed_object(text, "set of settings")
         with document("set of settings"):
@@ -212,22 +217,22 @@ class Settings:
 EVERY_RUN: tuple[Exclusion[Settings], ...] = (
     Exclusion(
         options=("task.partition", "simulation.units_per_node"),
-        when=lambda given: given.task.partition == "nodes" and given.simulation.units_at_node > 1,
+        when=lambda run: run.task.partition == "nodes" and run.simulation.units_at_node > 1,
         why="a node with its own data is one unit",
         instead="with task.partition=nodes write simulation.units_per_node=1",
     ),
     Exclusion(
         options=("task.label_range", "metrics.accuracy", "selection.utility"),
-        when=lambda given: (
-            given.task.label_range is not None
-            and (given.metrics.accuracy is not None or given.selection.utility == "accuracy")
+        when=lambda run: (
+            run.task.label_range is not None
+            and (run.metrics.accuracy is not None or run.selection.utility == "accuracy")
         ),
         why="a label that is a number (task.label_range) has no accuracy",
         instead="write metrics.loss and selection.utility=loss",
     ),
     Exclusion(
         options=("model.shared", "privacy.unit", "privacy"),
-        when=lambda given: given.model.shared is not None and given.privacy.unit == "record",
+        when=lambda run: run.model.shared is not None and run.privacy.unit == "record",
         why="a personal part that records trained without noise steers the gradients of all other "
         "records, which a promise to single records does not bound",
         instead="write privacy.unit=client, or privacy=dp_sgd, or leave model.shared out",
@@ -237,13 +242,13 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
             *("statistic.query", "metrics.private_epsilon", "privacy.unit"),
             *("privacy.neighboring_relation", "dp_sgd", "selection.sampling_rate"),
         ),
-        when=lambda given: (
-            given.asks_for_a_sum
+        when=lambda run: (
+            run.asks_for_a_sum
             and (
-                given.privacy.unit != "client"
-                or given.privacy.neighboring_relation != "zero-out"
-                or given.protects_records
-                or given.measures_a_cohort_alone
+                run.privacy.unit != "client"
+                or run.privacy.neighboring_relation != "zero-out"
+                or run.protects_records
+                or run.measures_a_cohort_alone
             )
         ),
         why="statistic.query and metrics.private_epsilon are sums over all clients, of which "
@@ -253,23 +258,21 @@ EVERY_RUN: tuple[Exclusion[Settings], ...] = (
     ),
     Exclusion(
         options=("statistic.law", "privacy.noise_multiplier"),
-        when=lambda given: (
-            given.privacy.noise_multiplier is not None and given.statistic.law is not None
-        ),
+        when=lambda run: run.privacy.noise_multiplier is not None and run.statistic.law is not None,
         why="statistic.law and privacy.noise_multiplier both choose the noise",
         instead="leave one out",
     ),
 )
-"""What no run can have, whatever it promises."""
+"""Combinations that no run can have, whatever it promises."""
 
-# Those whose classes say themselves what is in them; `OPTIONS` has the others.
+# Groups without options; `OPTIONS` has the others.
 _GROUPS: dict[str, Any] = {
-    each.name: each.default_factory
-    for each in fields(Settings)
-    if each.default_factory is not MISSING
+    setting.name: setting.default_factory
+    for setting in fields(Settings)
+    if setting.default_factory is not MISSING
 }
 
 
 def _group(name: str, values: dict[str, Any]) -> Any:
-    """Return the settings of a group that were written as plain values."""
-    return with_values(option_of(name, values) if name in OPTIONS else _GROUPS[name](), values)
+    defaults = option_of(name, values) if name in OPTIONS else _GROUPS[name]()
+    return with_values(defaults, values)

@@ -1,4 +1,4 @@
-"""Settings of how the budget is spread over the rounds, a class for each `schedule=NAME`."""
+"""Settings of how the rounds share the budget, a class for each `schedule=NAME`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from fl_dp.accounting.schedules import SHAPES, NoiseSchedule
 
-from .checks import choices, told
+from .checks import choices, tracked
 
 
 @dataclass(kw_only=True)
@@ -17,7 +17,7 @@ class ScheduleSettings:
         name: Option of the group.
     """
 
-    name: str = told("constant")
+    name: str = tracked("constant")
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -25,7 +25,7 @@ class ScheduleSettings:
         self.check()
 
     def check(self) -> None:
-        """Check that it is a schedule.
+        """Check that the values make a schedule.
 
         Raises:
             ValueError: If a value is missing or out of range.
@@ -50,9 +50,9 @@ class ShapeSettings(ScheduleSettings):
             beyond some hundred rounds.
     """
 
-    spend: str | None = told(None)
-    floor: float = told(0.5)
-    levels: int | None = told(16)
+    spend: str | None = tracked(None)
+    floor: float = tracked(0.5)
+    levels: int | None = tracked(16)
 
     @property
     def noise_schedule(self) -> NoiseSchedule:
@@ -70,12 +70,12 @@ class CustomSettings(ScheduleSettings):
             beyond some hundred rounds.
     """
 
-    name: str = told("custom")
-    weights: list[float] | None = told(None)
-    levels: int | None = told(16)
+    name: str = tracked("custom")
+    weights: list[float] | None = tracked(None)
+    levels: int | None = tracked(16)
 
     def __post_init__(self) -> None:
-        """Check the values, but for weights that are still to come: they have no default."""
+        """Check the values; weights have no default, and may be written later."""
         if self.weights is not None:
             self.check()
 
@@ -91,4 +91,4 @@ SCHEDULES: tuple[ScheduleSettings, ...] = (
     *(ShapeSettings(name=name) for name in SHAPES if name != "constant"),
     CustomSettings(),
 )
-"""What `schedule=NAME` chooses among."""
+"""The options of `schedule=NAME`."""

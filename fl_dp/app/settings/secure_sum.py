@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fl_dp.option_errors import OptionError
 
-from .checks import told
+from .checks import tracked
 
 if TYPE_CHECKING:
     from fl_dp.plan import SecureSum
@@ -41,17 +41,17 @@ class SecureSumSettings:
         max_parameters: Most parameters of a model: the accounting's own error is computed for them.
     """
 
-    least: int | None = told(None)
-    colluding: int | None = told(None)
-    committee: int | None = told(None)
-    threshold: int | None = told(None)
-    degree: int | None = told(None)
-    bits: int | None = told(None)
-    element_cap: float | None = told(None)
-    cross_check: bool = told(False)
+    least: int | None = tracked(None)
+    colluding: int | None = tracked(None)
+    committee: int | None = tracked(None)
+    threshold: int | None = tracked(None)
+    degree: int | None = tracked(None)
+    bits: int | None = tracked(None)
+    element_cap: float | None = tracked(None)
+    cross_check: bool = tracked(False)
     roster: str | None = None
     reply_after: float | None = None
-    max_parameters: int = told(10_000_000)
+    max_parameters: int = tracked(10_000_000)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -63,7 +63,7 @@ class SecureSumSettings:
 
     @property
     def options(self) -> SecureSum:
-        """What a plan is made of.
+        """The options in the form that a plan takes.
 
         Raises:
             ValueError: If a number is out of range.

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from fl_dp.option_errors import OptionError
 
-from .checks import absolute, at_least, choices, fraction, positive, told
+from .checks import absolute, at_least, choices, fraction, positive, tracked
 
 if TYPE_CHECKING:
     from fl_dp.strategies import Selection
 
 UTILITIES_OF_EVERYBODY = ("loss", "accuracy", "records")
-"""Utilities that the server can ask everybody for; others it sees of participants alone."""
+"""Utilities that the server can ask every client for; it sees others only of participants."""
 
 
 @dataclass(kw_only=True)
@@ -29,8 +29,8 @@ class SelectionSettings:
             share whose answers trigger a release.
     """
 
-    name: str = told("")
-    sampling_rate: float = told(0.25)
+    name: str = tracked("")
+    sampling_rate: float = tracked(0.25)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -57,24 +57,24 @@ class SelectionSettings:
 
     @property
     def utility(self) -> str | None:
-        """Utility of the clients that it chooses by; None: it asks for none."""
+        """Utility of the clients by which it chooses; None: it uses none."""
         return None
 
     @property
     def records_per_client(self) -> int | None:
-        """Public lower bound on a client's records; None: there is none."""
+        """Public lower bound on a client's records; None: no bound."""
         return None
 
     def epsilon_of(self) -> dict[str, float] | None:
-        """Return the epsilon of each node by its name; None: nobody wrote down names."""
+        """Return the epsilon of each node by its name; None: nodes are not named."""
         return None
 
     def cohort(self, num_clients: int) -> int:
-        """Return how many clients take part, at least one."""
+        """Return the number of clients that take part, at least one."""
         return max(1, round(self.sampling_rate * num_clients))
 
     def make(self, num_clients: int) -> Selection:
-        """Return who takes part, of a roster of clients."""
+        """Return the selection for a roster of clients."""
         raise NotImplementedError
 
 
@@ -88,9 +88,9 @@ class PoissonSettings(SelectionSettings):
         coins_at_nodes: Each node flips the coins of its own units.
     """
 
-    name: str = told("poisson")
-    participation_cap: int | None = told(None)
-    coins_at_nodes: bool = told(False)
+    name: str = tracked("poisson")
+    participation_cap: int | None = tracked(None)
+    coins_at_nodes: bool = tracked(False)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -98,7 +98,7 @@ class PoissonSettings(SelectionSettings):
         at_least("selection.participation_cap", self.participation_cap, 1)
 
     def make(self, num_clients: int) -> Selection:
-        """Return who takes part."""
+        """Return the selection."""
         from fl_dp.accounting import PoissonSampling
         from fl_dp.strategies import LawSelection
 
@@ -116,8 +116,8 @@ class TruncatedPoissonSettings(SelectionSettings):
         max_cohort: Largest cohort; null is the expected one plus 4.5 times its square root.
     """
 
-    name: str = told("truncated_poisson")
-    max_cohort: int | None = told(None)
+    name: str = tracked("truncated_poisson")
+    max_cohort: int | None = tracked(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -125,7 +125,7 @@ class TruncatedPoissonSettings(SelectionSettings):
         at_least("selection.max_cohort", self.max_cohort, 1)
 
     def make(self, num_clients: int) -> Selection:
-        """Return who takes part."""
+        """Return the selection."""
         from fl_dp.accounting import TruncatedPoissonSampling
         from fl_dp.strategies import LawSelection
 
@@ -139,10 +139,10 @@ class TruncatedPoissonSettings(SelectionSettings):
 class FixedSettings(SelectionSettings):
     """A cohort of one size, drawn at random."""
 
-    name: str = told("fixed")
+    name: str = tracked("fixed")
 
     def make(self, num_clients: int) -> Selection:
-        """Return who takes part."""
+        """Return the selection."""
         from fl_dp.accounting import FixedSizeSampling
         from fl_dp.strategies import LawSelection
 
@@ -161,12 +161,12 @@ class ExponentialSettings(SelectionSettings):
         records_per_client: Public lower bound on a client's records, for `privacy.unit=record`.
     """
 
-    name: str = told("exponential")
-    participation_cap: int | None = told(None)
-    epsilon: float = told(0.05)
-    utility: str = told("loss")
-    utility_high: float = told(5.0)
-    records_per_client: int | None = told(None)
+    name: str = tracked("exponential")
+    participation_cap: int | None = tracked(None)
+    epsilon: float = tracked(0.05)
+    utility: str = tracked("loss")
+    utility_high: float = tracked(5.0)
+    records_per_client: int | None = tracked(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -183,7 +183,7 @@ class ExponentialSettings(SelectionSettings):
             )
 
     def make(self, num_clients: int) -> Selection:
-        """Return who takes part."""
+        """Return the selection."""
         from fl_dp.accounting import VisibleSampling
         from fl_dp.strategies import ExponentialSelection
 
@@ -214,14 +214,14 @@ class DPUtilitySettings(SelectionSettings):
         sharpness: Growth of a client's rate with its utility.
     """
 
-    name: str = told("dp_utility")
-    utility: str = told("loss")
-    utility_high: float = told(5.0)
-    largest_rate: float | None = told(None)
-    smallest_rate: float = told(0.0)
-    refresh_every: int = told(20)
-    utility_noise: float = told(5.0)
-    sharpness: float = told(1.0)
+    name: str = tracked("dp_utility")
+    utility: str = tracked("loss")
+    utility_high: float = tracked(5.0)
+    largest_rate: float | None = tracked(None)
+    smallest_rate: float = tracked(0.0)
+    refresh_every: int = tracked(20)
+    utility_noise: float = tracked(5.0)
+    sharpness: float = tracked(1.0)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -241,7 +241,7 @@ class DPUtilitySettings(SelectionSettings):
             )
 
     def make(self, num_clients: int) -> Selection:
-        """Return who takes part."""
+        """Return the selection."""
         from fl_dp.strategies import DPUtilitySelection
 
         return DPUtilitySelection(
@@ -259,14 +259,14 @@ class DPUtilitySettings(SelectionSettings):
 
 @dataclass(kw_only=True)
 class PublicSettings(SelectionSettings):
-    """A public list: who has waited longest comes first. Everybody may see the cohort.
+    """A public list: the client that has waited longest comes first. Everybody may see the cohort.
 
     Attributes:
         participation_cap: Most rounds of one client; null charges every round.
     """
 
-    name: str = told("public")
-    participation_cap: int | None = told(None)
+    name: str = tracked("public")
+    participation_cap: int | None = tracked(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -274,11 +274,11 @@ class PublicSettings(SelectionSettings):
         at_least("selection.participation_cap", self.participation_cap, 1)
 
     def make(self, num_clients: int, *, separation: int = 1) -> Selection:
-        """Return who takes part.
+        """Return the selection.
 
         Args:
-            num_clients: Those of the roster.
-            separation: Least distance of two rounds of one client.
+            num_clients: Number of clients of the roster.
+            separation: Least number of rounds from one participation of a client to the next.
         """
         from fl_dp.accounting import VisibleSampling
         from fl_dp.strategies import PublicSelection
@@ -303,11 +303,11 @@ class BufferedSettings(SelectionSettings):
             weighs all 1.
     """
 
-    name: str = told("buffered")
-    participation_cap: int | None = told(None)
-    concurrency: int | None = told(None)
-    max_staleness: int = told(10)
-    staleness_power: float = told(0.5)
+    name: str = tracked("buffered")
+    participation_cap: int | None = tracked(None)
+    concurrency: int | None = tracked(None)
+    max_staleness: int = tracked(10)
+    staleness_power: float = tracked(0.5)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -321,7 +321,7 @@ class BufferedSettings(SelectionSettings):
             )
 
     def make(self, num_clients: int) -> Selection:
-        """Return who takes part."""
+        """Return the selection."""
         from fl_dp.accounting.sampling import BufferedSampling
         from fl_dp.strategies import BufferedSelection
 
@@ -347,9 +347,9 @@ class OwnBudgetsSettings(SelectionSettings):
             place of `budgets` and `shares`.
     """
 
-    name: str = told("own_budgets")
-    budgets: list[float] | None = told(None)
-    shares: list[float] | None = told(None)
+    name: str = tracked("own_budgets")
+    budgets: list[float] | None = tracked(None)
+    shares: list[float] | None = tracked(None)
     owners: str | None = None
 
     def __post_init__(self) -> None:
@@ -361,18 +361,19 @@ class OwnBudgetsSettings(SelectionSettings):
         """Return the epsilon of each node by its name; None: clients are dealt to the groups.
 
         Raises:
-            OptionError: If the file can't be read, or a line is no name with an epsilon.
+            OptionError: If the file can't be read, or a line is not a name with an epsilon.
         """
         if self.owners is None:
             return None
         import yaml
 
         try:
-            said = yaml.safe_load(Path(self.owners).read_text(encoding="utf-8"))
+            content = yaml.safe_load(Path(self.owners).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise OptionError(f"selection.owners={self.owners} can't be read: {error}") from error
         named: dict[str, float] = {}
-        for name, epsilon in said.items() if isinstance(said, dict) else [(None, said)]:
+        lines = content.items() if isinstance(content, dict) else [(None, content)]
+        for name, epsilon in lines:
             if not isinstance(name, str) or type(epsilon) not in (int, float):
                 raise OptionError(
                     f"selection.owners={self.owners} must have lines like 'hospital-a: 3', "
@@ -382,7 +383,7 @@ class OwnBudgetsSettings(SelectionSettings):
         return named
 
     def make(self, num_clients: int) -> Selection:
-        """Return who takes part, at rates that a plan still has to find."""
+        """Return the selection; a plan still has to find its rates."""
         from fl_dp.accounting import OwnRatesSampling
         from fl_dp.strategies import LawSelection
 
@@ -415,4 +416,4 @@ SELECTIONS: tuple[SelectionSettings, ...] = (
     BufferedSettings(),
     OwnBudgetsSettings(),
 )
-"""What `selection=NAME` chooses among."""
+"""The options of `selection=NAME`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fl_dp.option_errors import OptionError
 
-from .checks import at_least, choices, told
+from .checks import at_least, choices, tracked
 
 _HOST_AND_PORT = re.compile(r"[\w.-]+:[0-9]+")
 _LARGEST_SPREAD = 10.0  # of a logarithm: beyond it times are no numbers any more
@@ -34,13 +34,13 @@ class SimulationSettings:
             time; `engine=in_process` only. 0: answers come at once.
     """
 
-    engine: str = told("auto")
+    engine: str = tracked("auto")
     ray_address: str | None = None
     num_cpus: int | None = None
     num_gpus: float = 0.0
     workers: int | None = None
-    units_per_node: int | str = told("auto")
-    delay_spread: float = told(0.0)
+    units_per_node: int | str = tracked("auto")
+    delay_spread: float = tracked(0.0)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -81,8 +81,8 @@ class SimulationSettings:
         address = self.ray_address
         if address is None and self.engine != "cluster":
             return
-        known = address == "auto" or _HOST_AND_PORT.fullmatch(address or "") is not None
-        if not known or self.engine not in ("auto", "cluster"):
+        is_valid = address == "auto" or _HOST_AND_PORT.fullmatch(address or "") is not None
+        if not is_valid or self.engine not in ("auto", "cluster"):
             raise OptionError(
                 "simulation.ray_address is auto or HOST:PORT, and goes together with "
                 f"simulation.engine=cluster alone, got {address} and '{self.engine}'"
@@ -90,9 +90,9 @@ class SimulationSettings:
 
     @property
     def units_at_node(self) -> int:
-        """Clients that one node hosts at most: 1 until `auto` is decided, as on real nodes."""
+        """Most clients of one node; 1 until `auto` is decided, as on real nodes."""
         return self.units_per_node if isinstance(self.units_per_node, int) else 1
 
     def num_nodes(self, num_clients: int) -> int:
-        """Return how many virtual nodes host these clients; the last one may host fewer."""
+        """Return the number of virtual nodes for these clients; the last may host fewer."""
         return math.ceil(num_clients / self.units_at_node)

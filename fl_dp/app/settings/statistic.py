@@ -54,14 +54,19 @@ class StatisticSettings:
                 f"records.3, got '{self.values}'"
             )
         self._check_range()
-        given = [
-            f"statistic.{each.name}={getattr(self, each.name)}"
-            for each in fields(self)
-            if self.query is None and getattr(self, each.name) != each.default
+        if self.query is None:
+            self._require_defaults()
+
+    def _require_defaults(self) -> None:
+        """Check that no key is set where no statistic is asked for."""
+        written = [
+            f"statistic.{setting.name}={getattr(self, setting.name)}"
+            for setting in fields(self)
+            if getattr(self, setting.name) != setting.default
         ]
-        if given:
+        if written:
             raise ValueError(
-                f"{', '.join(given)} is for a statistic, and none is asked for: write statistic."
+                f"{', '.join(written)} is for a statistic, and none is asked for: write statistic."
                 "query too, or leave it out"
             )
 
@@ -83,6 +88,6 @@ class StatisticSettings:
 
     @property
     def feature(self) -> int | None:
-        """The feature of the records that is asked about; None: all of them, or labels."""
+        """The queried feature of the records, from 0; None for all features, or for labels."""
         _, _, feature = self.values.partition(".")
         return int(feature) if feature else None

@@ -1,4 +1,4 @@
-"""Settings of an experiment: many trainings as one configuration, and what is drawn of them."""
+"""Settings of an experiment: many trainings as one configuration, and the pictures of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PANELS = ("accuracy", "loss", "epsilon", "noise_multiplier", "noise_of_mean", *N
 """Results that are drawn against an axis: columns of `results.csv`."""
 
 SWEEP = "sweep.json"
-"""File of a sweep's folder that has these settings and the trainings made of them."""
+"""File of a sweep's folder with these settings and its trainings."""
 
 FORMULAS = ("udp", "exposures")
 """Formulas of the literature for the noise of an epsilon: `fl_dp.accounting.gaussian_formulas`."""
@@ -73,48 +73,39 @@ class SweepSettings:
     def __post_init__(self) -> None:
         """Check the values."""
         for key, kind in (("axis", str), ("label", str), ("side_by_side", int)):
-            given = getattr(self, key)
-            if given is not None and type(given) is not kind:  # from a file, without types
+            value = getattr(self, key)
+            if value is not None and type(value) is not kind:  # from a file, without types
                 wanted = "a whole number" if kind is int else "a text"
-                raise OptionError(f"sweep.{key} must be {wanted}, got {given!r}")
+                raise OptionError(f"sweep.{key} must be {wanted}, got {value!r}")
         for key in ("values", "only", "panels"):
             distinct(f"sweep.{key}", getattr(self, key), least=1)
         at_least("sweep.side_by_side", self.side_by_side, 1)
         if self.seeds is not None and (not self.seeds or len(set(self.seeds)) < len(self.seeds)):
             raise OptionError(f"sweep.seeds must be different whole numbers, got {self.seeds}")
-        _known("sweep.panels", self.panels or (), PANELS)
+        _require_names("sweep.panels", self.panels or (), PANELS)
         if not self.curves:
-            rest = [
-                f"sweep.{each.name}={getattr(self, each.name)}"
-                for each in fields(self)
-                if getattr(self, each.name) and each.name != "side_by_side"
-            ]
-            if rest:
-                raise ValueError(
-                    f"{', '.join(rest)} is for an experiment, and there is none: write -m "
-                    "experiment=NAME too, or leave it out"
-                )
+            self._require_empty()
             return
         # From JSON, where a curve is a mapping.
         self.curves = {
             name: curve if isinstance(curve, CurveSettings) else CurveSettings(**curve)
             for name, curve in self.curves.items()
         }
-        _known("sweep.only", self.only or (), self.curves)
+        _require_names("sweep.only", self.only or (), self.curves)
         for name, curve in self.curves.items():
             self._check(f"sweep.curves.{name}", curve)
 
     @property
     def chosen(self) -> dict[str, CurveSettings]:
-        """The curves to run, in their order; none if there is no experiment."""
+        """The curves to run, in their order; empty without an experiment."""
         only = self.only or self.curves
         return {name: curve for name, curve in self.curves.items() if name in only}
 
     def require_none(self) -> None:
-        """Check that one training is meant.
+        """Check that one training is meant, not an experiment.
 
         Raises:
-            ValueError: If it is an experiment, with what to write.
+            ValueError: If it is an experiment; the text says what to write.
         """
         if self.curves:
             raise ValueError(
@@ -124,11 +115,24 @@ class SweepSettings:
 
     def axis_of(self, curve: CurveSettings) -> str | None:
         """Return the key that moves along a curve; None for one that does not move."""
-        return None if curve.at is not None else curve.axis or self.axis
+        if curve.at is not None:
+            return None
+        return curve.axis or self.axis
+
+    def _require_empty(self) -> None:
+        """Check that no key of an experiment is set where there is none."""
+        names = [setting.name for setting in fields(self) if setting.name != "side_by_side"]
+        written = [f"sweep.{name}={getattr(self, name)}" for name in names if getattr(self, name)]
+        if written:
+            raise ValueError(
+                f"{', '.join(written)} is for an experiment, and there is none: write -m "
+                "experiment=NAME too, or leave it out"
+            )
 
     def _check(self, key: str, curve: CurveSettings) -> None:
         distinct(f"{key}.values", curve.values, least=1)
-        _known(f"{key}.formula", () if curve.formula is None else (curve.formula,), FORMULAS)
+        formulas = () if curve.formula is None else (curve.formula,)
+        _require_names(f"{key}.formula", formulas, FORMULAS)
         if curve.at is not None:
             if curve.values or curve.axis or curve.formula:
                 raise ValueError(
@@ -136,10 +140,10 @@ class SweepSettings:
                     "its values, axis and formula out"
                 )
             try:
-                place = float(curve.at)
+                position = float(curve.at)
             except ValueError:
-                place = math.nan
-            if math.isnan(place):
+                position = math.nan
+            if math.isnan(position):
                 raise ValueError(f"{key}.at must be a number, or inf, got '{curve.at}'")
         if self.axis is None:
             if curve.at or curve.values or curve.axis or curve.formula:
@@ -148,9 +152,8 @@ class SweepSettings:
             raise OptionError(f"{key} has no values, and sweep.values is null: write either")
 
 
-def _known(key: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Check that each of some names is known."""
+def _require_names(key: str, names: Iterable[str], allowed: Iterable[str]) -> None:
     for name in names:
-        if name not in known:
-            near = "".join(f": did you mean {n}?" for n in get_close_matches(name, known, 1))
-            raise ValueError(f"{key} must be of {', '.join(known)}, got '{name}'{near}")
+        if name not in allowed:
+            near = "".join(f": did you mean {n}?" for n in get_close_matches(name, allowed, 1))
+            raise ValueError(f"{key} must be of {', '.join(allowed)}, got '{name}'{near}")

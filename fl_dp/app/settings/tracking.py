@@ -1,4 +1,4 @@
-"""Settings of where released values go besides a run's folder, a class for each `tracking=NAME`."""
+"""Settings of where released values go besides a run's folder: one class per `tracking=NAME`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAST_PORT = 65535
 
 @dataclass(kw_only=True)
 class TrackingSettings:
-    """No tracker; each other option is one that a training tells its released values.
+    """No tracker; each other option is a tracker that gets the released values of a training.
 
     Each needs its package, for example `pip install 'fl-dp[tensorboard]'`.
 
@@ -41,8 +41,8 @@ class TrackingSettings:
             )
 
     @property
-    def told(self) -> bool:
-        """Whether anybody is told of a training while it goes on."""
+    def is_on(self) -> bool:
+        """Whether anything follows a training while it runs."""
         return self.name != "none" or self.metrics_port is not None
 
     @property
@@ -51,14 +51,14 @@ class TrackingSettings:
         return False
 
     def make(self, folder: Path, *, shared: Path) -> Tracker:
-        """Return the tracker, which writes nothing yet; its package is there.
+        """Return the tracker, which writes nothing yet; its package is installed.
 
         Args:
-            folder: Of the run.
-            shared: Of its sweep, or of the run alone.
+            folder: Folder of the run.
+            shared: Folder of its sweep, or of the run without a sweep.
 
         Raises:
-            ValueError: If there is none to make.
+            ValueError: If there is no tracker.
         """
         raise OptionError(f"tracking={self.name} has no tracker: name one")
 
@@ -124,7 +124,7 @@ class MLflowSettings(ProjectSettings):
                 "MLflow as tracking.uri too, or leave it out"
             )
         if self.remote and not self.online:
-            # Closed by default: nothing leaves the machine that was not asked for by this word.
+            # Closed by default: only this word lets anything leave the machine.
             raise OptionError(
                 "tracking.uri is on another machine, and tracking.mode is offline: write "
                 "tracking.mode=online too, or leave tracking.uri out"
@@ -132,7 +132,7 @@ class MLflowSettings(ProjectSettings):
 
     @property
     def remote(self) -> bool:
-        """Whether runs are kept by a server."""
+        """Whether a server stores the runs."""
         return self.uri is not None and not self.uri.startswith("sqlite:")
 
     def make(self, folder: Path, *, shared: Path) -> Tracker:
@@ -156,10 +156,10 @@ class WandbSettings(ProjectSettings):
 
 
 def _check_uri(uri: str) -> None:
-    """Check that it can be an address of MLflow's, and names no password.
+    """Check that a text can be an address of MLflow, without a password.
 
     Raises:
-        ValueError: If it can't, or does; the password is not repeated.
+        ValueError: If it can't, or has a password, which is not repeated.
     """
     try:
         parts = urlsplit(uri)
@@ -186,4 +186,4 @@ TRACKINGS: tuple[TrackingSettings, ...] = (
     MLflowSettings(),
     WandbSettings(),
 )
-"""What `tracking=NAME` chooses among."""
+"""The options of `tracking=NAME`."""

@@ -4,8 +4,8 @@
     GET /health     200 while the run goes on
 
 The page is a tracker: it gets what trackers get, by the same closed list, and shows no time. It
-follows the training at whole minutes, so that a look at it does not tell when a round ended. It
-answers on this machine's loopback alone.
+changes at whole minutes, so that a reader can't tell when a round ended. It answers only on this
+machine's loopback.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PREFIX = "fl_dp_"
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OWN_NAMES = (_HOST, "localhost")
 _MEBIBYTE = 2**20
-_COARSE = 64 * _MEBIBYTE  # what a few replies more or less do not show in
+_COARSE = 64 * _MEBIBYTE  # so large that a few more replies do not show
 _MANY = 256
 _HELP = {
     "rounds": "Rounds that are planned.",
@@ -56,14 +56,14 @@ class MetricsPage(Collector):
     """A page for Prometheus, from a run's start to its end."""
 
     def __init__(self, port: int, *, clock: Callable[[], float] = time.time) -> None:
-        """Take the port; nothing is shown before the run starts.
+        """Open the port; nothing is shown before the run starts.
 
         Args:
-            port: On 127.0.0.1; 0 takes a free one.
-            clock: The time in seconds since the epoch.
+            port: Port on 127.0.0.1; 0 takes a free one.
+            clock: Returns the time in seconds since the epoch.
 
         Raises:
-            ValueError: If somebody else has it.
+            ValueError: If the port is in use.
         """
         self._clock = clock
         self._lock = threading.Lock()
@@ -112,7 +112,7 @@ class MetricsPage(Collector):
         self.close()
 
     def close(self) -> None:
-        """Give the port back."""
+        """Free the port."""
         self._server.shutdown()
         self._server.server_close()
 
@@ -141,17 +141,17 @@ class MetricsPage(Collector):
             yield GaugeMetricFamily(name, meaning, value=value)
 
     def _turn(self) -> None:
-        """Show what the minute before has brought."""
+        """At a new minute, show the values that came before it."""
         minute = whole_minute(self._clock())
         if minute != self._minute:
             self._minute, self._shown = minute, self._values
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers on loopback; a page that hangs up early is no error of ours."""
+    """Answers on loopback; a client that hangs up early is not an error."""
 
     daemon_threads = True
-    # One that ended a moment ago does not keep the port; one that is there does.
+    # A port that was closed a moment ago can be opened again; one that is open can't.
     allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], page: MetricsPage) -> None:
@@ -159,7 +159,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, *_: object) -> None:
-        """Print nothing: what the standard library prints would stand in the run's log."""
+        """Print nothing: the standard library would write into the run's log."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, "text/plain", "there are /metrics and /health\n")
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: who looks, and how often, is not the run's."""
+        """Log nothing: readers of the page are no part of the run's log."""
 
     def _answer(self, status: int, kind: str, text: str) -> None:
         body = text.encode()
@@ -191,9 +191,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _process() -> dict[str, tuple[float, str]]:
-    """Return figures of this process where the system has them; no load of its processors.
+    """Return figures of this process where the system has them, without its processor time.
 
-    What a round cost would tell how many took part in it.
+    Processor time of a round would tell how many took part in it.
     """
     figures: dict[str, tuple[float, str]] = {
         "process_threads": (

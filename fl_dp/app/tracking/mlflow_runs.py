@@ -28,15 +28,15 @@ _STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
 
 
 class MLflowTracker:
-    """Writes one MLflow run; a run that was resumed goes on in it."""
+    """Writes one MLflow run; a resumed run continues in it."""
 
     def __init__(self, uri: str | None, *, experiment: str, folder: Path) -> None:
-        """Say where it goes.
+        """Set the destination.
 
         Args:
-            uri: Of a server or a store; None: a database in `folder`.
+            uri: Address of a server or a store; None: a database in `folder`.
             experiment: Name of the experiment that holds the run.
-            folder: For the database, unless `uri` is given.
+            folder: Folder for the database, unless `uri` is given.
         """
         self._uri, self._experiment, self._folder = uri, experiment, folder
         self._client: MlflowClient | None = None
@@ -44,8 +44,8 @@ class MLflowTracker:
         self._began = 0
 
     def started(self, run: RunStart) -> None:
-        """Make the run with its settings as parameters, or find the one that goes on."""
-        # Reports on its use to MLflow's makers, unless the caller wants them.
+        """Create the run with its settings as parameters, or find the one that continues."""
+        # Disables reports of usage to MLflow's makers, unless the caller wants them.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
         from mlflow.entities import Param
@@ -57,20 +57,22 @@ class MLflowTracker:
             private_folder(self._folder)
         with self._alone():
             uri = self._uri or f"sqlite:///{self._folder.absolute()}/mlflow.db"
-            # Given here, so that MLFLOW_TRACKING_URI of the environment sends nothing elsewhere.
+            # Passed here, so that MLFLOW_TRACKING_URI of the environment sends nothing elsewhere.
             client = self._client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
             experiment = self._experiment_id(client)
         if run.resumed:
-            known = client.search_runs(
+            earlier = client.search_runs(
                 [experiment], filter_string=f"tags.`{_IDENTITY}` = '{run.identity}'", max_results=1
             )
-            if known:
-                self._run = known[0].info.run_id
+            if earlier:
+                self._run = earlier[0].info.run_id
                 client.update_run(self._run, status="RUNNING")
                 return
-        tags = {_IDENTITY: run.identity} | ({_GROUP: run.group} if run.group else {})
-        made = client.create_run(experiment, start_time=self._began, tags=tags, run_name=run.name)
-        self._run = made.info.run_id
+        tags = {_IDENTITY: run.identity}
+        if run.group:
+            tags[_GROUP] = run.group
+        new = client.create_run(experiment, start_time=self._began, tags=tags, run_name=run.name)
+        self._run = new.info.run_id
         facts = [
             Param(key, str(value)[:_LONGEST])
             for key, value in {**run.settings, **run.promise}.items()
@@ -84,7 +86,8 @@ class MLflowTracker:
 
     def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
         """Log what was spent, and close the run."""
-        self._log({key: each for key, each in final.items() if not isinstance(each, str)}, 0)
+        numbers = {key: value for key, value in final.items() if not isinstance(value, str)}
+        self._log(numbers, 0)
         client = self._started()
         client.set_tag(self._run, _STATE, state)
         now = round(whole_minute(time.time()) * 1000)
@@ -102,16 +105,16 @@ class MLflowTracker:
         return self._client
 
     def _experiment_id(self, client: MlflowClient) -> str:
-        known = client.get_experiment_by_name(self._experiment)
-        if known is not None:
-            return str(known.experiment_id)
-        # Without a place MLflow would note the folder that this process happens to stand in.
-        place = None if self._uri else (self._folder.absolute() / "artifacts").as_uri()
-        return str(client.create_experiment(self._experiment, artifact_location=place))
+        experiment = client.get_experiment_by_name(self._experiment)
+        if experiment is not None:
+            return str(experiment.experiment_id)
+        # Without a location MLflow would store the folder in which this process happens to run.
+        location = None if self._uri else (self._folder.absolute() / "artifacts").as_uri()
+        return str(client.create_experiment(self._experiment, artifact_location=location))
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Let one training of a sweep after the other make the database that they share."""
+        """Let only one training of a sweep at a time create the database that they share."""
         if self._uri is not None:
             yield
             return

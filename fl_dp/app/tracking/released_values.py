@@ -1,4 +1,4 @@
-"""The closed list of what trackers get: a name that is not on it goes nowhere."""
+"""The closed list of what trackers get: a name that is not on it is never sent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PROMISE = frozenset(
         "record_noise_multiplier",
     )
 )
-"""Privacy facts of a run that begins: its budget, and what the noise was planned for."""
+"""Privacy facts of a run that begins: its budget, and what its noise was planned for."""
 
 FINAL = frozenset(
     f"final/{name}" for name in ("rounds", "epsilon", "delta", "record_epsilon", "record_delta")
@@ -55,14 +55,14 @@ FINAL = frozenset(
 def round_values(
     line: Mapping[str, Any], client_metrics: Iterable[str] = ()
 ) -> tuple[int, dict[str, float]]:
-    """Return a round's number, and those of its values that trackers get.
+    """Return a round's number, and its values that trackers get.
 
     Args:
-        line: Of `metrics.jsonl`, or like one: values by name, clients' metrics under `clients`.
+        line: A line of `metrics.jsonl`, or like one: values by name, clients' metrics in `clients`.
         client_metrics: Names of clients' metrics that the plan releases, besides loss and accuracy.
 
     Raises:
-        ValueError: If it has no round.
+        ValueError: If the line has no round.
     """
     server_round = line.get("round")
     if not isinstance(server_round, int) or isinstance(server_round, bool):

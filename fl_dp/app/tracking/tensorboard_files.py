@@ -2,7 +2,7 @@
 
     tensorboard --logdir runs/NAME
 
-They carry one time, at which the run began: when each round ended can tell who took part in it.
+They contain one time, the run's start: the time at which a round ended can tell who took part.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class TensorBoardTracker:
-    """Writes one event file a start; TensorBoard joins those of a run that was resumed."""
+    """Writes one event file per start; TensorBoard joins those of a resumed run."""
 
     def __init__(self, folder: Path) -> None:
-        """Name the folder of the event files, which need not be there yet."""
+        """Name the folder of the event files, which need not exist yet."""
         self._folder = folder
         self._records: RecordWriter | None = None
         self._began = 0.0
@@ -40,11 +40,11 @@ class TensorBoardTracker:
         private_folder(self._folder)
         self._began = whole_minute(time.time())
         self._last = run.before[-1][0] if run.before else 0
-        # Named here: the library's own names hold the machine's.
+        # Named here: the library's own names contain the machine's name.
         name = f"events.out.tfevents.{time.time_ns():020d}.{secrets.token_hex(4)}"
         self._records = RecordWriter((self._folder / name).open("xb"))
         self._write(file_version="brain.Event:2")
-        if run.resumed:  # what was written of rounds that are done again is dropped
+        if run.resumed:  # drops what was written of rounds that are repeated
             again = SessionLog(status=SessionLog.START)
             self._write(step=self._last + 1, session_log=again)
         shown = {**run.settings, **run.promise}
@@ -61,13 +61,12 @@ class TensorBoardTracker:
         self._write(step=server_round, summary=Summary(value=scalars))
 
     def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
-        """Write how it ended, and close the file."""
+        """Write how the run ended, and close the file."""
         self._text("final", {"state": state, **final}, step=self._last)
         if self._records is not None:
             self._records.close()
 
     def _text(self, tag: str, facts: Mapping[str, Scalar], step: int = 0) -> None:
-        """Write facts as a table of Markdown."""
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto

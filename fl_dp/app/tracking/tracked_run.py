@@ -1,4 +1,4 @@
-"""A run that trackers are told of, which none of them can stop, slow down or make dearer."""
+"""A run that trackers follow; none of them can stop it, slow it down or cost budget."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 class TrackedRun:
-    """One run, and the trackers that are told of it.
+    """One run, and the trackers that follow it.
 
-    Each tracker works in a thread of its own, so the training never waits for one before its end.
-    What a tracker raises is logged once, and it is told nothing more.
+    The training waits for no tracker before its end. An exception of a tracker is logged once.
     """
 
     def __init__(
@@ -33,10 +32,10 @@ class TrackedRun:
         client_metrics: Sequence[str] = (),
         patience: float = PATIENCE,
     ) -> None:
-        """Prepare; nobody is told anything yet.
+        """Prepare the trackers; they get nothing yet.
 
         Args:
-            trackers: Who is told.
+            trackers: The trackers that follow the run.
             client_metrics: Names of clients' metrics that the plan releases.
             patience: Seconds that the end waits for all of them together.
         """
@@ -49,71 +48,73 @@ class TrackedRun:
         self._begun = False
 
     def __enter__(self) -> Self:
-        """Do nothing: `start` tells of the run."""
+        """Do nothing: `start` tells the trackers of the run."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Tell how the run ended, and wait for what is still being written."""
+        """Tell how the run ended, and wait for the trackers that still write."""
         if not self._begun:
             return
-        whole = self._planned is None or self._last >= self._planned
-        state = "failed" if kind is not None else "finished" if whole else "stopped"
         final = only(FINAL, self._final)
+        state = self._state(failed=kind is not None)
         for follower in self._followers:
-            follower.tell("ended", lambda tracker: tracker.ended(state, final))
-            follower.tell_no_more()
-        left = self._patience
+            follower.call("ended", lambda tracker: tracker.ended(state, final))
+            follower.finish()
+        remaining = self._patience
         for follower in self._followers:
-            left = follower.wait(left)
+            remaining = follower.wait(remaining)
+
+    def _state(self, *, failed: bool) -> str:
+        if failed:
+            return "failed"
+        is_whole = self._planned is None or self._last >= self._planned
+        return "finished" if is_whole else "stopped"
 
     def start(self, run: RunStart) -> None:
-        """Tell of a run that begins, or goes on."""
+        """Tell of a run that begins or continues."""
         self._begun, self._planned = True, run.rounds
         self._last = run.before[-1][0] if run.before else 0
-        before = tuple(
-            round_values({"round": at, **values}, self._client_metrics) for at, values in run.before
-        )
-        told = replace(run, before=before, promise=only(PROMISE, run.promise))
+        before = []
+        for server_round, values in run.before:
+            line = {"round": server_round, **values}
+            before.append(round_values(line, self._client_metrics))
+        public = replace(run, before=tuple(before), promise=only(PROMISE, run.promise))
         for follower in self._followers:
-            follower.tell("started", lambda tracker: tracker.started(told))
+            follower.call("started", lambda tracker: tracker.started(public))
 
     def released(self, line: Mapping[str, Any]) -> None:
-        """Tell what a round released; whatever else the line holds stays here.
-
-        Args:
-            line: Of `metrics.jsonl`, or like one: see `round_values`.
-        """
+        """Tell what a round released; other content of the line is not passed on."""
         server_round, values = round_values(line, self._client_metrics)
         self._last = server_round
         for follower in self._followers:
-            follower.tell("released", lambda tracker: tracker.released(server_round, dict(values)))
+            follower.call("released", lambda tracker: tracker.released(server_round, dict(values)))
 
     def conclude(self, final: Mapping[str, Any]) -> None:
-        """Note what was spent, by the names of `FINAL`; it is told with the end."""
+        """Store what was spent, by the names of `FINAL`; trackers get it at the end."""
         self._final = dict(final)
 
 
 class _Follower:
-    """One tracker, and the thread that tells it."""
+    """One tracker, and the thread that calls it."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
         self._name = type(tracker).__name__
         self._calls: SimpleQueue[tuple[str, Callable[[Tracker], None]] | None] = SimpleQueue()
         self._gave_up = False
-        # A daemon: a tracker that hangs must not keep the process either.
+        # A daemon: a tracker that hangs must not keep the process alive.
         self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         self._thread.start()
 
-    def tell(self, what: str, call: Callable[[Tracker], None]) -> None:
+    def call(self, name: str, call: Callable[[Tracker], None]) -> None:
         if not self._gave_up:
-            self._calls.put((what, call))
+            self._calls.put((name, call))
 
-    def tell_no_more(self) -> None:
+    def finish(self) -> None:
         self._calls.put(None)
 
     def wait(self, seconds: float) -> float:
-        """Wait for what was told, and return how much of the time is left."""
+        """Wait for the pending calls, and return the remaining seconds."""
         began = monotonic()
         self._thread.join(seconds)
         if self._thread.is_alive():
@@ -122,15 +123,15 @@ class _Follower:
 
     def _work(self) -> None:
         while (task := self._calls.get()) is not None:
-            what, call = task
+            name, call = task
             try:
                 call(self._tracker)
-            except BaseException as error:  # also SystemExit: it is a tracker's, not the run's
+            except BaseException as error:  # also SystemExit: it is the tracker's, not the run's
                 self._gave_up = True
                 logger.warning(
                     "%s failed (%s: %s: %s); the run goes on without it",
                     self._name,
-                    what,
+                    name,
                     type(error).__name__,
                     str(error).partition("\n")[0],
                 )

@@ -1,4 +1,4 @@
-"""The protocol of a tracker, and what it is told of a run."""
+"""The protocol of a tracker, and what it gets at a run's start."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Scalar: TypeAlias = str | int | float | bool
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """A run that begins, or that goes on after it was stopped.
+    """A run that begins, or continues after it was stopped.
 
     Attributes:
-        name: Of the run's folder; a cell of a sweep has its sweep's name before a slash.
-        identity: Random text that names this run for good, also after it was resumed.
+        name: Name of the run's folder; a cell of a sweep has the sweep's name before a slash.
+        identity: Random text that names this run for good, also when it is resumed.
         group: Name of the sweep that it belongs to, if any.
-        rounds: Planned.
+        rounds: Number of planned rounds.
         before: Rounds that were released before it was resumed, with the values that
-            `Tracker.released` was told of each; none for a new run.
-        settings: Settings by their keys; those that are secret or of one site are left out.
+            `Tracker.released` got for each; empty for a new run.
+        settings: Settings by their keys, without those that are secret or of one site.
         promise: Privacy facts by the names of `PROMISE`.
     """
 
@@ -38,25 +38,25 @@ class RunStart:
 
     @property
     def resumed(self) -> bool:
-        """Whether something was released before."""
+        """Whether rounds were released before."""
         return bool(self.before)
 
 
 class Tracker(Protocol):
-    """Somewhere that a run's released values go.
+    """A destination of a run's released values.
 
-    The calls come in this order, from one thread that is not the training's. A call may take its
-    time and may raise anything: the training goes on without this tracker then.
+    The calls come in this order, from one thread that is not the training's. A call may take long
+    and may raise anything: the training then continues without this tracker.
     """
 
     def started(self, run: RunStart) -> None:
-        """Take note of a run that begins or goes on."""
+        """Handle a run that begins or continues."""
 
     def released(self, server_round: int, values: Mapping[str, float]) -> None:
-        """Take what a round released, by the names of `ROUND`; round 0 is the first model."""
+        """Handle what a round released, by the names of `ROUND`; round 0 is the first model."""
 
     def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
-        """Take note of the end.
+        """Handle the end.
 
         Args:
             state: `finished`, `stopped` before the last planned round, or `failed`.
@@ -65,13 +65,12 @@ class Tracker(Protocol):
 
 
 def require_installed(name: str) -> None:
-    """Check that a tracker's package is there, without importing it; `none` needs none.
+    """Check that a tracker's package is installed, without importing it; `none` needs none.
 
-    Args:
-        name: Of the tracker, which is that of its package and of its extra.
+    The name is that of the tracker, of its package and of its extra.
 
     Raises:
-        ModuleNotFoundError: If it is not, with what to install.
+        ModuleNotFoundError: If it is not installed; the text says what to install.
     """
     if name != "none" and find_spec(name) is None:
         raise ModuleNotFoundError(
@@ -80,9 +79,9 @@ def require_installed(name: str) -> None:
 
 
 def whole_minute(seconds: float) -> float:
-    """Return the start of the minute that a time lies in, in seconds.
+    """Return the start of the minute of a time, in seconds.
 
-    Trackers are told no finer time: the length of a round can tell who took part in it, as a slow
-    client, or one that was not reached.
+    Trackers get no finer time: the length of a round can tell who took part in it, for example a
+    slow client.
     """
     return seconds - seconds % _MINUTE

@@ -1,4 +1,4 @@
-"""Runs at Weights & Biases, or on their way there: offline unless a setting says otherwise.
+"""Runs at Weights & Biases; offline unless a setting says otherwise.
 
 wandb sync runs/NAME/wandb/offline-run-*
 """
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 class WandbTracker:
     """Writes one run of W&B.
 
-    Offline nobody looks on, so the rounds are written when the run ends: W&B notes the time of
-    each row, and times of rounds can tell who took part. A run that was resumed is written whole.
+    Offline the rounds are written when the run ends: W&B stores the time of each row, and times of
+    rounds can tell who took part. A resumed run is written whole.
     """
 
     def __init__(self, folder: Path, *, project: str, online: bool) -> None:
-        """Say where it goes.
+        """Set the destination.
 
         Args:
-            folder: Of the run; W&B makes `wandb/` in it.
+            folder: Folder of the run, in which W&B makes `wandb/`.
             project: Name of the project at W&B.
             online: Whether each round is sent at once.
         """
@@ -48,7 +48,7 @@ class WandbTracker:
             name=run.name,
             group=run.group,
             id=run.identity,
-            # Said here, so that WANDB_MODE of the environment sends nothing.
+            # Passed here, so that WANDB_MODE of the environment sends nothing.
             mode="online" if self._online else "offline",
             resume="allow" if self._online else None,
             dir=self._folder,
@@ -65,7 +65,7 @@ class WandbTracker:
             self._write()
 
     def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
-        """Write the rounds that were kept, and what was spent."""
+        """Write the rounds that are left, and what was spent."""
         self._write()
         run = self._started()
         run.summary.update({"state": state, **final})
@@ -73,7 +73,7 @@ class WandbTracker:
 
     def _write(self) -> None:
         for server_round, values in self._rows:
-            # The time of the run's start: W&B would note when each row was written.
+            # The time of the run's start: W&B would store when each row was written.
             self._started().log({**values, "_timestamp": self._began}, step=server_round)
         self._rows.clear()
 
@@ -84,7 +84,7 @@ class WandbTracker:
 
 
 def _lean() -> wandb.Settings:
-    """Return settings with which W&B notes nothing of the machine, its user, its code or output."""
+    """Return settings with which W&B stores nothing of the machine, user, code or output."""
     import wandb
 
     nobody = "-"

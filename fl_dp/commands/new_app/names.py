@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import packages_distributions
 
-_LONGEST = 32  # Flower takes no longer name of an app
+_LONGEST = 32  # Flower accepts no longer name of an app
 _FORM = re.compile(r"[A-Za-z][A-Za-z0-9]*([-_][A-Za-z0-9]+)*")
-# What the app imports; the rest of what is installed is looked up.
+# What the app imports; other installed packages are looked up.
 _NEEDED = {"flwr", "fl_dp", "numpy", "opacus", "pytest", "ray", "scipy", "sklearn", "torch"}
 _FOLDERS = {
     "tests": "of its tests",
@@ -27,7 +27,7 @@ class AppName:
     """One name in its three spellings.
 
     Attributes:
-        folder: As it was asked for.
+        folder: The name as somebody wrote it.
         project: For `[project]` and for Flower: lower case with hyphens.
         package: For Python: lower case with underscores.
     """
@@ -41,7 +41,7 @@ class AppName:
         """Check a name and spell it.
 
         Raises:
-            ValueError: If no app can have it; says why and gives one that could.
+            ValueError: If no app can have it; the text gives the reason and another name.
         """
         if not _FORM.fullmatch(name) or len(name) > _LONGEST:
             raise ValueError(
@@ -58,7 +58,7 @@ class AppName:
 
 
 def _taken(package: str) -> str | None:
-    """Return what has the name of a package already; None if nothing does."""
+    """Return what already has the name of a package; None if nothing does."""
     if keyword.iskeyword(package) or package in ("true", "false", "none"):
         return "a keyword of Python"
     if package in sys.stdlib_module_names:
@@ -82,9 +82,12 @@ def _nearest(name: str) -> str:
     words = re.findall(r"[a-z0-9]+", name.lower())
     while words and not words[0][0].isalpha():
         words[0] = words[0][1:]
-        words = words if words[0] else words[1:]
+        if not words[0]:
+            words = words[1:]
     near = "-".join(words)[:_LONGEST].rstrip("-")
     try:
-        return AppName.of(near).folder if near else "my-app"
+        if near:
+            return AppName.of(near).folder
+        return "my-app"
     except ValueError:
         return "my-app"

@@ -23,25 +23,18 @@ _GIT_IGNORES = "gitignore"
 
 
 def write_app(name: str, parent: Path) -> Path:
-    """Write a new Flower app into a folder of its own.
-
-    Args:
-        name: Of the app and its folder.
-        parent: The folder in which that folder comes to lie; must exist.
-
-    Returns:
-        The app's folder.
+    """Write a new Flower app into a folder of its own inside `parent`, and return that folder.
 
     Raises:
         ValueError: If no app can have the name.
-        OSError: If there is such a folder already, or it can't be made; nothing was written.
+        OSError: If such a folder exists, or it can't be made; nothing was written.
     """
     spelt = AppName.of(name)
     if not parent.is_dir():
         raise NotADirectoryError(f"there is no folder {parent}: make it, or write another --dir")
     folder = parent / spelt.folder
     try:
-        folder.mkdir()  # nobody else has it from here on
+        folder.mkdir()  # from here on the folder is ours
     except FileExistsError:
         raise FileExistsError(
             f"there is {folder} already, and nothing was written: write another name or --dir"
@@ -59,7 +52,7 @@ def write_app(name: str, parent: Path) -> Path:
 
 
 def app_files(name: AppName) -> Iterator[tuple[Path, str]]:
-    """Yield the files of an app: where each lies in it, and what it says."""
+    """Yield the files of an app: their paths in it, and their texts."""
     values = {
         "name": name.project,
         "package": name.package,
@@ -70,21 +63,22 @@ def app_files(name: AppName) -> Iterator[tuple[Path, str]]:
         if source.suffix not in (".py", ".txt"):
             continue
         text = source.read_text(encoding="utf-8")
-        # Python is checked and typed where it lies; other files would be taken for the library's.
+        # Python is checked and typed in the template; other files would be taken for the library's.
         if source.suffix == ".py":
             text = text.replace(_IMPORTED, name.package)
         else:
-            text = re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], text)
-        yield _place(source.relative_to(_TEMPLATE), name), text
+            text = re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)
+        yield _target(source.relative_to(_TEMPLATE), name), text
 
 
-def _place(source: Path, name: AppName) -> Path:
-    """Return where a file of the template comes to lie."""
+def _target(source: Path, name: AppName) -> Path:
     parts = [name.package if part == _PACKAGE else part for part in source.parts]
-    place = Path(*parts)
-    if place.suffix == ".txt":
-        place = place.with_suffix("")
-    return place.with_name(f".{place.name}") if place.name == _GIT_IGNORES else place
+    target = Path(*parts)
+    if target.suffix == ".txt":
+        target = target.with_suffix("")
+    if target.name == _GIT_IGNORES:
+        return target.with_name(f".{target.name}")
+    return target
 
 
 _SOURCE = """
@@ -95,10 +89,10 @@ fl-dp = {{ path = {path} }}
 
 
 def _source() -> str:
-    """Return the lines with which Flower's installer finds an fl-dp that is on no index.
+    """Return the lines by which Flower's installer finds an fl-dp that is on no index.
 
-    They name the wheel or the checkout that this fl-dp was installed from, and no other package of
-    that name is taken. Nothing, if it came from an index.
+    They name the wheel or the checkout from which this fl-dp was installed, so that no other
+    package of that name is taken. Empty if it came from an index.
     """
     for package in distributions(name="fl-dp"):
         origin = urlsplit(json.loads(package.read_text("direct_url.json") or "{}").get("url", ""))
@@ -108,7 +102,7 @@ def _source() -> str:
 
 
 def _bounds(version: str) -> str:
-    """Return bounds on versions that keep what this one has: until the next minor one."""
+    """Return bounds on versions: from this minor version to before the next one."""
     major, minor = version.split(".")[:2]
     following = f"0.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
     return f">={major}.{minor},<{following}"

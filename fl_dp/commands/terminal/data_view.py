@@ -1,4 +1,4 @@
-"""The data sets that have a name, as a table or JSON: where each comes from, and is it here."""
+"""The named data sets, as a table or JSON: where each comes from, and whether it is here."""
 
 from __future__ import annotations
 
@@ -14,33 +14,31 @@ from .sheets import sheet
 
 def data_json(sets: Sequence[Availability]) -> dict[str, Any]:
     """Return the data sets as plain JSON values."""
-    return {"tasks": [_entry(one) for one in sets]}
+    return {"tasks": [_entry(dataset) for dataset in sets]}
 
 
 def data_table(sets: Sequence[Availability]) -> Table:
-    """Return the data sets as a table, a row each."""
+    """Return the data sets as a table, one row each."""
     return sheet(None, ("task", "here", "from", "MB", "folder"), map(_row, sets))
 
 
-def _row(one: Availability) -> tuple[str, ...]:
-    source = one.source
-    return (
-        one.name,
-        "yes" if one.here else "no",
-        "scikit-learn" if source is None else f"{source.client}: {source.package}",
-        "" if source is None else f"{source.megabytes:g}",
-        "" if one.folder is None else str(one.folder),
-    )
+def _row(dataset: Availability) -> tuple[str, ...]:
+    source, origin, megabytes = dataset.source, "scikit-learn", ""
+    if source is not None:
+        origin, megabytes = f"{source.client}: {source.package}", f"{source.megabytes:g}"
+    folder = "" if dataset.folder is None else str(dataset.folder)
+    return (dataset.name, "yes" if dataset.here else "no", origin, megabytes, folder)
 
 
-def _entry(one: Availability) -> dict[str, Any]:
-    source = one.source
+def _entry(dataset: Availability) -> dict[str, Any]:
+    source = dataset.source
+    folder = None if dataset.folder is None else str(dataset.folder)
     entry = {
-        "task": one.name,
-        "here": one.here,
-        "folder": None if one.folder is None else str(one.folder),
+        "task": dataset.name,
+        "here": dataset.here,
+        "folder": folder,
     }
     if source is None:
         return entry | {"client": None}
-    told = ("client", "package", "version", "megabytes", "sha256", "license")
-    return entry | {name: getattr(source, name) for name in told}
+    names = ("client", "package", "version", "megabytes", "sha256", "license")
+    return entry | {name: getattr(source, name) for name in names}

@@ -1,6 +1,6 @@
-"""A ledger as an auditor reads it: a table, JSON or CSV, always from the verified entries.
+"""A ledger for an auditor: a table, JSON or CSV, always from the verified entries.
 
-No export has more times than the ledger, which has one an opening.
+An export contains no more times than the ledger, which has one per opening.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def ledger_json(ledger: SpentLedger) -> dict[str, Any]:
 
 
 def write_csv(ledger: SpentLedger, target: Path) -> None:
-    """Write one line an entry; what has no column of its own stands in `more` as JSON.
+    """Write one line per entry; fields without a column of their own are JSON in `more`.
 
     Raises:
         ValueError: If the target's name does not end in `.csv`: it might be the ledger itself.
         OSError: If it can't be written.
-        LedgerCorrupted: If an entry lacks what is shown of it.
+        LedgerCorrupted: If an entry lacks a field that is shown.
     """
     if target.suffix.lower() != ".csv":
         raise ValueError(f"the entries are a CSV: write a name that ends in .csv, got '{target}'")
@@ -90,20 +90,22 @@ def _csv_row(entry: LedgerEntry) -> list[Any]:
             fields["participants"] = " ".join(fields["participants"])
     more = {name: value for name, value in fields.items() if name not in _COLUMNS}
     row = [_inert(fields.get(name)) for name in _COLUMNS]
-    return [*row, json.dumps(more, sort_keys=True) if more else ""]
+    if not more:
+        return [*row, ""]
+    return [*row, json.dumps(more, sort_keys=True)]
 
 
 def ledger_table(ledger: SpentLedger) -> Table:
     """Return the entries as a table for the terminal.
 
     Raises:
-        LedgerCorrupted: If an entry lacks what is shown of it.
+        LedgerCorrupted: If an entry lacks a field that is shown.
     """
     rows = []
     for entry in ledger.entries:
         with _shown(entry):
-            what = _describe(entry.fields)
-        rows.append((str(entry.sequence), entry.kind, what, entry.hash[:12]))
+            text = _describe(entry.fields)
+        rows.append((str(entry.sequence), entry.kind, text, entry.hash[:12]))
     return sheet(ledger.location, ("entry", "kind", "what", "hash"), rows)
 
 
@@ -111,7 +113,7 @@ def folded_table(ledger: SpentLedger) -> Table:
     """Return the entries with equal ones that follow each other in one row.
 
     Raises:
-        LedgerCorrupted: If an entry lacks what is shown of it.
+        LedgerCorrupted: If an entry lacks a field that is shown.
     """
     released = set()
     for entry in ledger.entries:
@@ -131,7 +133,7 @@ def folded_table(ledger: SpentLedger) -> Table:
     return sheet(ledger.location, ("entries", "what"), shown)
 
 
-# Entries that belong to the release before them: they are told of it, with --entries one by one.
+# Entries that belong to the release before them; --entries shows them one by one.
 _PARTS = frozenset({"ask", "fold", "commit"})
 
 
@@ -140,14 +142,14 @@ class _Row:
     """Equal entries that follow each other.
 
     Attributes:
-        what: In words, the same for all of them.
+        description: The entries in words, the same for all of them.
         first: Sequence number of the first entry.
         last: Sequence number of the last one.
         rounds: First and last round that they charge; None if they charge no round.
-        times: How many of them there are.
+        times: Number of entries.
     """
 
-    what: str
+    description: str
     first: int
     last: int
     rounds: tuple[int, int] | None = None
@@ -155,15 +157,20 @@ class _Row:
 
     @property
     def text(self) -> str:
-        """The row as a person reads it."""
+        """The row as text for a person."""
         if self.rounds is not None:
             first, last = self.rounds
-            return f"round{'s' if first < last else ''} {_span(first, last)}: {self.what}"
-        return self.what if self.times == 1 else f"{self.times} times {self.what}"
+            plural = "s" if first < last else ""
+            return f"round{plural} {_span(first, last)}: {self.description}"
+        if self.times == 1:
+            return self.description
+        return f"{self.times} times {self.description}"
 
     def takes_in(self, other: _Row) -> bool:
         """Add an entry that is equal and, if it charges a round, charges the next one."""
-        if self.what != other.what or (self.rounds is None) != (other.rounds is None):
+        if self.description != other.description:
+            return False
+        if (self.rounds is None) != (other.rounds is None):
             return False
         if self.rounds is not None and other.rounds is not None:
             if other.rounds[0] != self.rounds[1] + 1:
@@ -177,13 +184,14 @@ class _Row:
 def _row_of(entry: LedgerEntry, released: set[int]) -> _Row:
     fields, at = entry.fields, entry.sequence
     if entry.kind != "reserve":
-        return _Row(what=f"{entry.kind}: {_describe(fields)}", first=at, last=at)
-    known = "released" if at in released else "no known release"
+        return _Row(description=f"{entry.kind}: {_describe(fields)}", first=at, last=at)
+    outcome = "released" if at in released else "no known release"
     if "round" not in fields:
-        return _Row(what=f"{_describe(fields)}; {known}", first=at, last=at)
-    again = f", attempt {fields['attempt']}" if fields["attempt"] > 1 else ""
-    what = f"{describe_event(event_from_dict(fields))}{again}; {known}"
-    return _Row(what=what, first=at, last=at, rounds=(fields["round"], fields["round"]))
+        return _Row(description=f"{_describe(fields)}; {outcome}", first=at, last=at)
+    attempt = f", attempt {fields['attempt']}" if fields["attempt"] > 1 else ""
+    description = f"{describe_event(event_from_dict(fields))}{attempt}; {outcome}"
+    rounds = (fields["round"], fields["round"])
+    return _Row(description=description, first=at, last=at, rounds=rounds)
 
 
 def _span(first: int, last: int) -> str:
@@ -191,7 +199,7 @@ def _span(first: int, last: int) -> str:
 
 
 def ledger_summary(ledger: SpentLedger) -> list[str]:
-    """Return what a person asks first, a line each: verified, spent of what, rounds."""
+    """Return what a person asks first, one line each: verified, spent of what, rounds."""
     spent, budget = ledger.epsilon(), ledger.plan.budget
     lines = [
         f"Chain verified: {len(ledger.entries)} entries, the last is {ledger.anchor.hash[:12]}"
@@ -211,30 +219,32 @@ def ledger_summary(ledger: SpentLedger) -> list[str]:
         )
     lines.append(second_figure_in_words(second_figure_of(ledger)))
     if ledger.plan.rounds:
+        line = f"Rounds: {ledger.rounds_spent} of {ledger.plan.rounds} planned were charged"
         lost = ledger.rounds_spent - ledger.rounds_committed
-        lines.append(
-            f"Rounds: {ledger.rounds_spent} of {ledger.plan.rounds} planned were charged"
-            + (f", {lost} of them without a known release" if lost else "")
-        )
+        if lost:
+            line += f", {lost} of them without a known release"
+        lines.append(line)
     return lines
 
 
 @contextmanager
 def _shown(entry: LedgerEntry) -> Iterator[None]:
-    """Call an entry corrupt that says less than what is shown of it.
+    """Report an entry as corrupt if it lacks a field that is shown.
 
-    What is spent does not rest on it, so that replaying it has not missed it.
+    What was spent does not depend on that field, so replaying the ledger did not find it.
     """
     try:
         yield
     except (*MALFORMED, ValueError) as error:
-        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise LedgerCorrupted(f"entry {entry.sequence} can't be shown: {why}") from error
+        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise LedgerCorrupted(f"entry {entry.sequence} can't be shown: {reason}") from error
 
 
 def _inert(value: Any) -> Any:
-    """Keep a spreadsheet from taking a name for a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value else value
+    """Keep a spreadsheet from reading a name as a formula."""
+    if isinstance(value, str) and value and value[0] in "=+-@":
+        return f"'{value}"
+    return value
 
 
 def _describe(fields: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A node's ledger as its owner reads it: what the node's data have spent, over all runs."""
+"""A node's ledger for its owner: what the node's data have spent, over all runs."""
 
 from __future__ import annotations
 
@@ -34,123 +34,126 @@ def node_ledger_json(ledger: NodeLedger) -> dict[str, Any]:
         "verified": True,
         "last_hash": ledger.anchor.hash,
         "revoked": ledger.revoked,
-        "accounts": [_account_json(each) for each in ledger.spendings],
+        "accounts": [_account_json(spending) for spending in ledger.spendings],
     }
 
 
 def node_ledger_summary(ledgers: Sequence[NodeLedger]) -> list[str]:
-    """Return what an owner asks first, a line each: verified, spent of what, revoked."""
-    spendings = [each for ledger in ledgers for each in ledger.spendings]
+    """Return what an owner asks first, one line each: verified, spent of what, revoked."""
+    spendings = [spending for ledger in ledgers for spending in ledger.spendings]
     lines = ["Chains verified" if len(ledgers) > 1 else "Chain verified"]
-    least = min(spendings, key=_ends_first, default=None)
+    least = min(spendings, key=_remaining, default=None)
     if least is None:
         lines.append("Nothing was spent")
     else:
         bounds = least.epsilon()
-        lines.append(
-            f"Spent: epsilon {_spent(least)} of {_limit(least)} at delta {_delta(least)}"
-            + (f", by {ACCOUNTANTS.get(bounds.best_name)}" if bounds.by_name else "")
-            + (f"; of {len(spendings)} accounts the one with least left" * (len(spendings) > 1))
-        )
-    return lines + [
-        f"Every use was revoked on {each.revoked}: nothing is charged any more"
-        for each in ledgers
-        if each.revoked is not None
-    ]
+        line = f"Spent: epsilon {_spent(least)} of {_limit(least)} at delta {_delta(least)}"
+        if bounds.by_name:
+            line += f", by {ACCOUNTANTS.get(bounds.best_name)}"
+        if len(spendings) > 1:
+            line += f"; of {len(spendings)} accounts the one with least left"
+        lines.append(line)
+    for ledger in ledgers:
+        if ledger.revoked is not None:
+            lines.append(f"Every use was revoked on {ledger.revoked}: nothing is charged any more")
+    return lines
 
 
 def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:
     """Return the accounts of one or more ledgers as a table for the terminal."""
     headings = ("data", "unit", "releases", "epsilon", "of at most", "delta")
     rows = []
-    for spending in (each for ledger in ledgers for each in ledger.spendings):
+    for spending in [spending for ledger in ledgers for spending in ledger.spendings]:
         releases = (f"{n} x {describe_event(event)}" for event, n in spending.history)
-        rows.append(
-            (
-                ", ".join(sorted(spending.sources)),
-                spending.unit,
-                "\n".join(releases),
-                _spent(spending),
-                "no cap" if spending.budget is None else brief_epsilon(spending.budget.epsilon),
-                _delta(spending),
-            )
-        )
+        cap = "no cap"
+        if spending.budget is not None:
+            cap = brief_epsilon(spending.budget.epsilon)
+        sources = ", ".join(sorted(spending.sources))
+        epsilon, delta = _spent(spending), _delta(spending)
+        rows.append((sources, spending.unit, "\n".join(releases), epsilon, cap, delta))
     return sheet(title, headings, rows)
 
 
 def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict[str, Any]:
     """Return by whom and for what a node's data were used, as plain JSON values.
 
-    Args:
-        ledger: The node's.
-        cap: What its owner allows in all; None: what each account was admitted under.
+    Without a cap of the owner's, the budget of each account counts.
     """
+    uses = []
+    for use in ledger.uses:
+        unknown = dict.fromkeys(("run", "app", "enforcement", "purpose"))
+        origin = unknown if use.use is None else _origin(use.use)
+        uses.append(
+            {
+                **origin,
+                "unit": use.unit,
+                "data": use.source,
+                "first_day": use.first_day,
+                "last_day": use.last_day,
+                "answers": use.charges,
+                "releases": [{**event_to_dict(event), "count": n} for event, n in use.history],
+            }
+        )
+    reliances = [
+        {
+            "run": reliance.use.run,
+            "app": reliance.use.app,
+            "purpose": reliance.use.purpose,
+            "data": reliance.source,
+            "clipping_norm": reliance.clipping_norm,
+            "first_day": reliance.first_day,
+            "last_day": reliance.last_day,
+            "answers": reliance.answers,
+        }
+        for reliance in ledger.reliances
+    ]
+    accounts = []
+    for spending in ledger.spendings:
+        accounts.append(_account_json(spending) | {"left": _left(spending, cap)})
     return {
         "location": ledger.location,
         "verified": True,
         "revoked": ledger.revoked,
-        "uses": [
-            {
-                "run": None if each.use is None else each.use.run,
-                "app": None if each.use is None else each.use.app,
-                "enforcement": None if each.use is None else each.use.enforcement,
-                "purpose": None if each.use is None else each.use.purpose,
-                "unit": each.unit,
-                "data": each.source,
-                "first_day": each.first_day,
-                "last_day": each.last_day,
-                "answers": each.charges,
-                "releases": [{**event_to_dict(event), "count": n} for event, n in each.history],
-            }
-            for each in ledger.uses
-        ],
-        "relied_upon_the_server": [
-            {
-                "run": reliance.use.run,
-                "app": reliance.use.app,
-                "purpose": reliance.use.purpose,
-                "data": reliance.source,
-                "clipping_norm": reliance.clipping_norm,
-                "first_day": reliance.first_day,
-                "last_day": reliance.last_day,
-                "answers": reliance.answers,
-            }
-            for reliance in ledger.reliances
-        ],
-        "accounts": [_account_json(each) | {"left": _left(each, cap)} for each in ledger.spendings],
+        "uses": uses,
+        "relied_upon_the_server": reliances,
+        "accounts": accounts,
+    }
+
+
+def _origin(use: Use) -> dict[str, Any]:
+    return {
+        "run": use.run,
+        "app": use.app,
+        "enforcement": use.enforcement,
+        "purpose": use.purpose,
     }
 
 
 def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> list[Table]:
-    """Return the same as tables for the terminal: the uses, and what is left.
+    """Return the same as tables for the terminal: the uses, and the remaining epsilon.
 
-    Where answers left without noise, one more says so.
+    One more table lists answers that left without noise, if there are any.
     """
     uses = []
-    for each in ledger.uses:
-        run = "not written down" if each.use is None else str(each.use.run)
-        app = "not known" if each.use is None else _app(each.use)
-        purpose = "" if each.use is None else _PURPOSES.get(each.use.purpose, each.use.purpose)
-        days = sorted({each.first_day, each.last_day})
-        row = (run, app, purpose, each.source, each.unit, " to ".join(days), str(each.charges))
-        uses.append(row)
-    left = []
+    for use in ledger.uses:
+        run, app, purpose = "not written down", "not known", ""
+        if use.use is not None:
+            run, app = str(use.use.run), _app(use.use)
+            purpose = _PURPOSES.get(use.use.purpose, use.use.purpose)
+        days = " to ".join(sorted({use.first_day, use.last_day}))
+        uses.append((run, app, purpose, use.source, use.unit, days, str(use.charges)))
+    accounts = []
     for spending in ledger.spendings:
-        of = spending.budget if cap is None else cap
-        rest = _left(spending, cap)
-        left.append(
-            (
-                ", ".join(sorted(spending.sources)),
-                spending.unit,
-                _spent(spending),
-                "no cap" if rest is None else f"{math.floor(rest * 1e4) / 1e4:.4f}",
-                "no cap" if of is None else brief_epsilon(of.epsilon),
-                _delta(spending),
-            )
-        )
+        budget = spending.budget if cap is None else cap
+        remaining = _left(spending, cap)
+        left = "no cap" if remaining is None else f"{math.floor(remaining * 1e4) / 1e4:.4f}"
+        of = "no cap" if budget is None else brief_epsilon(budget.epsilon)
+        sources = ", ".join(sorted(spending.sources))
+        spent, delta = _spent(spending), _delta(spending)
+        accounts.append((sources, spending.unit, spent, left, of, delta))
     tables = [
         sheet("Uses of the data", ("run", "app", "for", "data", "unit", "days", "answers"), uses),
-        sheet("Epsilon", ("data", "unit", "spent", "left", "of", "delta"), left),
+        sheet("Epsilon", ("data", "unit", "spent", "left", "of", "delta"), accounts),
     ]
     if ledger.reliances:
         tables.append(_reliances_table(ledger.reliances))
@@ -158,16 +161,18 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
 
 
 def _app(use: Use) -> str:
-    """Return which app asked, and what kept it to the charge where that was a gate.
+    """Return the app that asked, and how the charge was enforced if a gate did so.
 
-    Of a bundle's hash the first digits: all 64 would fill the column, and `--json` has them.
+    Only the first digits of a bundle's hash are shown, as all 64 would fill the column; `--json`
+    has them.
     """
     app = _WHOLE_HASH.sub(r"@\1...", use.app or "not known")
-    return app if use.enforcement is None else f"{app} ({use.enforcement})"
+    if use.enforcement is None:
+        return app
+    return f"{app} ({use.enforcement})"
 
 
 def _reliances_table(reliances: Sequence[Reliance]) -> Table:
-    """Return the answers that were clipped alone, as a table."""
     headings = ("run", "app", "for", "data", "days", "clipped to", "answers")
     rows = []
     for reliance in reliances:
@@ -188,15 +193,17 @@ def _reliances_table(reliances: Sequence[Reliance]) -> Table:
 
 
 def _left(spending: Spending, cap: PrivacyBudget | None) -> float | None:
-    """Return the epsilon that is left; 0 where no bound of what was spent is known.
+    """Return the remaining epsilon; 0 if no bound of what was spent is known.
 
-    None where nothing limits all runs together.
+    None if nothing limits all runs together.
     """
     budget = spending.budget if cap is None else cap
     if budget is None:
         return None
     bounds = spending.epsilon()
-    return max(budget.epsilon - bounds.best, 0.0) if bounds.by_name else 0.0
+    if not bounds.by_name:
+        return 0.0
+    return max(budget.epsilon - bounds.best, 0.0)
 
 
 def _limit(spending: Spending) -> str:
@@ -210,19 +217,22 @@ def _delta(spending: Spending) -> str:
     return delta_rounded_up(spending.first_limit.delta)
 
 
-def _ends_first(spending: Spending) -> float:
+def _remaining(spending: Spending) -> float:
     left = _left(spending, None)
     return math.inf if left is None else left
 
 
 def _spent(spending: Spending) -> str:
     bounds = spending.epsilon()
-    return rounded_up(bounds.best) if bounds.by_name else "no bound known"
+    if bounds.by_name:
+        return rounded_up(bounds.best)
+    return "no bound known"
 
 
 def _account_json(spending: Spending) -> dict[str, Any]:
     assert spending.first_limit is not None  # each charge brings one
     bounds = spending.epsilon()
+    budget = None if spending.budget is None else spending.budget.epsilon
     return {
         "unit": spending.unit,
         "sources": sorted(spending.sources),
@@ -231,6 +241,6 @@ def _account_json(spending: Spending) -> dict[str, Any]:
         "releases": [{**event_to_dict(event), "count": n} for event, n in spending.history],
         "epsilon": bounds.by_name,
         "quoted": bounds.best_name,
-        "budget": None if spending.budget is None else spending.budget.epsilon,
+        "budget": budget,
         "delta": spending.first_limit.delta,
     }

@@ -26,16 +26,16 @@ _ACCOUNTANTS = {
 
 
 NO_PRIVACY = "no privacy"
-"""What a person reads where nothing is promised."""
+"""Text for a person where nothing is promised."""
 
 
 def epsilon_text(epsilon: float) -> str:
-    """Return an epsilon for a person, or that it protects nothing."""
+    """Return an epsilon for a person, or a text that it protects nothing."""
     return brief_epsilon(epsilon) if is_promise(epsilon) else NO_PRIVACY
 
 
 def numbers_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """Return a table of numbers, each beside what it is."""
+    """Return a table of numbers, each beside its name."""
     return sheet(title, ("what", "value"), rows, numbers=("value",))
 
 
@@ -49,6 +49,8 @@ def bound_rows(bounds: EpsilonBounds) -> list[tuple[str, str]]:
 
 
 def span(values: Sequence[float], digits: str) -> str:
-    """Return `LOW to HIGH`, or the one number that all are, in a format such as `.3g`."""
+    """Return `LOW to HIGH`, or the one number if all are equal, in a format such as `.3g`."""
     low, high = min(values), max(values)
-    return f"{low:{digits}}" if low == high else f"{low:{digits}} to {high:{digits}}"
+    if low == high:
+        return f"{low:{digits}}"
+    return f"{low:{digits}} to {high:{digits}}"

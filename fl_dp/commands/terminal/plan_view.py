@@ -25,7 +25,7 @@ from .sheets import sheet
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_POINTS = 24  # of the curve: each is a composition of its own
+_POINTS = 24  # of the curve; each is a composition of its own
 _INK = COLOURS[0]
 
 
@@ -36,9 +36,9 @@ class PlanView:
     Attributes:
         plan: The plan.
         bounds: What all its releases spend, by each accountant.
-        curve: Rounds, and epsilon by PLD after them at the coarser discretisation.
+        curve: Rounds with epsilon after them, by PLD at the coarser discretisation.
         naive_multipliers: Noise of each round if the budget were split by basic composition.
-        naive_epsilon: What those rounds would really spend; None when there is no such split.
+        naive_epsilon: What those rounds would really spend; None without such a split.
     """
 
     plan: Plan
@@ -50,26 +50,29 @@ class PlanView:
     @classmethod
     def of(cls, plan: Plan) -> PlanView:
         """Compute what is shown of `plan`."""
-        split = plan.of_sums
-        naive = naive_split(plan.budget, plan.schedule, plan.rounds) if split else ()
+        naive: tuple[float, ...] = ()
+        naive_epsilon: float | None = None
+        if plan.of_sums:
+            naive = naive_split(plan.budget, plan.schedule, plan.rounds)
+            naive_epsilon = _spent(plan, naive)
         return cls(
             plan=plan,
             bounds=plan.epsilon(),
             curve=tuple(_curve(plan)),
             naive_multipliers=naive,
-            naive_epsilon=_spent(plan, naive) if split else None,
+            naive_epsilon=naive_epsilon,
         )
 
     @property
     def noise_saved(self) -> float | None:
-        """The plan's noise over that of the naive split, in the first round."""
+        """The naive split's noise over the plan's, in the first round."""
         if not self.naive_multipliers:
             return None
         return self.naive_multipliers[0] / self.plan.noise_multipliers[0]
 
     @property
     def own_budgets(self) -> list[dict[str, float]]:
-        """Budget, share, rate, noise and epsilon of each group that has its own."""
+        """Budget, share, rate, noise and epsilon of each group with its own budget."""
         plan = self.plan
         return [
             {
@@ -90,6 +93,13 @@ class PlanView:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
         plan = self.plan
+        naive: dict[str, Any] | None = None
+        if self.naive_epsilon is not None:
+            naive = {
+                "noise_multipliers": list(self.naive_multipliers),
+                "epsilon": self.naive_epsilon,
+                "times_our_noise": self.noise_saved,
+            }
         return {
             "delta": plan.budget.delta,
             "epsilon": self.bounds.by_name,
@@ -107,13 +117,7 @@ class PlanView:
             "shares": dict(_share_rows(plan)) or None,
             "own_budgets": self.own_budgets or None,
             "epsilon_over_rounds": [list(point) for point in self.curve],
-            "naive_split": None
-            if self.naive_epsilon is None
-            else {
-                "noise_multipliers": list(self.naive_multipliers),
-                "epsilon": self.naive_epsilon,
-                "times_our_noise": self.noise_saved,
-            },
+            "naive_split": naive,
         }
 
     def table(self) -> Table:
@@ -121,27 +125,24 @@ class PlanView:
         plan = self.plan
         rate = f"{plan.sampling.kind} cohorts of {plan.expected_cohort:g} expected"
         mean_noise = [plan.noise_of_mean(z) for z in plan.noise_multipliers]
+        noise = "noise multiplier of each client's own noise"
+        if plan.of_sums:
+            noise = "noise multiplier (noise std on the sum / clipping norm)"
         rows = [
-            (
-                "noise multiplier (noise std on the sum / clipping norm)"
-                if plan.of_sums
-                else "noise multiplier of each client's own noise",
-                span(plan.noise_multipliers, ".5f"),
-            ),
+            (noise, span(plan.noise_multipliers, ".5f")),
             ("noise std on each coordinate of the mean", span(mean_noise, ".3g")),
             ("denominator: what a cohort weighs", f"{plan.denominator:g}"),
             ("delta", delta_rounded_up(plan.budget.delta)),
             *bound_rows(self.bounds),
         ]
         rows += _share_rows(plan)
-        rows += [
-            (
-                f"epsilon of the clients that allow {brief_epsilon(each['budget'])}",
-                f"{rounded_up(each['epsilon'])}, at rate {each['sampling_rate']:.4g} and noise "
-                f"multiplier {each['noise_multiplier']:.4g}",
+        for group in self.own_budgets:
+            name = f"epsilon of the clients that allow {brief_epsilon(group['budget'])}"
+            value = (
+                f"{rounded_up(group['epsilon'])}, at rate {group['sampling_rate']:.4g} and noise "
+                f"multiplier {group['noise_multiplier']:.4g}"
             )
-            for each in self.own_budgets
-        ]
+            rows.append((name, value))
         if self.naive_epsilon is not None:
             split = "noise multiplier if epsilon were split over the rounds"
             truly = f"  {self.noise_saved:.1f} times the noise, for a true epsilon of"
@@ -151,7 +152,7 @@ class PlanView:
         return numbers_table(title, rows)
 
     def rounds_table(self) -> Table | None:
-        """Return noise and epsilon at some rounds, for the terminal; None if nothing bounds it."""
+        """Return noise and epsilon at some rounds, for the terminal; None without a bound."""
         if not self.curve:
             return None
         spent = dict(self.curve)
@@ -172,10 +173,11 @@ class PlanView:
         """
         plan = self.plan
         constant = len(set(plan.noise_multipliers)) == 1
-        made = new_picture((1.0,) if constant else (1.0, 1.0))
-        if made is None:
+        widths = (1.0,) if constant else (1.0, 1.0)
+        picture = new_picture(widths)
+        if picture is None:
             return False
-        figure, panels = made
+        figure, panels = picture
         epsilon = panels[-1]
         title = f"Privacy spent of one {plan.unit}, delta {delta_rounded_up(plan.budget.delta)}"
         if constant:
@@ -201,7 +203,7 @@ class PlanView:
         rounds = range(1, plan.rounds + 1)
         panel.step(rounds, plan.noise_multipliers, where="mid", color=_INK, label="this plan")
         if self.naive_multipliers:
-            # As words: as a curve, ten times as high, it would press the plan's own flat.
+            # As words: a curve ten times as high would flatten the plan's own.
             panel.plot(
                 [], [], " ", label=f"epsilon split over rounds: {self.noise_saved:.1f} x as much"
             )
@@ -218,25 +220,28 @@ def _shown_rounds(rounds: int) -> list[int]:
 
 
 def _share_rows(plan: Plan) -> list[tuple[str, str]]:
-    """Return what noise in shares rests on; nothing for other noise."""
+    """Return what noise in shares depends on; nothing for other noise."""
     noise = plan.noise
     if noise is None:
         return []
-    one = noise.shared_bundle(plan.bundle(plan.noise_multiplier), 1)
+    bundle = noise.shared_bundle(plan.bundle(plan.noise_multiplier), 1)
     opened = f"{noise.shares.least} of {noise.shares.cohort}"
     if noise.secure_sum.roster:
         opened += f"; {noise.shares.guaranteed} if the server lies"
+    bits = str(bundle.bits)
+    if bundle.share.rotated:
+        bits += ", rotated"
     return [
         ("fewest nodes of an opened sum", opened),
         ("shares of noise that are counted", str(noise.honest_shares)),
-        ("bits of a coordinate", f"{one.bits}{', rotated' if one.share.rotated else ''}"),
-        ("noise of one node, in grid steps", f"{one.noise_scale:.4g}"),
+        ("bits of a coordinate", bits),
+        ("noise of one node, in grid steps", f"{bundle.noise_scale:.4g}"),
         ("epsilon kept for the distance from Gaussians", ceiling(2.0 * noise.slack, 2)),
     ]
 
 
 def _curve(plan: Plan) -> list[tuple[int, float]]:
-    """Return epsilon after some of the rounds, the last among them."""
+    """Return epsilon after some of the rounds, the last one included."""
     step = max(1, plan.rounds // _POINTS)
     stops = sorted({*range(step, plan.rounds, step), *_shown_rounds(plan.rounds)})
     points = [(stop, _spent(plan, plan.noise_multipliers[:stop])) for stop in stops]

@@ -48,7 +48,7 @@ def record_plan_table(plan: RecordPlan) -> Table:
 
 
 def promise_to_records(plan: RecordPlan) -> dict[str, str]:
-    """Return what is promised to whom, in words."""
+    """Return the promise to records, in words."""
     statement = record_statement(plan, participations=None, num_clients=1)
     return {
         name: getattr(statement, name) for name in ("unit", "neighbours", "adversary", "trusted")

@@ -1,4 +1,4 @@
-"""Results of a sweep as a table that other programs read: `results.csv`, one line a training."""
+"""Results of a sweep as a table that programs read: `results.csv`, one line per training."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ class Result:
 
     Attributes:
         cell: The training's folder within the sweep's.
-        curve: The curve that it lies on.
-        x: Its place on the axis: a number, `inf`, or a name; None where there is no axis.
-        seed: Of partition, first weights and shuffling.
-        accuracy: Of the last model; None where the label is a number.
-        loss: Of the last model, mean cross-entropy in nats, or mean squared error.
-        measured_on: The public rows that both are of: `test` or `validation`.
-        epsilon: What the statement quotes of everything that was charged; infinite without privacy.
-        delta: The delta that goes with it.
-        unit: What it protects, for instance `one client`.
+        curve: The curve on which it lies.
+        x: Its position on the axis: a number, `inf`, or a name; None where there is no axis.
+        seed: Seed of partition, first weights and shuffling.
+        accuracy: Accuracy of the last model; None where the label is a number.
+        loss: Loss of the last model: mean cross-entropy in nats, or mean squared error.
+        measured_on: The public rows of both: `test` or `validation`.
+        epsilon: The epsilon that the statement quotes for all charges; infinite without privacy.
+        delta: The delta of that epsilon.
+        unit: The privacy unit, for example `one client`.
         noise_multiplier: Noise standard deviation over the clipping norm, in the rounds with the
-            least noise; under local noise that of one client's message, under DP-SGD of one step.
+            least noise; under local noise of one client's message, under DP-SGD of one step.
         noise_of_mean: Noise standard deviation of each coordinate of the mean update, in the same
             rounds; None where it is not Gaussian or is added inside clients' training.
-        rounds: Rounds that were charged, or done where nothing is.
-        seconds: From its start to its end on the machine it ran on; None if it was resumed.
-        versions: Of what a privacy number depends on, `name version` with semicolons between.
-        metrics: Other metrics of the last model on the same rows, a column each.
+        rounds: Rounds that were charged, or done if nothing is charged.
+        seconds: Duration on the machine that ran it; None if it was resumed.
+        versions: Versions behind a privacy number, `name version` with semicolons between.
+        metrics: Other metrics of the last model on the same rows, one column each.
     """
 
     cell: str
@@ -60,18 +60,22 @@ class Result:
     def number(self, column: str) -> float | None:
         """Return the number in a column; None where it is empty."""
         value = self.metrics.get(column) if column in NUMBERS else getattr(self, column)
-        return None if value is None else float(value)
+        if value is None:
+            return None
+        return float(value)
 
     @property
     def score(self) -> Score:
-        """What the last model is judged by."""
+        """The score of the last model."""
         return Score.of(self.accuracy, self.metrics)
 
     @property
-    def place(self) -> float | None:
-        """Its place on the axis as a number; None if it is a name, or there is none."""
+    def position(self) -> float | None:
+        """Its position on the axis as a number; None if it is a name, or there is none."""
+        if self.x is None:
+            return None
         try:
-            return None if self.x is None else float(self.x)
+            return float(self.x)
         except ValueError:
             return None
 
@@ -90,7 +94,7 @@ def read_results(source: Path) -> list[Result]:
 
     Raises:
         OSError: If it can't be read.
-        ValueError: If it is something else.
+        ValueError: If it is another file.
     """
     with source.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -110,17 +114,17 @@ def _metrics(row: Mapping[str, str | None]) -> dict[str, float]:
 
 
 def _reader(kind: Any) -> Callable[[str], object]:
-    """Return what reads a field of a type from text; an optional one is None where it is empty."""
-    given, *optional = get_args(kind) or (kind,)
-    return lambda text: given(text) if text or not optional else None
+    """Return a function that reads a field from text; an optional field is None if empty."""
+    convert, *optional = get_args(kind) or (kind,)
+    return lambda text: convert(text) if text or not optional else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Results that differ in their seed alone, as one point of a picture.
+    """Results that differ only in their seed, as one point of a picture.
 
     Attributes:
-        x: Their place on the axis.
+        x: Their position on the axis.
         mean: Mean over the seeds.
         deviation: Sample standard deviation over the seeds; 0 for one.
     """
@@ -131,34 +135,24 @@ class Point:
 
 
 def points(results: Sequence[Result], curve: str, column: str) -> list[Point]:
-    """Return a curve's points in the order of the results; places without a number are left out.
+    """Return a curve's points in the order of the results, without those that lack a number.
 
-    Args:
-        results: Of a sweep.
-        curve: Which of its curves.
-        column: A column of numbers of `Result`, for example `accuracy`.
+    The column is one of numbers of `Result`, for example `accuracy`.
     """
-    found: dict[str | None, list[float]] = {}
+    by_position: dict[str | None, list[float]] = {}
     for result in results:
         value = result.number(column)
         if result.curve == curve and value is not None:
-            found.setdefault(result.x, []).append(value)
-    return [
-        Point(
-            x=x,
-            mean=statistics.fmean(values),
-            deviation=statistics.stdev(values) if len(values) > 1 else 0.0,
-        )
-        for x, values in found.items()
-    ]
+            by_position.setdefault(result.x, []).append(value)
+    drawn = []
+    for x, values in by_position.items():
+        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+        drawn.append(Point(x=x, mean=statistics.fmean(values), deviation=deviation))
+    return drawn
 
 
 def least_noise(statement: Mapping[str, Any]) -> float | None:
-    """Return the noise multiplier of the rounds with the least noise; None without noise.
-
-    Args:
-        statement: From JSON.
-    """
+    """Return the noise multiplier of the rounds with the least noise; None without noise."""
     of_rounds = statement.get("noise_multipliers")
     return min(of_rounds) if of_rounds else statement.get("noise_multiplier")
 
@@ -169,20 +163,20 @@ def noise_of_mean(
     """Return the standard deviation of the noise on a coordinate of the mean update.
 
     Args:
-        statement: From JSON.
-        scheme: Noise that the clients add; None: they add none.
-        cohort: Expected clients of a round.
+        statement: A statement, read from JSON.
+        scheme: Noise that the clients add; None if they add none.
+        cohort: Expected number of clients of a round.
 
     Returns:
-        That of the rounds with the least noise; None where it is not Gaussian or is added inside
-        clients' training.
+        The standard deviation in the rounds with the least noise; None where it is not Gaussian or
+        is added inside clients' training.
     """
     noise = least_noise(statement)
     if noise is None or "denominator" not in statement:
-        return None  # of DP-SGD, or none
+        return None  # noise of DP-SGD, or none
     on_sum = noise * float(statement["clipping_norm"])
     if scheme is not None:
         if scheme != "gaussian":
             return None
-        on_sum *= math.sqrt(cohort)  # each message brings its own
+        on_sum *= math.sqrt(cohort)  # each message has its own noise
     return on_sum / float(statement["denominator"])

@@ -7,6 +7,7 @@ import io
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+from rich.console import JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -21,19 +22,16 @@ def sheet(
     *,
     numbers: Collection[str] = (),
 ) -> Table:
-    """Return rows as a table of the terminal; none of its text is read as markup, or cut.
+    """Return rows as a table of the terminal; its text is neither read as markup nor cut.
 
-    Args:
-        title: Above the table.
-        headings: Of the columns.
-        rows: A cell for each heading.
-        numbers: Headings of columns that stand to the right, as numbers do.
+    Columns that `numbers` names are aligned to the right.
     """
-    table = Table(title=None if title is None else escape(title))
+    if title is not None:
+        title = escape(title)
+    table = Table(title=title)
     for heading in headings:
-        table.add_column(
-            escape(heading), justify="right" if heading in numbers else "left", overflow="fold"
-        )
+        side: JustifyMethod = "right" if heading in numbers else "left"
+        table.add_column(escape(heading), justify=side, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
@@ -44,11 +42,7 @@ def write_sheet(
 ) -> None:
     """Write rows as a CSV with a head line, whole or not at all.
 
-    Args:
-        target: The file.
-        headings: Of the columns.
-        rows: A value for each heading; None is an empty cell.
-        public: Whether other users of this machine may read it.
+    None is an empty cell. Other users of this machine may read a public file.
 
     Raises:
         OSError: If it can't be written.

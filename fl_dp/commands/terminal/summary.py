@@ -1,4 +1,4 @@
-"""Tables of what runs came to."""
+"""Tables of the results of runs."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class RunSummary:
 
     Attributes:
         path: The run's folder.
-        variant: The overrides that tell it from its siblings, without the seed.
+        variant: The overrides that distinguish it from its siblings, without the seed.
         rounds: Rounds that were spent.
-        test_accuracy: On the public rows that `measured_on` names, of the last model; None where
-            the label is a number.
+        test_accuracy: Accuracy of the last model on the public rows that `measured_on` names; None
+            where the label is a number.
         epsilon: The bound that the statement quotes, from the ledger's entries.
-        epsilon_so_far: What the rounds had spent that were done, which the progress showed; None
-            without privacy.
-        delta: The delta that goes with it.
-        unit: What it protects, for instance `one client`.
+        epsilon_so_far: What the done rounds had spent, as the progress showed; None without
+            privacy.
+        delta: The delta of that epsilon.
+        unit: The privacy unit, for example `one client`.
         measured_on: `test`, or `validation` where settings are being chosen.
-        record_epsilon: What protects each record besides; None where `unit` is all.
-        record_delta: The delta that goes with it.
+        record_epsilon: Epsilon of each record besides; None where `unit` is all.
+        record_delta: The delta of that epsilon.
         bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
         bytes_up: Bytes of the arrays in its reply.
         test_metrics: Other metrics of the last model on the same rows.
-        is_measured_privately: Whether the last model was measured on clients' rows, too.
+        is_measured_privately: Whether the last model was measured on clients' rows as well.
     """
 
     path: str
@@ -59,35 +59,37 @@ class RunSummary:
 
     @property
     def score(self) -> Score:
-        """What the last model is judged by."""
+        """The score of the last model."""
         return Score.of(self.test_accuracy, self.test_metrics)
 
 
 def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
-    """Average the runs that differ in their seed only.
+    """Average the runs that differ only in their seed.
 
     Returns:
         For each variant: its name, the number of runs, mean and standard deviation of the score
         under its name, for example `test_accuracy_mean` (the latter None for one run), means of
-        other metrics, epsilon and delta (the largest of the runs'), also those of one record where
+        other metrics, the largest epsilon and delta of the runs, also those of one record where
         both are promised, and the bytes of a message down and up.
     """
     rows = []
     for variant in dict.fromkeys(run.variant for run in runs):
         members = [run for run in runs if run.variant == variant]
-        name, values = members[0].score.name, [run.score.value for run in members]
-        known = [value for value in values if value is not None]
+        name, score_values = members[0].score.name, [run.score.value for run in members]
+        values = [value for value in score_values if value is not None]
+        mean = statistics.fmean(values) if values else None
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        metrics = {}
+        for metric in members[0].test_metrics:
+            if all(metric in run.test_metrics for run in members):
+                metrics[metric] = statistics.fmean(run.test_metrics[metric] for run in members)
         rows.append(
             {
                 "variant": variant,
                 "runs": len(members),
-                f"test_{name}_mean": statistics.fmean(known) if known else None,
-                f"test_{name}_std": statistics.stdev(known) if len(known) > 1 else None,
-                "test_metrics_mean": {
-                    name: statistics.fmean(run.test_metrics[name] for run in members)
-                    for name in members[0].test_metrics
-                    if all(name in run.test_metrics for run in members)
-                },
+                f"test_{name}_mean": mean,
+                f"test_{name}_std": deviation,
+                "test_metrics_mean": metrics,
                 "epsilon": max(run.epsilon for run in members),
                 "delta": max(run.delta for run in members),
                 "record_epsilon": _largest([run.record_epsilon for run in members]),
@@ -116,32 +118,32 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
     shown = []
     for row in rows:
         spread = row[f"test_{score.name}_std"]
-        mean = replace(score, value=row[f"test_{score.name}_mean"])
-        shown.append(
-            (
-                row["variant"] or "default",
-                str(row["runs"]),
-                str(mean) if spread is None else f"{mean} ± {spread:.3f}",
-                *_promised(row["epsilon"], row["delta"]),
-                *(_promised(row["record_epsilon"], row["record_delta"]) if both else ()),
-                "-" if row["bytes_up"] is None else f"{row['bytes_down']:,}, {row['bytes_up']:,}",
-            )
-        )
+        mean = str(replace(score, value=row[f"test_{score.name}_mean"]))
+        if spread is not None:
+            mean += f" ± {spread:.3f}"
+        cells = [row["variant"] or "default", str(row["runs"]), mean]
+        cells += _promised(row["epsilon"], row["delta"])
+        if both:
+            cells += _promised(row["record_epsilon"], row["record_delta"])
+        traffic = "-"
+        if row["bytes_up"] is not None:
+            traffic = f"{row['bytes_down']:,}, {row['bytes_up']:,}"
+        shown.append([*cells, traffic])
     title = f"Public {rows_measured} {score.title} (unit: {units})"
     return sheet(title, headings, shown, numbers=headings[1:])
 
 
 def epsilon_jump(runs: Sequence[RunSummary]) -> str | None:
-    """Return why the summary's epsilon is above the one that the progress ended with, if it is."""
+    """Return why the summary's epsilon exceeds the last one of the progress, if it does."""
     for run in runs:
         spent = run.epsilon_so_far
         if spent is not None and math.isfinite(run.epsilon) and run.epsilon > 1.001 * spent:
-            why = "is an intermediate lower value"
+            reason = "is an intermediate lower value"
             if run.is_measured_privately:
-                why = "leaves out that the last model was measured on clients' rows"
+                reason = "leaves out that the last model was measured on clients' rows"
             return (
                 f"Report epsilon {brief_epsilon(run.epsilon)}; {brief_epsilon(spent)}, where "
-                f"the progress ended, {why}"
+                f"the progress ended, {reason}"
             )
     return None
 

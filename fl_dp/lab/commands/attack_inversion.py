@@ -19,8 +19,8 @@ from fl_dp.commands.console import (
     Overrides,
     doing,
     err,
+    exit_on_errors,
     fail,
-    failures_told,
     finite,
     out,
     print_json,
@@ -81,14 +81,14 @@ def inversion(
 
     The folder holds records as they are, beside what was recovered of them: public data only.
     """
-    with failures_told():
+    with exit_on_errors():
         from fl_dp.commands.jobs import find_jobs
 
         settings = overrides or []
         if not any(text.startswith(("experiment=", "resume=")) for text in settings):
             settings = [_EXPERIMENT, *settings]
         jobs = find_jobs(settings, multirun=multirun)
-        for job in jobs.each:
+        for job in jobs.trainings:
             if not job.resumed:
                 require_public(job.settings, stated=data_is_public, because=_SHOWS_RECORDS)
         recover(jobs, as_json=as_json)
@@ -100,7 +100,7 @@ def recover_by_run(jobs: Jobs, *, as_json: bool) -> None:
     Raises:
         ValueError: As `recover`, and if the task reads own data.
     """
-    for job in jobs.each:
+    for job in jobs.trainings:
         require_public(
             job.settings,
             stated=job.resumed,
@@ -123,7 +123,7 @@ def recover(jobs: Jobs, *, as_json: bool) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = err if as_json else out
     experiments = []
-    for job in jobs.each:
+    for job in jobs.trainings:
         _refuse_noise_of_training(job)
         with doing(f"loading the data: task={job.settings.task.name}"):
             from fl_dp.app.workload import dataset_of
@@ -132,7 +132,7 @@ def recover(jobs: Jobs, *, as_json: bool) -> None:
             experiments.append(recovery_of(dataset_of(job.settings), job.settings))
     jobs.note()
     runs = []
-    for job, experiment in zip(jobs.each, experiments, strict=True):
+    for job, experiment in zip(jobs.trainings, experiments, strict=True):
         try:
             results = _attack_cells(job, experiment, console)
         except KeyboardInterrupt:

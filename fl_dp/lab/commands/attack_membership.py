@@ -18,8 +18,8 @@ from fl_dp.commands.console import (
     Overrides,
     doing,
     err,
+    exit_on_errors,
     fail,
-    failures_told,
     out,
     print_json,
     print_plainly,
@@ -81,7 +81,7 @@ def membership(
     does better than the promise allows.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # its folders are removed then, too
-    with failures_told():
+    with exit_on_errors():
         from fl_dp.commands.jobs import find_jobs, prepare
         from fl_dp.commands.stats import refuse_statistics
 
@@ -90,7 +90,7 @@ def membership(
             fail(
                 "an attack trains models of its own: write the run's settings, not resume", status=2
             )
-        (job,) = find_jobs(texts, multirun=False).each
+        (job,) = find_jobs(texts, multirun=False).trainings
         refuse_statistics(job.settings)
         because = "an attack trains and looks at models that are not released"
         require_public(job.settings, stated=data_is_public, because=because)

@@ -16,8 +16,8 @@ from fl_dp.commands.console import (
     AsJson,
     Overrides,
     err,
+    exit_on_errors,
     fail,
-    failures_told,
     finite,
     note,
     out,
@@ -114,7 +114,7 @@ def audit(
     if not 0.0 < alpha < 1.0:
         fail(f"--alpha must lie in (0, 1), got {alpha}", status=2)
     asked = list(overrides or [])
-    with failures_told():
+    with exit_on_errors():
         from fl_dp.app.compose import compose_settings
 
         if scores is not None:
@@ -234,7 +234,7 @@ def _trainable(overrides: Sequence[str], *, keep_model: bool, data_is_public: bo
     asked = [*overrides, *room_for_canaries(compose_settings(overrides))]
     if not keep_model:
         asked.append(f"output_dir={_FOLDER}")
-    (job,) = find_jobs(asked, multirun=False).each
+    (job,) = find_jobs(asked, multirun=False).trainings
     require_auditable(job.settings)
     # A round's model less its noise, which is written down, is the exact sum of the updates.
     require_public(

@@ -18,7 +18,7 @@ from fl_dp.commands.console import (
     Overrides,
     doing,
     err,
-    failures_told,
+    exit_on_errors,
     note,
     out,
     print_json,
@@ -64,14 +64,14 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
     """
     # As Ctrl-C: otherwise the trainings would go on and spend.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with failures_told():
+    with exit_on_errors():
         from fl_dp.app.cautions import cautions
         from fl_dp.commands.jobs import Jobs, find_jobs, prepare
         from fl_dp.commands.run import conclude
         from fl_dp.commands.stats import refuse_statistics
         from fl_dp.lab.settings import tune_of
 
-        (job,) = find_jobs(with_candidates(overrides or []), multirun=False).each
+        (job,) = find_jobs(with_candidates(overrides or []), multirun=False).trainings
         refuse_statistics(job.settings)
         _check(job.settings)
         job = prepare(job)
@@ -82,7 +82,7 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
             summary = _best_of_many(job, console)
         else:
             summary = _chosen_and_trained(job, console)
-        conclude([summary], Jobs(each=(job,)), console)
+        conclude([summary], Jobs(trainings=(job,)), console)
         _say(job, console)
     if as_json:
         from fl_dp.commands.terminal.summary import summary_json
@@ -139,7 +139,7 @@ def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
         note(f"before the first round, each client tries {count} candidates and votes")
     else:
         note(f"before the first round, the server tries {count} candidates on its public rows")
-    [summary] = Queue(Jobs(each=(job,)), console).work_off()
+    [summary] = Queue(Jobs(trainings=(job,)), console).work_off()
     return summary
 
 
@@ -185,7 +185,7 @@ def _score(job: Job, console: Console) -> float:
     from fl_dp.commands.queue import Queue
 
     try:
-        [summary] = Queue(Jobs(each=(job,)), console).work_off()
+        [summary] = Queue(Jobs(trainings=(job,)), console).work_off()
     except typer.Exit as ended:
         if ended.exit_code != 1:  # Ctrl-C, which stops all trainings
             raise

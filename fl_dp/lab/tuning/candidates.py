@@ -136,7 +136,7 @@ CHOOSING: tuple[Exclusion[Settings], ...] = (
     ),
     Exclusion(
         options=("tracking", "tracking.metrics_port", "tune.by"),
-        when=lambda settings: tune_of(settings).by == "stopping" and settings.tracking.told,
+        when=lambda settings: tune_of(settings).by == "stopping" and settings.tracking.is_on,
         why="with tune.by=stopping what lost and how many trainings there were stays secret, and "
         "a tracker would be told of each",
         instead="leave tracking and tracking.metrics_port out",

@@ -21,7 +21,7 @@ _NAMES = (
     "relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week",
     "native-country", "income",
 )  # fmt: skip
-# The lists are those of adult.names; the constants are round numbers, nothing is fitted.
+# The lists are those of adult.names; the constants are round numbers, not fitted.
 COLUMNS: Columns = {
     "age": Number(centre=40, scale=15),
     "workclass": (
@@ -63,16 +63,8 @@ _INCOMES = ("<=50K", ">50K")
 def load_adult(data_dir: str | None = None) -> Dataset:
     """Load Adult with its published split.
 
-    Args:
-        data_dir: Folder with `adult.data` and `adult.test`; None looks where `fl-dp data adult`
-            puts them.
-
     Returns:
         Float32 rows `(n, 92)`; the label is 1 for an income above 50,000 dollars.
-
-    Raises:
-        FileNotFoundError: If the folder or one of its files is missing.
-        ValueError: If a file is not the published one.
     """
     files = sources.published_files("adult", sources.require_folder("adult", data_dir))
     (train_x, train_y), (test_x, test_y) = (
@@ -93,14 +85,14 @@ def parse_adult(text: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Encode one of the two files.
 
     Args:
-        text: A row a line, cells separated by commas. Empty lines and the test file's first line,
-            which starts with `|`, are passed over; its labels may end with a full stop.
+        text: One row per line, cells separated by commas. Empty lines and the test file's first
+            line, which starts with `|`, are skipped; labels may end with a full stop.
 
     Returns:
         Inputs `(n, 92)` and labels `(n,)`.
 
     Raises:
-        ValueError: If a row has not fifteen cells, or a cell can't be read.
+        ValueError: If a row does not have fifteen cells, or a cell can't be read.
     """
     rows = [_cells(line) for line in text.splitlines() if line.strip() and not line.startswith("|")]
     labels = codes("income", [row[-1].removesuffix(".") for row in rows], _INCOMES)

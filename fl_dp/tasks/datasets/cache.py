@@ -1,4 +1,4 @@
-"""The user's cache: fetched files, a folder a data set, and arrays that processes share.
+"""The user's cache: a folder of fetched files per data set, and arrays that processes share.
 
 An array is unpacked once into a `.npy` file of bytes and memory-mapped from there, so that the
 processes of a simulation share one copy.
@@ -18,7 +18,7 @@ from fl_dp.files import cache_folder, written_whole
 
 
 def fetched_folder(name: str) -> Path | None:
-    """Return where a data set's fetched files lie, whether it is there or not."""
+    """Return the folder for a data set's fetched files, whether it exists or not."""
     cache = cache_folder()
     return None if cache is None else cache / name
 
@@ -26,13 +26,12 @@ def fetched_folder(name: str) -> Path | None:
 def cached_array(
     key: str, make: Callable[[], NDArray[np.uint8]], verify: Sequence[Path] = ()
 ) -> NDArray[np.uint8]:
-    """Map one array from the cache, filling it if need be.
+    """Map one array from the cache, which is filled if need be.
 
     Args:
-        key: Name of the cached file; it carries a digest of the content, so that this is verified
-            once.
+        key: Name of the cached file, with a digest of the content.
         make: Reads, verifies and unpacks the array.
-        verify: The files that must themselves have been verified once; () if the cache is enough.
+        verify: Files that must be verified once themselves; () if the cache is enough.
 
     Returns:
         Read-only uint8 array, memory-mapped where the cache allows it.

@@ -1,7 +1,7 @@
 """CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour images of 32x32 in ten classes.
 
-The package holds six PNG files, one image a row of 1,024 RGB pixels, and two lists of labels. They
-are decoded once into the cache, by Pillow, and memory-mapped from there.
+The package holds six PNG files, one image per row of 1,024 RGB pixels, and two lists of labels.
+Pillow decodes them once into the cache, and they are memory-mapped from there.
 """
 
 from __future__ import annotations
@@ -33,19 +33,10 @@ _CLASSES = (
 def load_cifar10(data_dir: str | None = None) -> Dataset:
     """Load CIFAR-10 with its published split.
 
-    Args:
-        data_dir: Folder with the six PNG files and two lists of labels; None looks where `fl-dp
-            data cifar10` puts them.
-
     Returns:
         Memory-mapped uint8 images `(50000, 3, 32, 32)` and `(10000, 3, 32, 32)`, which
         `Dataset.features` standardises by channel; plain arrays if the cache folder can't be
         written.
-
-    Raises:
-        FileNotFoundError: If the folder or one of its files is missing.
-        ImportError: If Pillow is missing.
-        ValueError: If a file is not the published one.
     """
     folder = sources.require_folder("cifar10", data_dir)
     trust_cache = data_dir is None
@@ -73,12 +64,13 @@ def _images(folder: Path, files: tuple[str, ...], *, trust_cache: bool) -> NDArr
         ]
         return np.concatenate([decode_rows(raw) for raw in raws])
 
-    key = f"cifar10-{'train' if files == _TRAIN else 'test'}-{digest}"
-    return cached_array(key, decode, () if trust_cache else paths)
+    split = "train" if files == _TRAIN else "test"
+    verify = () if trust_cache else paths
+    return cached_array(f"cifar10-{split}-{digest}", decode, verify)
 
 
 def decode_rows(raw: bytes) -> NDArray[np.uint8]:
-    """Decode a PNG file that holds one image a row.
+    """Decode a PNG file that has one image per row.
 
     Args:
         raw: An RGB picture, 1,024 pixels wide and `n` high.
@@ -94,7 +86,7 @@ def decode_rows(raw: bytes) -> NDArray[np.uint8]:
         from PIL import Image
     except ImportError as error:
         raise ImportError("task=cifar10 reads PNG files: pip install pillow brings it") from error
-    # Ten million pixels are what is expected: no reason for Pillow to suspect a bomb.
+    # Ten million pixels are expected: Pillow need not suspect a bomb.
     with Image.open(io.BytesIO(raw), formats=["PNG"]) as picture:
         if picture.mode != "RGB" or picture.width != _SIDE * _SIDE:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Rows of a table as numbers, by a description that is public and fixed.
+"""Rows of a table as numbers, by a fixed public description.
 
 Categories come from a fixed list and numbers are scaled by fixed constants, so that the inputs of
 one client's rows do not depend on another client's.
@@ -18,9 +18,9 @@ class Number:
     """A column of numbers, encoded as `(x - centre) / scale`.
 
     Attributes:
-        centre: What becomes 0.
-        scale: What becomes 1 above it.
-        logarithm: Take `log(1 + x)` first, for amounts with a long tail.
+        centre: Value that becomes 0.
+        scale: Distance above it that becomes 1.
+        logarithm: Whether to take `log(1 + x)` first, for amounts with a long tail.
     """
 
     centre: float = 0.0
@@ -33,7 +33,7 @@ Columns = Mapping[str, Number | Sequence[str]]
 
 
 def width(columns: Columns) -> int:
-    """Return how many numbers encode a row."""
+    """Return the number of numbers that encode a row."""
     return sum(_widths(columns))
 
 
@@ -41,11 +41,11 @@ def encode(rows: Iterable[Mapping[str, str]], columns: Columns) -> NDArray[np.fl
     """Encode the rows of a table.
 
     Args:
-        rows: The cells of each row by their column; columns that are not described are left out.
-        columns: What they hold.
+        rows: The cells of each row by their column; columns without a description are ignored.
+        columns: Description of the columns.
 
     Returns:
-        Float32 `(n, width(columns))`, columns in the order of the description.
+        Float32 `(n, width(columns))`, in the order of the description.
 
     Raises:
         ValueError: If a column is missing, a number can't be read or is not finite, or a category
@@ -70,18 +70,18 @@ def encode(rows: Iterable[Mapping[str, str]], columns: Columns) -> NDArray[np.fl
 
 
 def codes(name: str, cells: Sequence[str], categories: Sequence[str]) -> NDArray[np.int64]:
-    """Return each cell's place in a list of categories, int64 `(n,)`.
+    """Return the index of each cell in a list of categories, int64 `(n,)`.
 
     Raises:
         ValueError: If a cell is not in the list.
     """
-    places = {category: place for place, category in enumerate(categories)}
-    unknown = set(cells) - set(places)
+    indices = {category: index for index, category in enumerate(categories)}
+    unknown = set(cells) - set(indices)
     if unknown:
         raise ValueError(
             f"column '{name}' holds '{min(unknown)}'; it must be one of {', '.join(categories)}"
         )
-    return np.array([places[cell] for cell in cells], dtype=np.int64)
+    return np.array([indices[cell] for cell in cells], dtype=np.int64)
 
 
 def _widths(columns: Columns) -> list[int]:

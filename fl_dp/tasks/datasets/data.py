@@ -25,17 +25,17 @@ from fl_dp.tasks.datasets.held_out import of_clients, with_public_part, with_val
 from fl_dp.tasks.datasets.sources import SOURCES
 
 OWN_DATA = ("csv", "parquet", "folder")
-"""Somebody's own files, which are read by a `DataFormat`."""
+"""The user's own files, which are read by a `DataFormat`."""
 
 EMBEDDED = {"digits": Form((1, 8, 8), 10), "breast_cancer": Form((30,), 2)}
-"""Sets that ship inside scikit-learn, with their forms: there is no folder to look in."""
+"""Sets that ship inside scikit-learn, with their forms: they have no folder."""
 
 PUBLIC_FORMS = EMBEDDED | {name: source.form for name, source in SOURCES.items()}
 """Forms of the public data sets."""
 
 DATASETS = (*PUBLIC_FORMS, *OWN_DATA)
 
-# The module that has `load_NAME`, where it is not called NAME.
+# The module with `load_NAME`, unless it is called NAME.
 _MODULES = {
     "digits": "shipped",
     "breast_cancer": "shipped",
@@ -59,17 +59,15 @@ def load_dataset(
     """Load a data set, once per process.
 
     Args:
-        name: One of `DATASETS`.
+        name: A name in `DATASETS`.
         data_dir: Folder with the set's files; None searches the usual places. Ignored by the sets
             that ship inside scikit-learn.
-        data_format: How to read somebody's own files; None takes every default. Ignored by public
-            sets.
-        validation: Hold out a fifth of the training part, and give it as the test part: settings
-            are chosen by it, so that the real test part stays unseen.
-        public: Training records that are public, without their labels: `Dataset.public_x` has
-            them, and the training part does not.
-        clients: Patterns of the natural clients whose records there are, in both parts; see
-            `held_out.of_clients`. None: all.
+        data_format: How to read the user's own files; None takes every default.
+        validation: Hold out a fifth of the training part and return it as the test part, so that
+            settings can be chosen without the real test part.
+        public: Number of training records that are public, without labels: they move to
+            `Dataset.public_x`.
+        clients: Patterns of natural clients, see `held_out.of_clients`. None: all.
 
     Returns:
         The data set; the same object for the same arguments.
@@ -82,17 +80,16 @@ def load_dataset(
     """
     if name not in DATASETS:
         raise ValueError(f"unknown dataset {name!r}; write one of {', '.join(DATASETS)}")
-    if name in OWN_DATA:
-        data_format = data_format or DataFormat()
-    else:
-        data_format, data_dir = None, None if name in EMBEDDED else data_dir
+    if name in EMBEDDED:
+        data_dir = None
+    data_format = (data_format or DataFormat()) if name in OWN_DATA else None
     if not validation and not public and clients is None:
         return _load_once(name, data_dir, data_format)
     return _divided_once(name, data_dir, data_format, validation, public, clients)
 
 
 def form_of(name: str, data_format: DataFormat | None) -> Form | None:
-    """Return the form of a task, None if it would have to be found in the files."""
+    """Return the form of a task; None if only the files could tell it."""
     if data_format is None:
         return PUBLIC_FORMS[name]
     outputs = data_format.num_outputs
@@ -107,7 +104,7 @@ def form_of(name: str, data_format: DataFormat | None) -> Form | None:
 
 @cache
 def _load_once(name: str, data_dir: str | None, data_format: DataFormat | None) -> Dataset:
-    # Imported late: what one set needs, a run on another should not pay.
+    # Imported late: a run on one set should not pay for another.
     module = import_module(f"fl_dp.tasks.datasets.{_MODULES.get(name, name)}")
     loader = getattr(module, f"load_{name}")
     load = cast(Callable[..., Dataset], loader)
@@ -132,11 +129,13 @@ def _divided_once(
         dataset = of_clients(dataset, clients)
     if validation:
         dataset = with_validation_part(dataset)
-    return _shared(with_public_part(dataset, public) if public else dataset)
+    if public:
+        dataset = with_public_part(dataset, public)
+    return _shared(dataset)
 
 
 def _shared(dataset: Dataset) -> Dataset:
-    """Return a set whose arrays all clients of this process share, and nobody changes."""
+    """Return a set whose arrays all clients of this process share, and nobody can change."""
     for value in vars(dataset).values():
         if isinstance(value, np.ndarray):
             value.setflags(write=False)

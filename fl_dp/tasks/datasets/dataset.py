@@ -16,30 +16,27 @@ class Dataset:
     """Records and labels of one data set: images, rows of a table, or sequences of tokens.
 
     Attributes:
-        name: The name that `load_dataset` knows it by.
-        train_x: `(n, *input_shape)`, float32 ready for a model, uint8 pixels that `features`
-            scales, or uint8 tokens `(n, length)` if there is a vocabulary. Images have their
-            channels first, rows of a table are `(n, columns)`.
-        train_y: `(n,)` int64 labels in `0..num_classes - 1`; or float32 in [-1, 1], where the
-            label is a number and that its public range.
+        name: Its name in `load_dataset`.
+        train_x: `(n, *input_shape)`: float32 ready for a model, uint8 pixels that `features`
+            scales, or uint8 tokens `(n, length)` with a vocabulary. Images have their channels
+            first, rows of a table are `(n, columns)`.
+        train_y: `(n,)`: int64 labels in `0..num_classes - 1`; or float32 in [-1, 1], the public
+            range of a label that is a number.
         test_x: Like `train_x`, for the held-out part.
         test_y: Like `train_y`, for the held-out part.
-        num_classes: Number of labels; 1 where the label is a number.
-        mean: Mean of the pixels after division by 255, one number or one a channel; only used for
-            uint8 images.
-        std: Standard deviation of the pixels after division by 255, like `mean`.
-        vocabulary_size: Number of tokens, which lie in `0..vocabulary_size - 1`; None if records
-            are not sequences of tokens.
-        train_clients: `(n,)` int64, for each training row the number of its natural client in
-            `0..k - 1`, for example the person it came from; None if the set has no natural clients.
-        test_clients: Like `train_clients`, for the test part; None if nobody is named there.
+        num_classes: Number of classes; 1 where the label is a number.
+        mean: Mean of uint8 pixels after division by 255, one number or one per channel.
+        std: Their standard deviation, like `mean`.
+        vocabulary_size: Number of tokens; None if records are not sequences of tokens.
+        train_clients: `(n,)` int64, the number of each training row's natural client in `0..k - 1`,
+            for example the person it came from; None without natural clients.
+        test_clients: Like `train_clients`, for the test part; None if it names nobody.
         client_names: The `k` natural clients' names, in the order of their numbers; () for none.
         column_names: Names of a record's columns, for people; () where there are none.
         class_names: Names of the labels, for people, in their order; () where they are numbers.
-        train_fit: `(n,)` bool, False for a training row that could not be read as a record and
-            holds zeros; None if all could.
-        public_x: Like `train_x`: records that are public, without their labels, and in no other
-            part; None for none.
+        train_fit: `(n,)` bool, False for a training row that could not be read as a record and is
+            zero; None if all could.
+        public_x: Like `train_x`: public records without labels, in no other part; None for none.
     """
 
     name: str
@@ -60,13 +57,12 @@ class Dataset:
     public_x: NDArray[np.uint8] | NDArray[np.float32] | None = None
 
     def __post_init__(self) -> None:
-        """Check that records, labels and clients belong together.
+        """Check that records, labels and clients fit together.
 
         Raises:
-            ValueError: If a part has more records than labels or the reverse, the parts differ in
-                their records' shape, records are neither uint8 nor float32, means do not go with
-                the channels, tokens are not bytes of shape `(n, length)` within the vocabulary, or
-                clients do not go with the training rows or with their names.
+            ValueError: If lengths or shapes of the parts differ, records are neither uint8 nor
+                float32, means do not fit the channels, tokens are not bytes of shape `(n, length)`
+                within the vocabulary, or clients do not fit the training rows or their names.
         """
         for split in ("train", "test"):
             self._check_part(split)
@@ -90,13 +86,13 @@ class Dataset:
 
     @property
     def form(self) -> Form:
-        """Shapes that a model for this set is built for."""
+        """Shapes for which a model of this set is built."""
         return Form(self.input_shape, self.num_classes, self.vocabulary_size)
 
     def features(
         self, rows: NDArray[np.int64] | slice, split: str = "train"
     ) -> NDArray[np.float32] | NDArray[np.int64]:
-        """Model inputs of some rows, as a copy of their own.
+        """Model inputs of some rows, as a copy.
 
         Args:
             rows: Row numbers, int64 of shape `(k,)`, or a slice.
@@ -111,13 +107,13 @@ class Dataset:
         """
         is_public = split == "public" and self.public_x is not None
         records = self.public_x if is_public else self._part(split)[0]
-        assert records is not None  # as asked above
+        assert records is not None  # as checked above
         chosen = records[rows]
         if self.vocabulary_size is not None:
             return chosen.astype(np.int64)
         scaled = chosen.astype(np.float32)
         if records.dtype == np.uint8:
-            # One number, or one a channel that lies along the first axis of a record.
+            # One number, or one per channel, which is the first axis of a record.
             shape = (-1, *(1,) * (len(self.input_shape) - 1))
             mean, std = (np.reshape(values, shape) for values in (self.mean, self.std))
             scaled *= np.float32(1 / (255 * std))
@@ -125,17 +121,14 @@ class Dataset:
         return scaled
 
     def labels(self, rows: NDArray[np.int64] | slice, split: str = "train") -> NDArray[Any]:
-        """Labels of some rows, as a copy of their own.
+        """Labels of some rows, as a copy `(k,)`.
 
         Args:
             rows: Row numbers, int64 of shape `(k,)`, or a slice.
             split: "train" or "test".
 
-        Returns:
-            Array `(k,)`, int64 or float32 as `train_y`.
-
         Raises:
-            ValueError: If `split` is neither "train" nor "test".
+            ValueError: If `split` is neither.
         """
         _, labels = self._part(split)
         return labels[rows].copy()

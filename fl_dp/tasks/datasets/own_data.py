@@ -1,4 +1,4 @@
-"""Parts and classes, which tables and image folders of somebody's own share."""
+"""Parts and classes, which a user's own tables and image folders share."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def optional_import(name: str, *, extra: str, task: str) -> Any:
 
 
 def own_folder(task: str, data_dir: str | None) -> Path:
-    """Return the folder of somebody's own data.
+    """Return the folder of the user's own data.
 
     Raises:
-        ValueError: If none is given.
-        FileNotFoundError: If there is no such folder.
+        ValueError: If none is named.
+        FileNotFoundError: If it does not exist.
     """
     if data_dir is None:
         raise ValueError(f"task={task} is your own data: write task.data_dir=/absolute/folder")
@@ -58,18 +58,18 @@ def own_folder(task: str, data_dir: str | None) -> Path:
 
 
 def splits_to_read(data_format: DataFormat, paths: dict[str, Path]) -> tuple[str, ...]:
-    """Return the parts that are read from files of their own; a test part may be cut off "train".
+    """Return the parts that are read from files of their own.
 
     Args:
-        data_format: Names the parts, and a test fraction if one is to be cut off.
+        data_format: Names the parts, and a test fraction if that is cut off the training part.
         paths: The file or folder of each part.
 
     Raises:
         FileNotFoundError: If a part is missing.
-        ValueError: If a test part is there and a fraction is to be cut off, too.
+        ValueError: If there is a test part, and a fraction is to be cut off as well.
     """
     fraction = data_format.test_fraction
-    cuts = fraction is not None and data_format.everybody_s
+    cuts = fraction is not None and data_format.is_shared
     if cuts and paths["test"].exists():
         raise ValueError(
             f"task.test_fraction={fraction} would hold out training rows, and there is "
@@ -79,7 +79,7 @@ def splits_to_read(data_format: DataFormat, paths: dict[str, Path]) -> tuple[str
     for split in splits:
         if not paths[split].exists():
             instead = ""
-            if data_format.everybody_s:
+            if data_format.is_shared:
                 instead = {
                     "train": " (if the nodes bring their own training data, write "
                     "task.partition=nodes)",
@@ -101,15 +101,15 @@ def dataset_of_parts(
     clients: tuple[NDArray[np.int64], tuple[str, ...]] | None,
     data_format: DataFormat,
 ) -> Dataset:
-    """Put the parts that were read together; the others are empty or cut off the training part.
+    """Put the parts together; a missing test part is cut off the training part.
 
     Args:
-        name: Of the data set.
+        name: Name of the data set.
         x: Records of each part that was read.
         y: Labels of each part that was read.
-        num_classes: Number of labels.
+        num_classes: Number of classes.
         clients: The natural client of each training row and their names, if there are any.
-        data_format: Says whether a test part is to be cut off.
+        data_format: Says whether a test part is cut off.
 
     Raises:
         ValueError: If that leaves no row for training or none for testing.
@@ -127,17 +127,19 @@ def dataset_of_parts(
         train_clients=train_clients,
         client_names=client_names,
     )
-    if "test" in x or not data_format.everybody_s:
+    if "test" in x or not data_format.is_shared:
         return whole
-    assert data_format.test_fraction is not None  # or else the missing part was an error
+    assert data_format.test_fraction is not None  # otherwise the missing part was an error
     test = _held_out(len(whole.train_y), data_format.test_fraction)
+    if train_clients is not None:
+        train_clients = train_clients[~test]
     return replace(
         whole,
         train_x=whole.train_x[~test],
         train_y=whole.train_y[~test],
         test_x=whole.train_x[test],
         test_y=whole.train_y[test],
-        train_clients=None if train_clients is None else train_clients[~test],
+        train_clients=train_clients,
     )
 
 
@@ -150,16 +152,7 @@ def dataset_of_rows(
     num_classes: int,
     source: Path,
 ) -> Dataset:
-    """Return one node's training rows, of which some did not fit; their number goes to the log.
-
-    Args:
-        name: Of the data set.
-        x: Records, zeros where a row did not fit.
-        y: Labels, likewise.
-        fit: Which rows did.
-        num_classes: Number of labels.
-        source: Where they were read.
-    """
+    """Return one node's training rows; the number of those that do not fit goes to the log."""
     unfit = len(fit) - int(fit.sum())
     if unfit:
         logger.warning("%s: %d of %d rows do not fit and count as none", source, unfit, len(fit))
@@ -190,15 +183,12 @@ def _held_out(num_rows: int, fraction: float) -> NDArray[np.bool_]:
 def class_numbers(
     names: Sequence[str], classes: Sequence[str], *, source: Path
 ) -> NDArray[np.int64]:
-    """Number labels by their class.
+    """Return the number of each label's class, int64.
 
     Args:
         names: The labels that occur, each once.
         classes: All classes.
-        source: Where the labels stand, for the error message.
-
-    Returns:
-        Int64, the class of each name.
+        source: File or folder of the labels, for the error message.
 
     Raises:
         ValueError: If a label is no class.
@@ -217,7 +207,7 @@ def numbers_by_label(classes: Sequence[str]) -> dict[str, int]:
     """Return the number of each class, by its `plain_label`.
 
     Raises:
-        ValueError: If two classes are one.
+        ValueError: If two classes have the same plain label.
     """
     numbers = {plain_label(name): number for number, name in enumerate(classes)}
     if len(numbers) < len(classes):
@@ -226,25 +216,29 @@ def numbers_by_label(classes: Sequence[str]) -> dict[str, int]:
 
 
 def plain_label(label: str) -> str:
-    """Return a label in the one form that is compared: `true`, `false`, and 1 for 1.0."""
+    """Return a label in the form that is compared: `true`, `false`, and 1 for 1.0."""
     name = plain_name(label)
     if name.lower() in ("true", "false"):
         return name.lower()
     with_zeros = _WITH_ZEROS.fullmatch(name)
-    return name if with_zeros is None else with_zeros.group(1)
+    if with_zeros is None:
+        return name
+    return with_zeros.group(1)
 
 
 def few_labels(labels: Sequence[str]) -> str:
-    """Return labels for an error message; many are no classes but values, and only counted."""
-    return listed(labels) if len(labels) <= _SHOWN else f"{len(labels)} different ones"
+    """Return labels for an error message; many are values, not classes, and are only counted."""
+    if len(labels) > _SHOWN:
+        return f"{len(labels)} different ones"
+    return listed(labels)
 
 
 def require_distinct_clients(names: Sequence[str], source: Path | str) -> None:
     """Check that no client has two names, which would make it two privacy units.
 
     Args:
-        names: Of all natural clients.
-        source: Where they stand, for the error message, which names nobody.
+        names: Names of all natural clients.
+        source: File or folder of the names, for the error message, which names nobody.
 
     Raises:
         ValueError: If names differ in capitals, blanks, zeros before a number, or forms of letters.
@@ -262,24 +256,28 @@ def require_distinct_clients(names: Sequence[str], source: Path | str) -> None:
 def _folded(name: str) -> str:
     folded = "".join(unicodedata.normalize("NFKC", name).casefold().split())
     number = _WHOLE_NUMBER.fullmatch(folded)
-    return folded if number is None else number.group(1)
+    if number is None:
+        return folded
+    return number.group(1)
 
 
 def listed(names: Sequence[str]) -> str:
     """Return some names for an error message, the first few of many."""
     shown = ", ".join(repr(name) for name in names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+    if len(names) <= _SHOWN:
+        return shown
+    return f"{shown} and {len(names) - _SHOWN} more"
 
 
-def require_scale_of(data_format: DataFormat, size: int, what: str) -> None:
+def require_scale_of(data_format: DataFormat, size: int, noun: str) -> None:
     """Check that there is one mean and one deviation for each column or channel.
 
     Raises:
-        ValueError: If not.
+        ValueError: If there is another number of them.
     """
     for key in ("mean", "std"):
         values = getattr(data_format, key)
         if values is not None and len(values) != size:
             raise ValueError(
-                f"task.{key} has {len(values)} numbers for {size} {what}: write one for each"
+                f"task.{key} has {len(values)} numbers for {size} {noun}: write one for each"
             )

@@ -1,10 +1,10 @@
-"""Somebody's own images: folders that are named after the classes.
+"""A user's own images: folders that are named after the classes.
 
     data_dir/train/cat/1.png             or, with natural clients:  data_dir/train/CLIENT/cat/1.png
     data_dir/test/cat/2.png
 
-All images have one size: a resize would be a choice that this can't make for you. So would be what
-lies behind transparent pixels, and which of 65,536 greys become which of 256.
+All images have one size: resizing is a choice that this can't make for you. So are the colour
+behind transparent pixels, and the mapping of 65,536 greys to 256.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fl_dp.tasks.datasets.own_data import (
 from fl_dp.user_code import Contained
 
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
-_FORMATS = ("PNG", "JPEG", "BMP")  # Pillow reads many more, which nobody asked for
+_FORMATS = ("PNG", "JPEG", "BMP")  # Pillow reads many more, which are not needed
 _MODES = {1: "L", 3: "RGB"}
 
 
@@ -46,18 +46,14 @@ class _Image(NamedTuple):
 def load_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
     """Load the images below `train` and `test`.
 
-    Args:
-        data_dir: The folder of both.
-        data_format: What is public about the images.
-
     Returns:
-        Bytes `(n, channels, height, width)`, grey or RGB, which `Dataset.features` divides by 255
-        and scales by the public means and deviations. A part that is not read has no rows.
+        Bytes `(n, channels, height, width)`, grey or RGB. `Dataset.features` divides them by 255
+        and scales them by the public means and deviations. A part that is not read has no rows.
 
     Raises:
         FileNotFoundError: If a part is missing.
         ModuleNotFoundError: If Pillow is not installed.
-        ValueError: If the folders or an image do not fit the format; the text can hold names.
+        ValueError: If the folders or an image do not fit the format; the text can contain names.
     """
     data_format.require(image_shape=data_format.image_shape, classes=data_format.classes)
     for key in ("columns", "client_column"):
@@ -71,20 +67,25 @@ def load_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
     images = {split: _images_below(paths[split]) for split in splits_to_read(data_format, paths)}
     if any(image.client is not None for image in images.get("test", [])):
         raise ValueError(f"{paths['test']} is public and nobody's: write test/CLASS/IMAGE there")
-    classes = data_format.classes or tuple(
-        sorted({image.label for part in images.values() for image in part})
-    )
+    classes = data_format.classes
+    if not classes:
+        classes = tuple(sorted({image.label for part in images.values() for image in part}))
     shape = data_format.image_shape or _shape_of(next(iter(images.values()))[0].file)
     require_scale_of(data_format, shape[0], "channels")
+    pixels = {split: _pixels(part, shape) for split, part in images.items()}
+    labels = {}
+    for split, part in images.items():
+        names = [image.label for image in part]
+        labels[split] = class_numbers(names, classes, source=paths[split])
+    clients = None
+    if data_format.is_shared:
+        clients = _clients(images["train"], paths["train"])
     dataset = dataset_of_parts(
         "folder",
-        {split: _pixels(part, shape) for split, part in images.items()},
-        {
-            split: class_numbers([image.label for image in part], classes, source=paths[split])
-            for split, part in images.items()
-        },
+        pixels,
+        labels,
         num_classes=len(classes),
-        clients=_clients(images["train"], paths["train"]) if data_format.everybody_s else None,
+        clients=clients,
         data_format=data_format,
     )
     return replace(
@@ -96,7 +97,7 @@ def load_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
 
 
 def _fitting_images(root: Path, data_format: DataFormat) -> Dataset:
-    """Return one node's training images, each file by itself; those that do not fit are black."""
+    """Return one node's training images, each read separately; those that do not fit are black."""
     shape, classes = data_format.image_shape, data_format.classes
     assert shape is not None and classes is not None  # required of one node's data
     require_scale_of(data_format, shape[0], "channels")
@@ -104,16 +105,16 @@ def _fitting_images(root: Path, data_format: DataFormat) -> Dataset:
     x = np.zeros((len(files), *shape), dtype=np.uint8)
     y = np.zeros(len(files), dtype=np.int64)
     fit = np.zeros(len(files), dtype=np.bool_)
-    optional_import("PIL.Image", extra="images", task="folder")  # missing, it is no image's fault
+    optional_import("PIL.Image", extra="images", task="folder")  # its absence is no image's fault
     number = numbers_by_label(classes)
-    for place, file in enumerate(files):
+    for row, file in enumerate(files):
         label = plain_label(file.parent.name)
         if label not in number or file.suffix.lower() not in _SUFFIXES:
             continue
-        with Contained():  # a decoder raises what it likes
-            x[place] = _pixels([_Image(None, label, file)], shape)[0]
-            y[place] = number[label]
-            fit[place] = True
+        with Contained():  # a decoder may raise anything
+            x[row] = _pixels([_Image(None, label, file)], shape)[0]
+            y[row] = number[label]
+            fit[row] = True
     dataset = dataset_of_rows("folder", x, y, fit, num_classes=len(classes), source=root)
     return replace(dataset, mean=data_format.mean or 0.0, std=data_format.std or 1.0)
 
@@ -126,11 +127,7 @@ def _is_image_of(path: Path, root: Path) -> bool:
 
 
 def _images_below(root: Path) -> list[_Image]:
-    """List the images of one part, in the order of their paths.
-
-    Raises:
-        ValueError: If there are none, or the folders are mixed.
-    """
+    """List the images of one part, in the order of their paths."""
     images = []
     for first in _visible(root):
         for second in _visible(_folder(first)):
@@ -194,7 +191,6 @@ def _shape_of(file: Path) -> tuple[int, int, int]:
 
 
 def _upright(image: Any, file: Path) -> Any:
-    """Return an image as its camera was held, which EXIF says."""
     operations = optional_import("PIL.ImageOps", extra="images", task="folder")
     try:
         return operations.exif_transpose(image)
@@ -205,14 +201,14 @@ def _upright(image: Any, file: Path) -> Any:
 def _pixels(images: list[_Image], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
     channels, height, width = shape
     pixels = np.empty((len(images), height, width, channels), dtype=np.uint8)
-    for place, image in enumerate(images):
+    for row, image in enumerate(images):
         with _opened(image.file) as opened:
-            # The header tells the size: nothing large is decoded to be refused.
+            # The header has the size, so a wrong one is refused before anything is decoded.
             _require_size(opened, image.file, shape, (opened.size, opened.size[::-1]))
             upright = _upright(opened, image.file)
             _require_size(upright, image.file, shape, (upright.size,))
             values = np.asarray(_of_bytes(upright, image.file).convert(_MODES[channels]))
-        pixels[place] = values.reshape(height, width, channels)
+        pixels[row] = values.reshape(height, width, channels)
     return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))
 
 
@@ -228,11 +224,7 @@ def _require_size(
 
 
 def _of_bytes(image: Any, file: Path) -> Any:
-    """Return an image whose pixels are opaque and of one byte a channel.
-
-    Raises:
-        ValueError: If it has others.
-    """
+    """Return an image whose pixels are opaque and have one byte per channel."""
     if image.mode.startswith(("I", "F")):  # I, I;16, I;16B, ..., F: Pillow would cut them off
         raise ValueError(
             f"{file} has more than 8 bits a pixel (mode {image.mode}): choose which values are "

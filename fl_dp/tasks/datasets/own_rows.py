@@ -1,9 +1,9 @@
-"""Rows of a table, each read by itself: what one holds decides nothing of another.
+"""Rows of a table, each read separately: the content of one decides nothing for another.
 
-A reader that looks at a whole file lets one row decide for all. A quote that is not closed swallows
-the lines after it, one word makes a column of numbers a column of text, and a label that no class
-has refuses the file. Here a line of a CSV file is a row, a cell is a number or it is not, and
-nothing is an error: a cell that can't be read is NaN, a label that can't be read is None.
+A reader of whole files lets one row decide for all. An open quote swallows the lines after it, one
+word turns a column of numbers into text, and an unknown label refuses the file. Here a line of a
+CSV file is a row, and nothing is an error: a cell without a number is NaN, an unreadable label is
+None.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Rows(NamedTuple):
     """All rows of a file.
 
     Attributes:
-        x: Float64 `(n, columns)`; NaN or infinity where there is no number.
-        labels: The text of each row's label; None where there is none.
+        x: Float64 `(n, columns)`; NaN or infinite where there is no number.
+        labels: The text of each row's label; None without a label.
     """
 
     x: NDArray[np.float64]
@@ -49,17 +49,17 @@ def csv_rows(file: Path, columns: Sequence[str], label: str) -> Rows:
     labels: list[str | None] = [None] * len(lines)
     try:
         names = csv_header(file).names
-    except ValueError as error:  # which tells of the first line alone
+    except ValueError as error:  # its text tells only of the first line
         logger.error("%s", error)
         return Rows(x, labels)
     if not _has(file, names, [*columns, label]):
         return Rows(x, labels)
-    places, of_label = [names.index(name) for name in columns], names.index(label)
+    indices, label_index = [names.index(name) for name in columns], names.index(label)
     for row, line in enumerate(lines):
         cells = _cells(line)
         if cells is not None and len(cells) == len(names):
-            x[row] = [_number(cells[place]) for place in places]
-            labels[row] = cells[of_label]
+            x[row] = [_number(cells[index]) for index in indices]
+            labels[row] = cells[label_index]
     return Rows(x, labels)
 
 
@@ -88,8 +88,8 @@ class Header(NamedTuple):
     """Names of a CSV file's columns.
 
     Attributes:
-        names: Without blanks around them.
-        num_lines: How many lines come before the first row.
+        names: Names without blanks around them.
+        num_lines: Number of lines before the first row.
     """
 
     names: list[str]
@@ -97,11 +97,11 @@ class Header(NamedTuple):
 
 
 def csv_header(file: Path) -> Header:
-    """Read the names of a CSV file's columns, and not a row of it.
+    """Read the names of a CSV file's columns, and none of its rows.
 
     Raises:
         OSError: If the file can't be read at all.
-        ValueError: If its first line is no text in UTF-8, or its cells not separated by commas.
+        ValueError: If its first line is not text in UTF-8, or commas do not separate its cells.
     """
     with file.open("rb") as stream:
         lines = ((number, line) for number, line in enumerate(stream, start=1) if line.strip())
@@ -113,7 +113,7 @@ def csv_header(file: Path) -> Header:
             f"{file} can't be read: its first line is no text in UTF-8 that names columns: save "
             "it as UTF-8, as CSV that is not packed"
         )
-    separator = next((said for char, said in _SEPARATORS.items() if char in cells[0]), None)
+    separator = next((noun for char, noun in _SEPARATORS.items() if char in cells[0]), None)
     if separator is not None and len(cells) == 1:
         raise ValueError(
             f"{file} has {separator} between its columns: save it with commas between columns, and "
@@ -137,7 +137,7 @@ def _cells(line: bytes) -> list[str] | None:
 
 
 def _number(cell: Any) -> float:
-    """Return the number that a cell holds, NaN if it holds none."""
+    """Return the number in a cell; NaN without one."""
     if isinstance(cell, str) and cell.lower() in _TRUTH:
         return _TRUTH[cell.lower()]
     if isinstance(cell, str) and "_" in cell:  # which Python reads as thousands
@@ -149,12 +149,14 @@ def _number(cell: Any) -> float:
 
 
 def _text(cell: Any) -> str | None:
-    """Return a label's text as a table of whole numbers has it: 1.0 is 1, as missing cells make it.
+    """Return a label's text as in a table of whole numbers: `1` for 1.0, `true` and `false`.
 
-    Truth values are `true` and `false`.
+    Missing cells turn whole numbers of a column into floating-point ones.
     """
     if isinstance(cell, float) and cell.is_integer():
         return str(int(cell))
     if isinstance(cell, bool):
         return str(cell).lower()
-    return cell if isinstance(cell, str) else str(cell) if isinstance(cell, int) else None
+    if isinstance(cell, int):
+        return str(cell)
+    return cell if isinstance(cell, str) else None

@@ -1,13 +1,13 @@
-"""Somebody's own tables: `train.csv` and `test.csv`, or the same as `.parquet`.
+"""A user's own tables: `train.csv` and `test.csv`, or the same as `.parquet`.
 
     data_dir/train.csv      age,pressure,clinic,label
                             61,140,north,ill
     data_dir/test.csv       the same columns; no client column is needed
 
 Features are numbers, used as they are unless public means and deviations are given. Nothing is
-guessed: text among the features, missing values and numbers of rows are refused, in words that hold
-no row. Both formats go through Arrow, which knows no way to run code from a file. Where a refusal
-would show what one row holds (`DataFormat.leave_out_unfit`), each row is read by itself
+guessed: text among the features, missing values and numbers of rows are refused, in words that
+contain no row. Both formats go through Arrow, which can't run code from a file. Where a refusal
+would show the content of a row (`DataFormat.leave_out_unfit`), each row is read separately
 (`own_rows`).
 """
 
@@ -44,10 +44,10 @@ TYPES = ("number", "integer", "truth")
 """Types of a column: any number, a whole one, 0 or 1."""
 
 _LARGEST_BLOCK = 2**30
-# What pandas calls an index that it writes, and a column without a name that it reads.
+# Names that pandas gives to an index that it writes, and to a column without a name.
 _INDEX = re.compile(r"(Unnamed: .*)?|__index_level_\d+__")
-_FEWEST_COUNTED = 20  # rows whose numbers are no chance
-_FINEST = 1e-4  # of a column's range, which rounding to float32 may move a value
+_FEWEST_COUNTED = 20  # rows from which consecutive numbers are no coincidence
+_FINEST = 1e-4  # of a column's range, by which rounding to float32 may move a value
 _MISSING = ("na", "n/a", "#n/a", "nan", "nat", "null", "none", "<na>")  # as programs write it
 _LIKE_A_NUMBER = re.compile(r"[-+.]?\d")
 
@@ -60,10 +60,6 @@ def load_csv(data_dir: str | None, data_format: DataFormat) -> Dataset:
 def load_parquet(data_dir: str | None, data_format: DataFormat) -> Dataset:
     """Load `train.parquet` and `test.parquet` of a folder.
 
-    Args:
-        data_dir: The folder.
-        data_format: What is public about the tables.
-
     Returns:
         Features float32 `(n, columns)`, in the order of `columns` or of the file. A part that is
         not read has no rows.
@@ -71,7 +67,7 @@ def load_parquet(data_dir: str | None, data_format: DataFormat) -> Dataset:
     Raises:
         FileNotFoundError: If a file is missing.
         ModuleNotFoundError: If pyarrow is not installed.
-        ValueError: If a file can't be read or does not fit the format; the text can hold data.
+        ValueError: If a file can't be read or does not fit the format; the text can contain data.
     """
     return _load("parquet", _ParquetFile, data_dir, data_format)
 
@@ -81,8 +77,8 @@ class _Part(NamedTuple):
 
     Attributes:
         x: Float32 `(n, columns)`, scaled.
-        labels: The labels' texts, each once, and `(n,)` which of them each row has; or float64
-            `(n,)`, where they are numbers.
+        labels: The labels' texts, each once, and the index `(n,)` of each row's text; or float64
+            `(n,)`, where labels are numbers.
         clients: The same for the natural clients, or None.
     """
 
@@ -106,7 +102,7 @@ class _CsvFile:
         self.index: frozenset[str] = frozenset()
 
     def read(self, columns: list[str], text: list[str]) -> Any:
-        """Return an Arrow table of some columns, some of which hold text."""
+        """Return an Arrow table of some columns; those in `text` are read as text."""
         arrow = optional_import("pyarrow", extra="tables", task="csv")
         # One block, so that a column's type is found from all of its values, not the first few.
         size = min(self._file.stat().st_size + 1, _LARGEST_BLOCK)
@@ -136,7 +132,7 @@ class _CsvFile:
 
 
 class _ParquetFile:
-    """The same of a Parquet file, which tells the types of its columns itself."""
+    """A Parquet file, which has the types of its columns."""
 
     def __init__(self, file: Path) -> None:
         parquet = optional_import("pyarrow.parquet", extra="tables", task="parquet")
@@ -178,20 +174,21 @@ def _load(
             require_scale_of(data_format, len(columns), "columns")
             parts[split] = _read(paths[split], table, columns, split, data_format)
         except (arrow.ArrowException, UnicodeError) as error:
-            said = f"it is damaged, or no table as task={task} reads it"
+            reason = f"it is damaged, or no table as task={task} reads it"
             if _of_encoding(error):
-                said = "its text is not UTF-8: save it as UTF-8"
+                reason = "its text is not UTF-8: save it as UTF-8"
             # Without Arrow's own words, which can quote a row.
-            raise ValueError(f"{paths[split]} can't be read: {said}") from None
+            raise ValueError(f"{paths[split]} can't be read: {reason}") from None
     assert columns is not None  # some part was read
     num_classes, labels = _labels(parts, paths, data_format)
     clients = parts["train"].clients if "train" in parts else None
+    natural = None if clients is None else (clients.codes, tuple(clients.names))
     whole = dataset_of_parts(
         task,
         {split: part.x for split, part in parts.items()},
         labels,
         num_classes=num_classes,
-        clients=None if clients is None else (clients.codes, tuple(clients.names)),
+        clients=natural,
         data_format=data_format,
     )
     return replace(whole, column_names=columns, class_names=tuple(data_format.classes or ()))
@@ -202,19 +199,21 @@ def _labels(
 ) -> tuple[int, dict[str, NDArray[Any]]]:
     """Return the number of classes, 1 for numbers, and the labels of each part."""
     coded = {split: part.labels for split, part in parts.items() if isinstance(part.labels, _Coded)}
+    labels: dict[str, NDArray[Any]] = {}
     if not coded:
-        numbers = {split: np.asarray(part.labels) for split, part in parts.items()}
-        return 1, {split: _in_range(each, data_format) for split, each in numbers.items()}
+        for split, part in parts.items():
+            labels[split] = _in_range(np.asarray(part.labels), data_format)
+        return 1, labels
     classes = data_format.classes or _integers(coded, paths)
-    return len(classes), {
-        split: class_numbers(labels.names, classes, source=paths[split])[labels.codes]
-        for split, labels in coded.items()
-    }
+    for split, texts in coded.items():
+        numbers = class_numbers(texts.names, classes, source=paths[split])
+        labels[split] = numbers[texts.codes]
+    return len(classes), labels
 
 
 def _in_range(labels: NDArray[np.float64], data_format: DataFormat) -> NDArray[np.float32]:
-    """Return numbers with their public range as [-1, 1]; each that lies outside at its end."""
-    assert data_format.label_range is not None  # or else they are classes
+    """Return numbers with their public range mapped to [-1, 1]; others move to the nearer end."""
+    assert data_format.label_range is not None  # otherwise labels are classes
     low, high = data_format.label_range
     clipped = np.clip(labels, low, high)
     scaled: NDArray[np.float32] = (2.0 * (clipped - low) / (high - low) - 1.0).astype(np.float32)
@@ -222,7 +221,7 @@ def _in_range(labels: NDArray[np.float64], data_format: DataFormat) -> NDArray[n
 
 
 def in_unit_of_label(scaled: NDArray[Any], label_range: Sequence[float]) -> NDArray[np.float64]:
-    """Return labels or predictions in the unit of the label, for whom [-1, 1] is its range."""
+    """Return labels or predictions in the unit of the label, whose range is [-1, 1] when scaled."""
     low, high = label_range
     return low + (high - low) * (scaled.astype(np.float64) + 1.0) / 2.0
 
@@ -232,23 +231,24 @@ def _of_encoding(error: Exception) -> bool:
 
 
 def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
-    """Return one node's training rows, those that do not fit left empty."""
+    """Return one node's training rows; those that do not fit are left empty."""
     columns, num_classes = data_format.columns, data_format.num_outputs
     require_types(data_format)
     assert columns is not None and num_classes is not None  # required of one node's data
     require_scale_of(data_format, len(columns), "columns")
-    label, of_numbers = data_format.label_column, data_format.label_range is not None
-    numbers = [*columns, label] if of_numbers else columns
-    read: Rows = (csv_rows if task == "csv" else parquet_rows)(file, numbers, label)
+    label, is_of_numbers = data_format.label_column, data_format.label_range is not None
+    numbers = [*columns, label] if is_of_numbers else columns
+    reader = csv_rows if task == "csv" else parquet_rows
+    read: Rows = reader(file, numbers, label)
     number = numbers_by_label(data_format.classes or ())
-    y: NDArray[Any] = np.array(
-        [-1 if label is None else number.get(plain_label(label), -1) for label in read.labels],
-        dtype=np.int64,
-    )
+    classes = []
+    for text in read.labels:
+        classes.append(-1 if text is None else number.get(plain_label(text), -1))
+    y: NDArray[Any] = np.array(classes, dtype=np.int64)
     x = _narrow(_scaled(read.x[:, : len(columns)], data_format))
     fit = np.isfinite(read.x).all(axis=1) & of_types(read.x, data_format.types)
-    fit &= np.isfinite(x).all(axis=1) & (of_numbers | (y >= 0))
-    if of_numbers:
+    fit &= np.isfinite(x).all(axis=1) & (is_of_numbers | (y >= 0))
+    if is_of_numbers:
         y = _in_range(read.x[:, -1], data_format)
     x[~fit], y[~fit] = 0, 0
     return dataset_of_rows(task, x, y, fit, num_classes=num_classes, source=file)
@@ -262,7 +262,7 @@ def _all_others(file: Path, table: _TableFile, data_format: DataFormat) -> tuple
 
 
 def _refuse_index(file: Path, names: list[str]) -> None:
-    """Refuse columns that number the rows: where these are sorted, they give the label away."""
+    """Refuse columns that number the rows: in a sorted table they reveal the label."""
     if names:
         raise ValueError(
             f"{file}: columns that number the rows or have no name, as a saved index: "
@@ -275,28 +275,31 @@ def _read(
     file: Path, table: _TableFile, columns: tuple[str, ...], split: str, data_format: DataFormat
 ) -> _Part:
     label = data_format.label_column
-    # Whose rows they are is asked only where they are several clients'.
+    # Clients matter only where the rows belong to several.
     client = data_format.client_column
-    if split == "test" or not data_format.everybody_s:
+    if split == "test" or not data_format.is_shared:
         client = None
-    of_numbers = data_format.label_range is not None
-    text = [*([] if of_numbers else [label]), *([] if client is None else [client])]
-    numbers = (*columns, label) if of_numbers else columns
-    wanted = [*numbers, *text]
-    absent = [name for name in wanted if name not in table.names]
+    is_of_numbers = data_format.label_range is not None
+    text = [] if is_of_numbers else [label]
+    if client is not None:
+        text.append(client)
+    numbers = (*columns, label) if is_of_numbers else columns
+    required = [*numbers, *text]
+    absent = [name for name in required if name not in table.names]
     if absent or not columns:
-        there = f"its columns are {listed(table.names)}"
+        instead = f"its columns are {listed(table.names)}"
         if any(map(_LIKE_A_NUMBER.match, table.names)):
-            there = "its first line must name the columns, and may be a row"
+            instead = "its first line must name the columns, and may be a row"
+        missing = listed(absent) if absent else "of features"
         raise ValueError(
-            f"{file} has no column {listed(absent) if absent else 'of features'}: {there}; see "
+            f"{file} has no column {missing}: {instead}; see "
             "task.columns, task.label_column and task.client_column"
         )
-    twice = sorted({name for name in wanted if table.names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{file} has several columns {listed(twice)}: give each its own name")
-    rows = table.read(wanted, text)
-    if data_format.everybody_s and not rows.num_rows:
+    repeated = sorted({name for name in required if table.names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{file} has several columns {listed(repeated)}: give each its own name")
+    rows = table.read(required, text)
+    if data_format.is_shared and not rows.num_rows:
         raise ValueError(f"{file} has no rows below its first line: write some, or leave it out")
     texts = {
         name: _coded(rows.column(name), file, name, data_format.classes or ()) for name in text
@@ -312,21 +315,24 @@ def _read(
         )
     features = x[:, : len(columns)]
     if data_format.columns is None:
-        _refuse_index(file, [n for n, v in zip(columns, features.T, strict=True) if _counts(v)])
+        counting = [
+            name for name, values in zip(columns, features.T, strict=True) if _counts(values)
+        ]
+        _refuse_index(file, counting)
     scaled = _scaled(features, data_format)
     narrow = _narrow(scaled)
     _refuse_infinite(file, columns, narrow)
-    if split == "test" or data_format.everybody_s:  # one node's values can be close by chance
+    if split == "test" or data_format.is_shared:  # one node's values can be close by chance
         _refuse_rounded(file, columns, scaled, narrow)
     return _Part(
         x=narrow,
-        labels=x[:, -1] if of_numbers else texts[label],
+        labels=x[:, -1] if is_of_numbers else texts[label],
         clients=None if client is None else texts[client],
     )
 
 
 def _counts(values: NDArray[np.float64]) -> bool:
-    """Tell whether a column is consecutive whole numbers, each once, in whatever order."""
+    """Tell whether a column is consecutive whole numbers, each once, in any order."""
     number = len(values)
     if number < _FEWEST_COUNTED or np.ptp(values) != number - 1:
         return False
@@ -334,15 +340,15 @@ def _counts(values: NDArray[np.float64]) -> bool:
 
 
 def of_types(x: NDArray[np.float64], types: tuple[str, ...] | None) -> NDArray[np.bool_]:
-    """Return which rows hold values of their columns' types alone, bool `(n,)`.
+    """Return which rows have only values of their columns' types, bool `(n,)`.
 
     Args:
-        x: Values, `(n, columns)`; what is not finite is of none but `number`.
-        types: As `DataFormat.types`.
+        x: Values, `(n, columns)`; values that are not finite fit only `number`.
+        types: Types as in `DataFormat.types`.
     """
     right = np.ones(len(x), dtype=bool)
-    for place, kind in enumerate(types or ()):
-        values = x[:, place]
+    for index, kind in enumerate(types or ()):
+        values = x[:, index]
         if kind == "integer":
             right &= values == np.floor(values)
         elif kind == "truth":
@@ -351,10 +357,10 @@ def of_types(x: NDArray[np.float64], types: tuple[str, ...] | None) -> NDArray[n
 
 
 def require_types(data_format: DataFormat) -> None:
-    """Check that there is one known type for each column, if any.
+    """Check that there is one known type for each column, if there are types.
 
     Raises:
-        ValueError: If not.
+        ValueError: If there is not.
     """
     types, columns = data_format.types, data_format.columns
     if types is None:
@@ -378,34 +384,31 @@ def _numbers(rows: Any, columns: tuple[str, ...], file: Path) -> NDArray[np.floa
         types.is_decimal,
         types.is_null,  # no value at all: counted as missing
     )
-    no_numbers = [n for n in columns if not any(is_kind(rows.column(n).type) for is_kind in kinds)]
+    no_numbers = []
+    for name in columns:
+        kind = rows.column(name).type
+        if not any(is_kind(kind) for is_kind in kinds):
+            no_numbers.append(name)
     if no_numbers:
         raise ValueError(
             f"{file}: columns that are not numbers: {listed(no_numbers)}; write them as numbers, "
             "or name the features in task.columns=[...] without them"
         )
     missing = {name: rows.column(name).null_count for name in columns}
-    # Not yet float32, which would round a date before it is scaled.
+    # Not float32 yet, which would round a date before it is scaled.
     x = np.zeros((rows.num_rows, len(columns)), dtype=np.float64)
-    for place, name in enumerate(columns):
+    for index, name in enumerate(columns):
         if missing[name]:
             continue
-        x[:, place] = rows.column(name).to_numpy().astype(np.float64)
-        missing[name] = int(np.isnan(x[:, place]).sum())
+        x[:, index] = rows.column(name).to_numpy().astype(np.float64)
+        missing[name] = int(np.isnan(x[:, index]).sum())
     _refuse_missing(file, missing)
     _refuse_infinite(file, columns, x)
     return x
 
 
 def _coded(column: Any, file: Path, name: str, classes: Collection[str]) -> _Coded:
-    """Return a column's values as texts, each once, and which of them each row has.
-
-    Args:
-        column: Of an Arrow table.
-        file: Where it stands, for the error message.
-        name: Of the column, likewise.
-        classes: Texts that are values though programs write them for a missing one.
-    """
+    """Return a column's values as texts, each once, and the index of each row's text."""
     arrow = optional_import("pyarrow", extra="tables", task=file.suffix[1:])
     if arrow.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -425,11 +428,11 @@ def _coded(column: Any, file: Path, name: str, classes: Collection[str]) -> _Cod
         encoded = column.cast(arrow.string()).combine_chunks().dictionary_encode()
     except arrow.ArrowException:
         raise ValueError(f"{file}: {name!r} must hold texts or whole numbers alone") from None
-    found = np.array([plain_name(text) for text in encoded.dictionary.to_pylist()], dtype=object)
+    dictionary = [plain_name(text) for text in encoded.dictionary.to_pylist()]
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     # In the order of the names, so that nothing depends on the order of the rows.
-    names, place = np.unique(found, return_inverse=True)
-    codes = place[codes]
+    names, positions = np.unique(np.array(dictionary, dtype=object), return_inverse=True)
+    codes = positions[codes]
     missing = [not n or (n.lower() in _MISSING and n not in classes) for n in names]
     _refuse_missing(file, {name: int(np.isin(codes, np.flatnonzero(missing)).sum())})
     if any("\n" in text for text in names):
@@ -440,23 +443,23 @@ def _coded(column: Any, file: Path, name: str, classes: Collection[str]) -> _Cod
 
 
 def _refuse_missing(file: Path, missing: dict[str, int]) -> None:
-    found = [f"{name!r} ({number})" for name, number in missing.items() if number]
-    if found:
+    columns = [f"{name!r} ({number})" for name, number in missing.items() if number]
+    if columns:
         raise ValueError(
-            f"{file}: missing values in {', '.join(found)}: fill them in, or leave these rows or "
+            f"{file}: missing values in {', '.join(columns)}: fill them in, or leave these rows or "
             "columns out"
         )
 
 
 def _integers(parts: dict[str, _Coded], paths: dict[str, Path]) -> tuple[str, ...]:
-    """Return "0", "1", ... up to the largest label; everybody's rows have each of them."""
-    found = {plain_label(name) for labels in parts.values() for name in labels.names}
-    classes = tuple(str(number) for number in range(len(found)))
-    if len(found) < 2 or found != set(classes):
+    """Return "0", "1", ... up to the largest label; all of them must occur."""
+    labels = {plain_label(name) for part in parts.values() for name in part.names}
+    classes = tuple(str(number) for number in range(len(labels)))
+    if len(labels) < 2 or labels != set(classes):
         files = " and ".join(str(paths[split]) for split in parts)
         raise ValueError(
             f"{files}: the labels are not 0, 1, 2, ... without a gap but "
-            f"{few_labels(sorted(found))}; write all classes, which are public, as "
+            f"{few_labels(sorted(labels))}; write all classes, which are public, as "
             "task.classes=[name,name]; of a label that is a number, its range as "
             "task.label_range=[low,high]"
         )
@@ -471,7 +474,7 @@ def _scaled(x: NDArray[np.float64], data_format: DataFormat) -> NDArray[np.float
 
 
 def _narrow(x: NDArray[np.float64]) -> NDArray[np.float32]:
-    with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite
+    with np.errstate(over="ignore"):  # values beyond float32 become infinite
         return x.astype(np.float32)
 
 
@@ -485,11 +488,10 @@ def _refuse_rounded(
     file: Path, columns: Sequence[str], exact: NDArray[np.float64], narrow: NDArray[np.float32]
 ) -> None:
     """Refuse columns whose values are so large and close together that float32 merges them."""
-    rounded = [
-        name
-        for name, values, kept in zip(columns, exact.T, narrow.T, strict=True)
-        if len(values) and np.abs(values - kept).max() > _FINEST * np.ptp(values) > 0.0
-    ]
+    rounded = []
+    for name, values, float32 in zip(columns, exact.T, narrow.T, strict=True):
+        if len(values) and np.abs(values - float32).max() > _FINEST * np.ptp(values) > 0.0:
+            rounded.append(name)
     if rounded:
         raise ValueError(
             f"{file}: columns of large numbers that differ little, as dates do, which float32 "

@@ -45,27 +45,26 @@ def partition(
     """Split the rows of a data set over clients.
 
     Args:
-        labels: Label of each row, integers of shape `(n,)`; but for "dirichlet" also numbers.
+        labels: Label of each row, integers of shape `(n,)`; except for "dirichlet" also numbers.
         num_clients: Number of clients.
         kind: "iid" deals the rows evenly; "dirichlet" draws for each class the clients' proportions
             from a symmetric Dirichlet(alpha); "shards" sorts by label, cuts into
             `num_clients * shards_per_client` even shards and deals these; "natural" leaves each
-            row to the client that the data set names.
+            row with the client that the data set names.
         seed: Seed of the partition, at least 0. The same arguments give the same partition.
         alpha: Concentration for "dirichlet"; the smaller, the fewer clients share a class.
-        shards_per_client: Number of shards a client gets for "shards".
-        records_per_client: Rows of every client for "iid", and the most of each for "natural",
-            drawn from its own; None deals out all rows. No client has a row twice. Under "iid" rows
-            that are too many are left out; once they are used up, they are shuffled and dealt out
-            again, so that clients share some.
+        shards_per_client: Number of shards per client for "shards".
+        records_per_client: Rows of every client for "iid"; upper bound for "natural", drawn from
+            its own rows. None deals out all rows. No client has a row twice. Under "iid" surplus
+            rows are left out; if rows run out, they are shuffled and dealt out again, so that
+            clients share some.
         natural_clients: Client of each row for "natural", int64 of shape `(n,)`.
 
     Returns:
-        One sorted int64 array of row numbers a client, `num_clients` of them: together every row
-        exactly once, unless `records_per_client` says otherwise. Under "dirichlet" a client may be
-        empty, and clients may outnumber rows. Under "natural" they are in the order of their
-        numbers, none is empty, and where `num_clients` is less than all, those with the most rows
-        are taken (ties: the lower number) and the others' rows are left out.
+        One sorted int64 array of row numbers per client: together every row exactly once, unless
+        `records_per_client` is given. Under "dirichlet" a client may be empty, and clients may
+        outnumber rows. Under "natural" clients are in the order of their numbers and none is empty;
+        if `num_clients` is smaller, the clients with most rows are taken (ties: the lower number).
 
     Raises:
         ValueError: If an argument is out of its range, there are too few rows for every client
@@ -112,27 +111,11 @@ def client_indices(
 ) -> Sequence[NDArray[np.int64]]:
     """Partition the training part of a named data set, once per process.
 
-    Args:
-        dataset: Name for `load_dataset`.
-        num_clients: See `partition`.
-        kind: See `partition`.
-        seed: See `partition`.
-        alpha: See `partition`.
-        shards_per_client: See `partition`.
-        records_per_client: See `partition`.
-        data_dir: Folder for `load_dataset`.
-        data_format: Format for `load_dataset`.
-        validation: See `load_dataset`.
-        public: See `load_dataset`.
-        clients: See `load_dataset`.
+    The arguments are those of `partition` and of `load_dataset`.
 
     Returns:
-        One sorted, read-only int64 array of training rows a client; the same object for the same
+        One sorted, read-only int64 array of training rows per client; the same object for the same
         arguments.
-
-    Raises:
-        ValueError: As `partition` and `load_dataset`.
-        FileNotFoundError: As `load_dataset`.
     """
     return _partition_once(
         dataset,
@@ -184,9 +167,9 @@ def _iid(num_rows: int, num_clients: int, generator: np.random.Generator) -> NDA
 
 
 class _EqualShares(Sequence[NDArray[np.int64]]):
-    """The same number of rows for each, from as many shuffled decks as it takes.
+    """The same number of rows for each client, from as many shuffled decks as needed.
 
-    Millions of clients are dealt when the first is asked for, and kept in as few bytes as it takes.
+    Millions of clients are dealt when the first is needed, and stored in as few bytes as possible.
     """
 
     def __init__(self, num_rows: int, num_clients: int, size: int, seed: int) -> None:
@@ -206,10 +189,12 @@ class _EqualShares(Sequence[NDArray[np.int64]]):
         generator = np.random.Generator(np.random.PCG64(self._seed))
         smallest = np.min_scalar_type(self._num_rows - 1)
         dealt = np.empty((self._num_clients, self._size), dtype=smallest)
-        # A share of one deck alone: no client has a row twice.
+        # All from one deck: no client has a row twice.
         shares = self._num_rows // self._size
-        for some in (dealt[at : at + shares] for at in range(0, len(dealt), shares)):
-            some[:] = generator.permutation(self._num_rows)[: some.size].reshape(some.shape)
+        for start in range(0, len(dealt), shares):
+            chunk = dealt[start : start + shares]
+            deck = generator.permutation(self._num_rows)
+            chunk[:] = deck[: chunk.size].reshape(chunk.shape)
         return dealt
 
 
@@ -221,7 +206,7 @@ def _dirichlet(
         members = generator.permutation(np.flatnonzero(labels == label))
         proportions = generator.dirichlet(np.full(num_clients, alpha))
         ends = np.floor(np.cumsum(proportions) * len(members)).astype(np.int64)
-        # The proportions sum to one but for rounding; the last client takes what rounding left.
+        # The proportions sum to one except for rounding; the last client gets the rest.
         ends = np.minimum(ends, len(members))
         ends[-1] = len(members)
         owner[members] = np.repeat(np.arange(num_clients), np.diff(ends, prepend=0))
@@ -243,20 +228,20 @@ def _shards(
 
 
 def _natural(natural_clients: NDArray[np.int64] | None, num_clients: int) -> NDArray[np.int64]:
-    """Return each row's client, `num_clients` for the rows of those who are left out."""
+    """Return each row's client; `num_clients` for the rows of clients that are left out."""
     if natural_clients is None:
         raise ValueError(
             "the data set names no clients, so there is no partition 'natural'; write 'iid', "
             "'dirichlet' or 'shards' (in a table of your own, task.client_column names them)"
         )
-    found, client, sizes = np.unique(natural_clients, return_inverse=True, return_counts=True)
-    if num_clients > len(found):
+    names, client, sizes = np.unique(natural_clients, return_inverse=True, return_counts=True)
+    if num_clients > len(names):
         raise ValueError(
-            f"num_clients is {num_clients} but the data set names {len(found)} clients with "
-            f"records; write at most {len(found)}"
+            f"num_clients is {num_clients} but the data set names {len(names)} clients with "
+            f"records; write at most {len(names)}"
         )
     chosen = np.sort(np.argsort(-sizes, kind="stable")[:num_clients])
-    number = np.full(len(found), num_clients, dtype=np.int64)
+    number = np.full(len(names), num_clients, dtype=np.int64)
     number[chosen] = np.arange(num_clients)
     owner: NDArray[np.int64] = number[client]
     return owner

@@ -1,9 +1,9 @@
 """Shakespeare's plays: predict a role's next character from the eighty before it.
 
-A natural client is a role of a play that speaks enough, as in LEAF (Caldas et al. 2018). What a
-role says is put together, its first 85 % to train on and the rest to test with, and cut into
-windows; those of the training part overlap, those of the test part hardly, and no window of the
-test part holds a character of the training part.
+A natural client is a role of a play that speaks enough, as in LEAF (Caldas et al. 2018). A role's
+speeches are joined, the first 85 % for training and the rest for testing, and cut into windows.
+Training windows overlap, test windows hardly, and no test window has a character of the training
+part.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VOCABULARY = "\n" + "".join(map(chr, range(32, 127)))
 _TEST_FRACTION = 0.15
 
 _FOREIGN = re.compile(r"[^\n -~]")
-# One that fills its lines goes with them, so that a role's name stays next to what it says.
+# A direction that fills its lines is removed with them, so that a role's name stays at its speech.
 _STAGE_DIRECTION = re.compile(r"(?m)^[ \t]*\[[^\[\]]*\][ \t]*\n|\[[^\[\]]*\]")
 _OPENING = re.compile(r"(?mi)^[ \t]*(?:ACT|(?:THE )?PROLOGUE)\b.*$")
 _DIVISION = re.compile(r"(?i)(?:ACT|SCENE|PROLOGUE|EPILOGUE|INDUCTION|ENTER|EXEUNT|EXIT|THE END)\b")
@@ -40,17 +40,10 @@ _ROLE = re.compile(r"[A-Z][A-Za-z',&]*\.?(?: [A-Za-z][A-Za-z',&]*\.?){0,3}")
 
 
 def load_shakespeare(data_dir: str | None = None) -> Dataset:
-    """Load the plays, a client a role.
-
-    Args:
-        data_dir: Folder with the 37 texts; None looks where `fl-dp data shakespeare` puts them.
+    """Load the plays, one client per role.
 
     Returns:
         uint8 tokens `(n, 80)` in a vocabulary of 96; the label is the next character's token.
-
-    Raises:
-        FileNotFoundError: If the folder or one of its files is missing.
-        ValueError: If a file is not the published one.
     """
     folder = sources.require_folder("shakespeare", data_dir)
     files = sources.published_files("shakespeare", folder)
@@ -60,23 +53,19 @@ def load_shakespeare(data_dir: str | None = None) -> Dataset:
 
 
 def windows_of(plays: Mapping[str, str]) -> Dataset:
-    """Cut plays into windows, a client a role.
+    """Cut plays into windows, one client per role.
 
     Args:
-        plays: The text of each play by its name.
-
-    Returns:
-        The data set; clients are named "play: ROLE".
+        plays: The text of each play by its name; clients are named "play: ROLE".
 
     Raises:
         ValueError: If no role speaks enough.
     """
-    spoken = {
-        f"{play}: {role}": text
-        for play, text_of_play in plays.items()
-        for role, text in speeches(text_of_play).items()
-        if len(text) >= MIN_CHARACTERS
-    }
+    spoken = {}
+    for play, text_of_play in plays.items():
+        for role, text in speeches(text_of_play).items():
+            if len(text) >= MIN_CHARACTERS:
+                spoken[f"{play}: {role}"] = text
     if not spoken:
         raise ValueError(f"no role speaks {MIN_CHARACTERS} characters; give whole plays")
     train, test = [], []
@@ -100,11 +89,11 @@ def windows_of(plays: Mapping[str, str]) -> Dataset:
 
 
 def speeches(play: str) -> dict[str, str]:
-    r"""Collect what each role of a play says.
+    r"""Collect the speeches of each role of a play.
 
-    A role's name stands in a line of its own between an empty line and what it says, in capitals or
-    with a full stop. Stage directions, headings of acts and scenes, and what stands before the
-    first act are left out.
+    A role's name is a line of its own between an empty line and a speech, in capitals or with a
+    full stop. Stage directions, headings of acts and scenes, and everything before the first act
+    are left out.
 
     Args:
         play: The play's text.
@@ -116,17 +105,17 @@ def speeches(play: str) -> dict[str, str]:
     opening = _OPENING.search(text)
     if opening is None:
         return {}
-    said: dict[str, list[str]] = {}
+    lines_of: dict[str, list[str]] = {}
     speaker: list[str] | None = None
     lines = [line.strip() for line in text[opening.end() :].split("\n")]
     for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
         if _DIVISION.match(line) and not (before and speaker):
             speaker = None
         elif not before and after and _is_role(line):
-            speaker = said.setdefault(line.rstrip(".").upper(), [])
+            speaker = lines_of.setdefault(line.rstrip(".").upper(), [])
         elif line and speaker is not None:
             speaker.append(f"{line}\n")
-    return {role: "".join(its) for role, its in said.items() if its}
+    return {role: "".join(its) for role, its in lines_of.items() if its}
 
 
 def _is_role(line: str) -> bool:
@@ -136,7 +125,7 @@ def _is_role(line: str) -> bool:
 
 def _windows(text: str, stride: int) -> NDArray[np.uint8]:
     """Return windows with the character after each, `(n, LENGTH + 1)`; none of a short text."""
-    # Of a newline, 10, and the printable characters from 32 on, this makes 0, 1, 2, ...
+    # A newline, 10, and the printable characters from 32 on become 0, 1, 2, ...
     codes = np.frombuffer(_FOREIGN.sub(" ", text).encode("ascii"), np.uint8)
     tokens = np.maximum(codes, 31) - np.uint8(31)
     if len(tokens) <= LENGTH:

@@ -16,12 +16,7 @@ _FOLDER = Path("sklearn", "datasets", "data")
 
 
 def shipped_table(name: str, *, skipped_rows: int = 0) -> NDArray[np.float64]:
-    """Return the numbers of one of scikit-learn's CSV files, `(rows, columns)`.
-
-    Args:
-        name: Of the file.
-        skipped_rows: Lines above the numbers.
-    """
+    """Return the numbers of one of scikit-learn's CSV files, `(rows, columns)`."""
     file = distribution("scikit-learn").locate_file(_FOLDER / name)
     return np.loadtxt(str(file), delimiter=",", skiprows=skipped_rows)
 

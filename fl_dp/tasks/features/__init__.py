@@ -1,4 +1,4 @@
-"""Features: what turns a record into the vector that is trained on, by public means alone."""
+"""Features: encoders of records to vectors for training, by public means only."""
 
 from .checkpoint import encoder_module
 from .encoder import Encoder

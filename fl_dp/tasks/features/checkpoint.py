@@ -1,6 +1,6 @@
-"""Encoders of the user's own: a network that a function makes, and weights from a local file.
+"""Encoders of the user's own: a network that a function makes, with weights from a local file.
 
-Nothing is downloaded, and nothing is unpickled: weights are safetensors.
+Nothing is downloaded or unpickled: weights are safetensors.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from torch import Tensor, nn
 
 from fl_dp.tasks.models.weights import read_weights, set_weights
 
-_TRIES = 4  # of what draws at random
+_TRIES = 4  # more than one, to detect random outputs
 
 
 def encoder_module(factory: str, file: Path, input_shape: tuple[int, ...]) -> nn.Module:
     """Return a network with its weights, in `eval()`.
 
     Args:
-        factory: `package.module:function`; the function takes nothing and returns the network.
+        factory: `package.module:function`; the function has no arguments and returns the network.
         file: Weights under the names of its `state_dict`, safetensors.
-        input_shape: Of one record.
+        input_shape: Shape of one record.
 
     Raises:
         OSError: If the file can't be read.
         ImportError: If the module can't be imported.
-        ValueError: If there is no such function, it makes no network, the weights are not its own,
-            it does not take such records, or it mixes the records of a batch.
+        ValueError: If the function does not exist or makes no network, the weights are those of
+            another network, it does not take such records, or it mixes the records of a batch.
     """
     module, _, name = factory.partition(":")
     make = getattr(import_module(module), name, None)
@@ -42,27 +42,28 @@ def encoder_module(factory: str, file: Path, input_shape: tuple[int, ...]) -> nn
         )
     set_weights(network, read_weights(file), str(file))
     network.eval()
-    _require_each_by_itself(network, input_shape, factory)
+    _require_independent_rows(network, input_shape, factory)
     return network
 
 
-def _require_each_by_itself(network: nn.Module, input_shape: tuple[int, ...], factory: str) -> None:
-    """Check that a record's output does not change with another record, to the bit.
-
-    Raises:
-        ValueError: If it does, or is no row for each record.
-    """
+def _require_independent_rows(
+    network: nn.Module, input_shape: tuple[int, ...], factory: str
+) -> None:
+    """Check that a record's output does not change with another record, to the bit."""
     generator = torch.Generator().manual_seed(0)
     first, second, other = torch.randn(3, *input_shape, generator=generator).unbind()
     with torch.inference_mode():
         try:
-            outputs = [network(torch.stack([first, each])) for each in (second, other) * _TRIES]
+            pairs = [torch.stack([first, partner]) for partner in (second, other) * _TRIES]
+            outputs = [network(pair) for pair in pairs]
         except RuntimeError as error:  # of shapes, as torch says it
             raise ValueError(
                 f"features.module={factory} does not take records of shape {input_shape}: {error}"
             ) from error
-    rows = all(isinstance(each, Tensor) and each.dim() > 1 and len(each) == 2 for each in outputs)
-    if not rows or not all(torch.equal(each[0], outputs[0][0]) for each in outputs):
+    rows = all(
+        isinstance(output, Tensor) and output.dim() > 1 and len(output) == 2 for output in outputs
+    )
+    if not rows or not all(torch.equal(output[0], outputs[0][0]) for output in outputs):
         raise ValueError(
             f"features.module={factory} must give one row for each record, by that record alone: "
             "one that mixes the records of a batch, or draws at random, would break the promise"

@@ -1,12 +1,12 @@
-"""Encoder: a frozen network, and normalisation by public statistics, for each record by itself.
+"""Encoder: a frozen network with normalisation by public statistics, applied record by record.
 
     >>> encoder = Encoder(Scattering((1, 28, 28)), group_norm=27)
     >>> encoder = encoder.fitted(public_images, project=600, shrink=200)
     >>> encoder(images).shape
     (5000, 600)
 
-A vector is a function of its own record and of public things. So what was promised to records or
-clients holds as before: whoever changes one record changes one vector.
+A vector depends only on its own record and on public things. So every promise to records or clients
+still holds: a change of one record changes one vector.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fl_dp.tasks.models.weights import set_weights
 from fl_dp.user_code import Contained
 
 from .patches import Patches
-from .progress import told
+from .progress import logged
 from .public_statistics import PublicStatistics
 from .scattering import Scattering
 
@@ -40,7 +40,7 @@ class Encoder:
     """Turns records into vectors of norm 1.
 
     Attributes:
-        statistics: Of public vectors; None leaves vectors where they are.
+        statistics: Statistics of public vectors; None: vectors are not centred or projected.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Encoder:
         """Freeze a network.
 
         Args:
-            body: From float32 records `(n, *input_shape)` to maps `(n, channels, ...)` or vectors.
-            group_norm: Groups of its channels of which each is standardised by itself, in each
-                record; None leaves them.
-            statistics: Of public vectors.
-            device: Where it computes; None is the CPU.
+            body: Maps float32 records `(n, *input_shape)` to `(n, channels, ...)` or vectors.
+            group_norm: Number of groups of its channels; each group is standardised within each
+                record. None standardises none.
+            statistics: Statistics of public vectors.
+            device: Device that computes; None is the CPU.
 
         Raises:
-            ValueError: If the statistics are of another network.
+            ValueError: If the statistics belong to another network.
         """
         self._device = device or torch.device("cpu")
         if isinstance(body, Patches) and statistics is not None:
@@ -76,7 +76,7 @@ class Encoder:
     ) -> Encoder:
         """Return the encoder with the statistics of public records; see `PublicStatistics`.
 
-        Patches are drawn of the same records.
+        Patches are drawn from the same records.
         """
         body: dict[str, Tensor] = {}
         encoder = self
@@ -85,13 +85,13 @@ class Encoder:
             body = drawn.state_dict()
             encoder = Encoder(drawn, group_norm=self._group_norm, device=self._device)
         parts = encoder._of_batches(encoder._maps, public)
-        vectors = torch.cat([*told(parts, len(public), "public records")])
+        vectors = torch.cat([*logged(parts, len(public), "public records")])
         finite = vectors[vectors.isfinite().all(dim=1)]
         statistics = PublicStatistics.fit(finite, project=project, shrink=shrink)
-        return encoder.by(replace(statistics, body=body))
+        return encoder.with_statistics(replace(statistics, body=body))
 
-    def by(self, statistics: PublicStatistics) -> Encoder:
-        """Return the same encoder with these statistics."""
+    def with_statistics(self, statistics: PublicStatistics) -> Encoder:
+        """Return the same encoder with other statistics."""
         return Encoder(
             self._body, group_norm=self._group_norm, statistics=statistics, device=self._device
         )
@@ -100,25 +100,25 @@ class Encoder:
         """Return the vectors of records.
 
         Args:
-            records: Numbers `(n, *input_shape)`, taken as float32.
+            records: Numbers `(n, *input_shape)`, converted to float32.
 
         Returns:
-            Float32 `(n, d)`, rows of norm 1. A record that the network fails on, or whose vector is
-            zero or not finite, gets zeros: what is wrong with one changes nothing for others.
+            Float32 `(n, d)`, rows of norm 1. A record gets zeros if the network fails on it, or if
+            its vector is zero or not finite; other records are not affected.
 
         Raises:
-            ValueError: If the network does not take such records, or the statistics are of vectors
+            ValueError: If the network does not take such records, or the statistics are for vectors
                 of another length.
         """
-        parts = [*self._of_batches(self._each, records)]
+        parts = [*self._of_batches(self._vectors, records)]
         encoded: NDArray[np.float32] = torch.cat(parts).numpy()
         return encoded
 
     def width(self, input_shape: tuple[int, ...]) -> int:
-        """Return how many numbers a vector has.
+        """Return the length of a vector.
 
         Raises:
-            ValueError: As for records.
+            ValueError: As `__call__`.
         """
         [(nothing, _)] = self._batches(np.zeros((1, *input_shape), np.float32))
         return self._normalised(self._maps(nothing)).shape[1]
@@ -126,23 +126,23 @@ class Encoder:
     def _of_batches(
         self, work: Callable[[Tensor], Tensor], records: NDArray[Any]
     ) -> Iterator[Tensor]:
-        """Yield what some work makes of records, in their order, batch by batch.
+        """Yield the results of some work on records, in their order, batch by batch.
 
-        Threads that end with it do the work: they take denormal numbers for zeros, which noise of
-        this process must not. Our own networks compute in one thread each, as several wait for
-        each other on small arrays; a network of somebody's own computes one batch at a time.
+        The work runs in threads, where denormal numbers become zero: the noise of this process
+        must keep them. Our own networks compute in one thread each, as several threads wait for
+        each other on small arrays; other networks compute one batch at a time.
         """
-        apart = isinstance(self._body, Scattering | Patches) and self._device.type == "cpu"
-        count, each = (processors(), 1) if apart else (1, torch.get_num_threads())
+        is_parallel = isinstance(self._body, Scattering | Patches) and self._device.type == "cpu"
         before = torch.get_num_threads()
+        count, threads_each = (processors(), 1) if is_parallel else (1, before)
 
         def prepare() -> None:
-            torch.set_num_threads(each)  # of this thread
+            torch.set_num_threads(threads_each)  # of this thread
             torch.set_flush_denormal(True)
 
         def done(batch: tuple[Tensor, int]) -> Tensor:
-            some, many = batch
-            return work(some)[:many].cpu()
+            rows, filled = batch
+            return work(rows)[:filled].cpu()
 
         waiting: deque[Future[Tensor]] = deque()
         pool = ThreadPoolExecutor(count, "fl-dp-encoder", prepare)
@@ -158,21 +158,21 @@ class Encoder:
             torch.set_num_threads(before)
 
     def _batches(self, records: NDArray[Any]) -> Iterator[tuple[Tensor, int]]:
-        """Yield records some at a time, and how many they are.
+        """Yield batches of records, and the number of records in each.
 
-        Kernels round by how many rows there are: the last ones are filled up, so that a vector does
-        not depend on that.
+        Kernels round by the number of rows. So every batch is filled up to the same size, and a
+        vector does not depend on the number of records.
         """
         size = _ON_CPU if self._device.type == "cpu" else _ON_GPU
         for start in range(0, max(len(records), 1), size):
-            some = records[start : start + size]
+            chunk = records[start : start + size]
             filled = np.zeros((size, *records.shape[1:]), np.float32)
-            filled[: len(some)] = some
-            yield torch.from_numpy(filled).to(self._device), len(some)
+            filled[: len(chunk)] = chunk
+            yield torch.from_numpy(filled).to(self._device), len(chunk)
 
     @torch.inference_mode()
     def _maps(self, records: Tensor) -> Tensor:
-        """Return what the network and the group norm make of records, flat."""
+        """Return the outputs of the network and the group norm, flat."""
         maps: Tensor = self._body(records)
         groups = self._group_norm
         if groups is None:
@@ -183,20 +183,19 @@ class Encoder:
             )
         return functional.group_norm(maps, groups).flatten(1).float()
 
-    def _each(self, records: Tensor) -> Tensor:
-        """Return the vectors of records, zeros for one that the network fails on."""
+    def _vectors(self, records: Tensor) -> Tensor:
+        """Return the vectors of records; zeros for one on which the network fails."""
         with Contained():
             return self._normalised(self._maps(records))
-        found = torch.zeros(len(records), self.width(tuple(records.shape[1:])))
-        for place, record in enumerate(records):
+        vectors = torch.zeros(len(records), self.width(tuple(records.shape[1:])))
+        for row, record in enumerate(records):
             alone = torch.zeros_like(records)
-            alone[place] = record  # where it was, so that it is rounded as it was
+            alone[row] = record  # in its old row, so that it is rounded as before
             with Contained():
-                found[place] = self._normalised(self._maps(alone))[place].cpu()
-        return found
+                vectors[row] = self._normalised(self._maps(alone))[row].cpu()
+        return vectors
 
     def _normalised(self, vectors: Tensor) -> Tensor:
-        """Return vectors by the statistics, of norm 1."""
         if self.statistics is not None:
             if len(self.statistics.mean) != vectors.shape[1]:
                 raise ValueError(

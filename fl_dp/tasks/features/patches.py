@@ -4,9 +4,9 @@
     >>> patches(images).shape
     torch.Size([5, 1024, 3, 3])
 
-Each window of an image is standardised by itself, whitened as public windows are, and compared with
-public windows that were drawn at random. How similar and how opposite it is, beyond a threshold, is
-averaged over nine regions of the image.
+Each window of an image is standardised, whitened as public windows are, and compared with public
+windows that were drawn at random. Similarity and dissimilarity beyond a threshold are averaged over
+nine regions of the image.
 
 References:
     Coates and Ng 2011, "The Importance of Encoding Versus Training with Sparse Coding and Vector
@@ -32,18 +32,18 @@ REGIONS = 3
 """Regions of an image along either axis."""
 
 _SEED = 0
-_WINDOWS = 100_000  # of public images, by which windows are whitened
-_FLAT = 0.01  # of the mean variance of windows, added to each variance
-_BUSY = 10.0  # times that: what has less is no filter, and nothing is whitened by it
+_WINDOWS = 100_000  # of public images, from which the whitening is computed
+_FLAT = 0.01  # of the windows' mean variance, added to each variance
+_BUSY = 10.0  # times that: windows with less variance serve neither as filters nor for whitening
 _RIDGE = 0.1  # added to the variance of each direction before it is made 1
-_FAINT = 0.01  # of the mean square norm of windows, added to each
-_ACTIVE = 0.3  # share of the comparisons beyond the threshold, on public windows
+_FAINT = 0.01  # of the windows' mean square norm, added to each
+_ACTIVE = 0.3  # share of comparisons beyond the threshold, on public windows
 _GROUPS = 27  # of scattering's channels, each standardised within its image
 _WEIGHED = 1000  # public images, by which scattering gets as much variance as comparisons
 
 
 class Patches(nn.Module):
-    """Comparison of an image's windows with public ones. Each image is compared by itself."""
+    """Comparison of an image's windows with public ones, image by image."""
 
     spread: Tensor
     mean: Tensor
@@ -57,13 +57,13 @@ class Patches(nn.Module):
     def __init__(
         self, input_shape: tuple[int, ...], *, side: int, count: int, scattering: bool = False
     ) -> None:
-        """Make room for filters; `fitted` or `load_state_dict` brings them.
+        """Reserve the filters; `fitted` or `load_state_dict` fills them.
 
         Args:
             input_shape: `(channels, height, width)`.
-            side: Of a window, in pixels.
-            count: Filters.
-            scattering: Whether scattering coefficients stand beside the comparisons.
+            side: Side of a window, in pixels.
+            count: Number of filters.
+            scattering: Whether to add scattering coefficients to the comparisons.
 
         Raises:
             ValueError: If images of that shape have no windows for every region.
@@ -94,51 +94,51 @@ class Patches(nn.Module):
             self.register_buffer("weight", torch.zeros(()))
 
     def fitted(self, public: NDArray[Any]) -> Patches:
-        """Return filters and thresholds of public images, the same for the same images.
+        """Return filters and thresholds from public images; the same images give the same ones.
 
         Args:
-            public: Numbers `(n, *input_shape)`; an image with one that is not finite is left out.
+            public: Numbers `(n, *input_shape)`; an image with a number that is not finite is left
+                out.
 
         Raises:
-            ValueError: If there are fewer windows of some contrast than filters.
+            ValueError: If fewer windows have some contrast than there are filters.
         """
-        found, generator = deepcopy(self), torch.Generator().manual_seed(_SEED)
+        patches, generator = deepcopy(self), torch.Generator().manual_seed(_SEED)
         images = torch.from_numpy(np.asarray(public, np.float32))
         images = images[images.flatten(1).isfinite().all(dim=1)]
-        each = -(-_WINDOWS // max(len(images), 1))
-        drawn = [
-            windows[torch.randint(len(windows), (each,), generator=generator)]
-            for [windows] in map(found._windows, torch.split(images, 1))
-        ]
-        windows = torch.cat([torch.empty(0, len(found.mean)), *drawn])
+        windows_each = -(-_WINDOWS // max(len(images), 1))
+        drawn = []
+        for [windows] in map(patches._windows, torch.split(images, 1)):
+            chosen = torch.randint(len(windows), (windows_each,), generator=generator)
+            drawn.append(windows[chosen])
+        windows = torch.cat([torch.empty(0, len(patches.mean)), *drawn])
         variances = windows.var(dim=1, correction=0)
-        found.spread = _FLAT * variances.mean()
-        standardised = found._standardised(windows)
-        busy = standardised[variances > _BUSY * found.spread]
-        count = found.filters.shape[1]
+        patches.spread = _FLAT * variances.mean()
+        standardised = patches._standardised(windows)
+        busy = standardised[variances > _BUSY * patches.spread]
+        count = patches.filters.shape[1]
         if len(busy) < count:
             raise ValueError(
                 f"{len(images)} public images have {len(busy)} windows of some contrast among "
                 f"{len(windows)}, and features.count={count}: write fewer, or more public images"
             )
-        found.mean = busy.mean(dim=0)
-        values, axes = torch.linalg.eigh((busy - found.mean).T.cov(correction=0))
-        found.whitening = axes / torch.sqrt(values.clamp_min(0.0) + _RIDGE) @ axes.T
-        whitened = (busy - found.mean) @ found.whitening
-        found.faint = _FAINT * whitened.square().sum(dim=1).mean()
+        patches.mean = busy.mean(dim=0)
+        values, axes = torch.linalg.eigh((busy - patches.mean).T.cov(correction=0))
+        patches.whitening = axes / torch.sqrt(values.clamp_min(0.0) + _RIDGE) @ axes.T
+        whitened = (busy - patches.mean) @ patches.whitening
+        patches.faint = _FAINT * whitened.square().sum(dim=1).mean()
         chosen = whitened[torch.randperm(len(whitened), generator=generator)[:count]]
-        found.filters = functional.normalize(chosen).T.contiguous()
+        patches.filters = functional.normalize(chosen).T.contiguous()
         sample = torch.randperm(len(windows), generator=generator)[:4096]
-        some = found._similarities(standardised[sample])
-        found.threshold = some.abs().flatten().sort().values[int((1.0 - _ACTIVE) * some.numel())]
-        if found._scattering is not None:
+        similar = patches._similarities(standardised[sample])
+        rank = int((1.0 - _ACTIVE) * similar.numel())
+        patches.threshold = similar.abs().flatten().sort().values[rank]
+        if patches._scattering is not None:
             some = images[:_WEIGHED]
-            spreads = [
-                each(some).var(dim=0).sum().sqrt()
-                for each in (found._comparisons, found._scattered)
-            ]
-            found.weight = spreads[0] / spreads[1]
-        return found
+            compared = patches._comparisons(some).var(dim=0).sum().sqrt()
+            scattered = patches._scattered(some).var(dim=0).sum().sqrt()
+            patches.weight = compared / scattered
+        return patches
 
     def forward(self, images: Tensor) -> Tensor:
         """Compare images.
@@ -175,8 +175,8 @@ class Patches(nn.Module):
         beyond = functional.softshrink(similar, self.threshold.item())
         difference = self.pooling @ beyond
         sizes = self.pooling @ beyond.abs_()  # in place: a new array takes longer than its sums
-        found = torch.cat([sizes + difference, sizes - difference], dim=2) / 2
-        maps = found.clamp_min_(0.0).sqrt_().transpose(1, 2)
+        halves = torch.cat([sizes + difference, sizes - difference], dim=2) / 2
+        maps = halves.clamp_min_(0.0).sqrt_().transpose(1, 2)
         return maps.reshape(len(images), -1, REGIONS, REGIONS)
 
     def _windows(self, images: Tensor) -> Tensor:
@@ -184,12 +184,12 @@ class Patches(nn.Module):
         return functional.unfold(images, self._side).transpose(1, 2)
 
     def _standardised(self, windows: Tensor) -> Tensor:
-        """Return windows of mean 0 and variance 1, but for those of little contrast."""
+        """Return windows of mean 0 and variance 1; windows of little contrast stay below."""
         centred = windows - windows.mean(dim=-1, keepdim=True)
         return centred / torch.sqrt(centred.square().mean(dim=-1, keepdim=True) + self.spread)
 
     def _similarities(self, standardised: Tensor) -> Tensor:
-        """Return the cosines of windows with the filters, less for faint windows."""
+        """Return the cosines of windows and filters; smaller for faint windows."""
         whitened = (standardised - self.mean) @ self.whitening
         square = whitened.square().sum(dim=-1, keepdim=True)
         return whitened / torch.sqrt(square + self.faint) @ self.filters

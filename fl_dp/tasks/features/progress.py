@@ -1,4 +1,4 @@
-"""How far encoding is, for a log: an encoder of one's own can take many minutes."""
+"""Progress of encoding, for a log: a user's own encoder can take many minutes."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ Part = TypeVar("Part", bound=Sized)
 
 PROGRESS = logging.getLogger("flwr.fl_dp.client.features")
 
-_TOLD_EVERY = 30.0  # seconds: what takes less says nothing
+_LOGGED_EVERY = 30.0  # seconds; shorter work logs nothing
 
 
-def told(parts: Iterable[Part], many: int, what: str) -> Iterator[Part]:
-    """Yield parts as they are made, and say twice a minute how far they are.
+def logged(parts: Iterable[Part], total: int, noun: str) -> Iterator[Part]:
+    """Yield parts as they are made, and log the progress twice a minute.
 
     Args:
-        parts: Each of as many records as its length.
-        many: How many records there are in all.
-        what: They are, in the plural.
+        parts: Parts; the length of each is its number of records.
+        total: Number of all records.
+        noun: Name of the records in the log, in the plural.
     """
-    began = said = time.monotonic()
+    began = last_logged = time.monotonic()
     done = 0
     for part in parts:
         yield part
         done += len(part)
         now = time.monotonic()
-        if now - said >= _TOLD_EVERY and done < many:
-            said, left = now, (now - began) * (many - done) / done
-            PROGRESS.info("%d of %d %s, about %d min left", done, many, what, 1 + left / 60)
+        if now - last_logged >= _LOGGED_EVERY and done < total:
+            last_logged, seconds_left = now, (now - began) * (total - done) / done
+            PROGRESS.info(
+                "%d of %d %s, about %d min left", done, total, noun, 1 + seconds_left / 60
+            )

@@ -1,4 +1,4 @@
-"""Statistics of public records, by which all are encoded, centred and projected."""
+"""Statistics of public records, by which all records' vectors are centred and projected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_dp.files import written_whole
 from fl_dp.tasks.models.weights import read_weights
 
-_SPARE = 10  # directions beyond those that are asked for, which make these exact
+_SPARE = 10  # directions beyond the requested ones, which become exact by them
 _PASSES = 4
 _SEED = 0
 _BODY = "body."
@@ -22,13 +22,12 @@ _BODY = "body."
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublicStatistics:
-    """Mean of public vectors and directions to project on, which nobody's private data moved.
+    """Mean of public vectors and directions to project on; no private data influenced them.
 
     Attributes:
         mean: Float32 `(d,)`, subtracted from every vector.
-        directions: Float32 `(d, k)`, by which what is left is multiplied; None keeps it.
-        body: What the network itself was made of public records, by the names of its state; empty
-            for one that was not.
+        directions: Float32 `(d, k)`, by which the difference is multiplied; None: no projection.
+        body: State of the network that was made from public records, by name; empty if none was.
     """
 
     mean: Tensor
@@ -37,16 +36,16 @@ class PublicStatistics:
 
     @classmethod
     def fit(cls, vectors: Tensor, *, project: int | None = None, shrink: int | None = None) -> Self:
-        """Compute them of public vectors.
+        """Compute the statistics of public vectors.
 
         Args:
             vectors: Float32 `(n, d)`.
-            project: How many principal directions are kept; None keeps the vectors as they are.
-            shrink: How many of these are scaled down to the variance of the last among them: few
-                directions hold most of the variance, and the classes lie in others, too.
+            project: Number of principal directions; None projects nothing.
+            shrink: Number of first directions to scale down to the variance of the last among them:
+                few directions have most of the variance, and classes differ in others as well.
 
         Raises:
-            ValueError: If there are not so many directions.
+            ValueError: If there are fewer directions.
         """
         mean = vectors.mean(dim=0)
         if project is None:
@@ -58,9 +57,9 @@ class PublicStatistics:
             )
         with torch.random.fork_rng(devices=[]):  # the same directions in every process
             torch.default_generator.manual_seed(_SEED)
-            wanted = min(project + _SPARE, *vectors.shape)
-            _, deviations, found = torch.svd_lowrank(vectors - mean, wanted, niter=_PASSES)
-        directions = found[:, :project].contiguous()
+            rank = min(project + _SPARE, *vectors.shape)
+            _, deviations, axes = torch.svd_lowrank(vectors - mean, rank, niter=_PASSES)
+        directions = axes[:, :project].contiguous()
         if shrink is not None:
             directions[:, :shrink] *= deviations[shrink - 1] / deviations[:shrink]
         return cls(mean=mean, directions=directions)
@@ -73,10 +72,12 @@ class PublicStatistics:
         return centred @ self.directions.to(vectors.device)
 
     def save(self, file: Path, *, public: bool = False) -> None:
-        """Write them as safetensors, for whoever encodes by them elsewhere; see `written_whole`."""
-        arrays = {"mean": self.mean, "directions": self.directions}
-        arrays |= {_BODY + name: each for name, each in self.body.items()}
-        stored = save({name: each for name, each in arrays.items() if each is not None})
+        """Write them as safetensors, for encoding elsewhere; see `written_whole`."""
+        arrays = {"mean": self.mean}
+        if self.directions is not None:
+            arrays["directions"] = self.directions
+        arrays |= {_BODY + name: array for name, array in self.body.items()}
+        stored = save(arrays)
         with written_whole(file, public=public) as unfinished:
             unfinished.write_bytes(stored)
 
@@ -86,7 +87,7 @@ class PublicStatistics:
 
         Raises:
             OSError: If it can't be read.
-            ValueError: If the file holds anything else.
+            ValueError: If the file is something else.
         """
         arrays = read_weights(file)
         body = {

@@ -23,15 +23,15 @@ from torch.nn import functional
 
 ANGLES = 8
 STRIDE = 4
-"""Pixels of the image for each of the result, along either axis."""
+"""Pixels of the image per pixel of the result, along either axis."""
 
-_SMALLEST = 8  # with less the padding is wider than the image
+_SMALLEST = 8  # for smaller images the padding would be wider than the image
 _NEGLIGIBLE = 1e-12  # of a filter: denormal numbers would take most of the time
 _PI = 3.1415  # kymatio's constant in the norm of a filter
 
 
 class Scattering(nn.Module):
-    """Scattering transform of images of one shape. Each image is transformed by itself."""
+    """Scattering transform of images of one shape, image by image."""
 
     def __init__(self, input_shape: tuple[int, ...]) -> None:
         """Make the filters.
@@ -40,14 +40,16 @@ class Scattering(nn.Module):
             input_shape: `(channels, height, width)`, sides of at least 8.
 
         Raises:
-            ValueError: If it is no such shape.
+            ValueError: If the shape is another.
         """
         super().__init__()
         self._input_shape = require_images(input_shape)
         padded = [side // STRIDE * STRIDE + 2 * STRIDE for side in input_shape[1:]]
         margins = [(p - side, side) for p, side in zip(padded, input_shape[1:], strict=True)]
-        # The last axis first, as torch has it.
-        self._pad = [half for m, _ in reversed(margins) for half in (m // 2, (m + 1) // 2)]
+        # The last axis first, as torch orders them.
+        self._pad: list[int] = []
+        for margin, _ in reversed(margins):
+            self._pad += [margin // 2, (margin + 1) // 2]
         for scale in range(2):
             bank = np.stack([_morlet(padded, scale, angle) for angle in range(ANGLES)])
             self.register_buffer(f"wavelets_{scale}", torch.tensor(bank, dtype=torch.float32))
@@ -88,7 +90,7 @@ class Scattering(nn.Module):
 
 
 def require_images(input_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of records, if they can be transformed.
+    """Return the shape of records if they can be transformed.
 
     Raises:
         ValueError: If they are no images with sides of at least 8.
@@ -109,18 +111,19 @@ def _halved(fourier: Tensor) -> Tensor:
 
 
 def _gabor(padded: list[int], scale: int, theta: float, frequency: float) -> NDArray[np.complex128]:
-    """Return a Gaussian times a plane wave, periodic, `padded` samples."""
+    """Return a periodic Gaussian times a plane wave, of `padded` samples."""
     sigma, slant = 0.8 * 2**scale, 4.0 / ANGLES
     cosine, sine = math.cos(theta), math.sin(theta)
-    found = np.zeros(padded, np.complex128)
+    total = np.zeros(padded, np.complex128)
     rows, columns = np.indices(padded)
     for shift in np.ndindex(5, 5):
         y, x = (
-            a + (s - 2) * side for a, s, side in zip((rows, columns), shift, padded, strict=True)
+            axis + (step - 2) * side
+            for axis, step, side in zip((rows, columns), shift, padded, strict=True)
         )
         along, across = cosine * y + sine * x, slant * (cosine * x - sine * y)
-        found += np.exp(-(along**2 + across**2) / (2 * sigma**2) + 1j * frequency * along)
-    normed: NDArray[np.complex128] = found / (2 * _PI * sigma**2 / slant)
+        total += np.exp(-(along**2 + across**2) / (2 * sigma**2) + 1j * frequency * along)
+    normed: NDArray[np.complex128] = total / (2 * _PI * sigma**2 / slant)
     return normed
 
 
@@ -149,6 +152,6 @@ def _smoothing(side: int, scale: int) -> NDArray[np.float64]:
         fourier = np.concatenate([fourier[: side // 4], fourier[side - side // 4 :]])
     kernel = np.fft.ifft(fourier).real
     step = STRIDE >> scale
-    kept = np.arange(1, side // STRIDE - 1) * step
-    rows: NDArray[np.float64] = kernel[(kept[:, None] - np.arange(length)) % length]
+    samples = np.arange(1, side // STRIDE - 1) * step
+    rows: NDArray[np.float64] = kernel[(samples[:, None] - np.arange(length)) % length]
     return rows

@@ -25,8 +25,8 @@ _EMBEDDING = 8
 class Recurrent(nn.Module):
     """One recurrent layer over tokens `(n, length)`, int64, that scores the next one: GRU or LSTM.
 
-    torch's own layers run all steps in one kernel, which gives no per-record gradients. Opacus'
-    cells take the steps one by one. Its layers are left alone: inside another module their state
+    torch's own layers run all steps in one kernel, which gives no per-record gradients; Opacus'
+    cells take the steps one by one. Opacus' layers are not used: inside another module their state
     has every weight twice, under two names.
 
     References:
@@ -37,11 +37,7 @@ class Recurrent(nn.Module):
     def __init__(self, cell: str, vocabulary_size: int, num_classes: int, hidden: int) -> None:
         """Make the layers with weights from torch's global generator.
 
-        Args:
-            cell: "gru" or "lstm".
-            vocabulary_size: Tokens are below this.
-            num_classes: Number of logits.
-            hidden: Size of the hidden state.
+        Tokens are below the size of the vocabulary.
 
         Raises:
             ModuleNotFoundError: If Opacus is not installed.
@@ -57,7 +53,9 @@ class Recurrent(nn.Module):
         for step in self.embedding(tokens).unbind(dim=1):
             state = self.cell(step, state)
         # An LSTM's state is the hidden state and a memory that stays inside the cell.
-        logits: Tensor = self.head(state[0] if self.cell.has_cell_state else state)
+        if self.cell.has_cell_state:
+            state = state[0]
+        logits: Tensor = self.head(state)
         return logits
 
 
@@ -69,8 +67,8 @@ def _cell_class(cell: str) -> type[nn.Module]:
             f"the model '{cell}' is built on Opacus, which is not installed: "
             "pip install 'fl-dp[torch]'"
         ) from error
-    found: type[nn.Module] = getattr(cells, _CELLS[cell])
-    return found
+    cell_class: type[nn.Module] = getattr(cells, _CELLS[cell])
+    return cell_class
 
 
 def build_model(
@@ -93,17 +91,16 @@ def build_model(
         num_classes: Number of outputs; 1 predicts a number.
         hidden: Width of the hidden layers of "mlp" and "cnn", channels of the first stage of
             "resnet18", size of the hidden state of "gru" and "lstm", width of "transformer".
-        vocabulary_size: How many tokens there are, for records that are tokens; None for numbers.
-        seed: Seed of the initial weights, at least 0. The global random state is left alone.
+        vocabulary_size: Number of tokens; None for numbers.
+        seed: Seed of the initial weights, at least 0. The global random state does not change.
 
     Returns:
         A module from float32 `(n, *input_shape)`, or int64 tokens, to logits `(n, num_classes)`, in
         training mode; there "transformer" has one column more.
 
     Raises:
-        ValueError: If the name is unknown, a number is out of its range, the model is for tokens
-            and the records are numbers or the reverse, or "cnn" or "resnet18" gets a shape that is
-            not (channels, height, width) with sides of at least 8.
+        ValueError: If the name is unknown, a number is out of its range, or the model does not take
+            such records: "cnn" and "resnet18" need sides of at least 8.
         ModuleNotFoundError: If "gru" or "lstm" is asked for without Opacus, or "transformer"
             without transformers.
     """

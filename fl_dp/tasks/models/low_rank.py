@@ -27,8 +27,8 @@ class LowRankLinear(nn.Module):
 
     Attributes:
         base: The frozen layer.
-        a: Into `rank` numbers, random at first.
-        b: Back to the outputs, zero at first: the model starts as it was.
+        a: Maps to `rank` numbers, random at first.
+        b: Maps back to the outputs, zero at first: the model starts unchanged.
     """
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
@@ -65,8 +65,8 @@ def add_low_rank(model: nn.Module, *, rank: int, seed: int, train: str = "b") ->
 
     Args:
         model: Changed in place; a linear layer smaller than the rank gets its smaller side.
-        rank: At least 1.
-        seed: Of A, at least 0. The global random state is left alone.
+        rank: Rank of the updates, at least 1.
+        seed: Seed of A, at least 0. The global random state does not change.
         train: `b`, where A keeps its first values, or `both`.
 
     Raises:
@@ -77,15 +77,16 @@ def add_low_rank(model: nn.Module, *, rank: int, seed: int, train: str = "b") ->
     if train not in TRAINED_FACTORS:
         raise ValueError(f"train is '{train}'; write one of {', '.join(TRAINED_FACTORS)}")
     # Layers of other classes compute something else with their weights.
-    layers = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
+    modules = model.named_modules()
+    layers = [(name, module) for name, module in modules if type(module) is nn.Linear]
     if not layers:
         raise ValueError("the model has no linear layer: LoRA has nothing to update")
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         for name, layer in layers:
-            fits = min(rank, layer.in_features, layer.out_features)
-            added = LowRankLinear(layer.cpu(), fits).to(layer.weight.device)
+            layer_rank = min(rank, layer.in_features, layer.out_features)
+            added = LowRankLinear(layer.cpu(), layer_rank).to(layer.weight.device)
             added.a.requires_grad_(train == "both")
             if not name:
                 model = added

@@ -1,8 +1,8 @@
 """ResNet-18 for small images, made for clipping record by record.
 
 The network of CIFAR-10 experiments: a 3x3 stem without max-pooling, so that a 32x32 image reaches
-the last stage as 4x4, and GroupNorm in the place of BatchNorm. Nothing is overwritten in place: a
-per-record gradient is computed from the inputs of each layer.
+the last stage as 4x4, and GroupNorm in place of BatchNorm. Nothing is overwritten in place, as a
+per-record gradient needs the inputs of each layer.
 
 References:
     He et al. 2016, "Deep Residual Learning for Image Recognition", sections 3.3 and 4.2.
@@ -28,10 +28,7 @@ class ResNet18(nn.Module):
     def __init__(self, channels: int, num_classes: int, width: int) -> None:
         """Make the layers with weights from torch's global generator.
 
-        Args:
-            channels: Channels of an image.
-            num_classes: Number of logits.
-            width: Channels of the first stage; each of the three others doubles them.
+        The width is that of the first stage; each of the three others doubles it.
         """
         super().__init__()
         self.stem = _convolution(channels, width, stride=1)
@@ -94,11 +91,10 @@ def _convolution(
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    # An 8x8 image is one pixel in the last stage: a group of a single channel would be all zeros,
-    # one of two hardly more than a sign.
-    groups = max(
-        number
-        for number in range(1, _MOST_GROUPS + 1)
-        if number == 1 or (channels % number == 0 and channels >= _CHANNELS_PER_GROUP * number)
-    )
+    # An 8x8 image is one pixel in the last stage: a group of one channel would be all zeros, a
+    # group of two hardly more than a sign.
+    groups = 1
+    for number in range(2, _MOST_GROUPS + 1):
+        if channels % number == 0 and channels >= _CHANNELS_PER_GROUP * number:
+            groups = number
     return nn.GroupNorm(groups, channels)

@@ -1,12 +1,13 @@
 """A small decoder of Hugging Face transformers, from a configuration: nothing is downloaded.
 
-In training each record teaches every character of its window, not the last alone. A criterion sees
-one label per record, so the model brings the loss S of the others in an extra column of logits,
-which is never a label: beside log-probabilities p that sum to one, `k = log(exp(S) - 1)` makes
+In training each record teaches every character of its window, not only the last. A criterion sees
+one label per record, so the model adds the loss S of the other characters in an extra column of
+logits, which is never a label. Beside log-probabilities p that sum to one, `k = log(exp(S) - 1)`
+gives
 
     cross_entropy([log p, k], y) = log(1 + exp(k)) - log p_y = S - log p_y.
 
-Any criterion of one record's own, and so each record's gradient and its clipping, stays as it is.
+So the criterion, each record's gradient and its clipping stay as they are.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _HEADS = 4
 class Transformer(nn.Module):
     """GPT-NeoX over tokens `(n, length)`, int64, that scores the next one.
 
-    Its layers are linear layers, LayerNorm and embeddings alone, which per-record gradients and
-    LoRA know; places are rotations without parameters.
+    It has only linear layers, LayerNorm and embeddings, which per-record gradients and LoRA know;
+    positions are rotations without parameters.
 
     References:
         Black et al. 2022, "GPT-NeoX-20B: An Open-Source Autoregressive Language Model".

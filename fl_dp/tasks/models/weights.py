@@ -17,7 +17,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
     Raises:
         OSError: If it can't be read.
-        ValueError: If it is no such file, or a number in it is not finite.
+        ValueError: If it is not a safetensors file, or a number in it is not finite.
     """
     try:
         arrays = load(file.read_bytes())
@@ -30,7 +30,7 @@ def read_weights(file: Path) -> dict[str, Tensor]:
 
 
 def set_weights(network: nn.Module, arrays: Mapping[str, Tensor], source: str) -> None:
-    """Give a network its weights; nothing is written if any does not fit.
+    """Set a network's weights; nothing is written if any does not fit.
 
     Raises:
         ValueError: If a name is missing or unknown, or a shape differs.
@@ -42,12 +42,13 @@ def set_weights(network: nn.Module, arrays: Mapping[str, Tensor], source: str) -
         for name, tensor in state.items()
         if name in arrays and arrays[name].shape != tensor.shape
     ]
-    for what, found in (
-        ("lacks", [f"'{name}'" for name in missing]),
-        ("has unknown", [f"'{name}'" for name in unknown]),
-        ("does not fit:", wrong),
-    ):
-        if found:
-            more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-            raise ValueError(f"{source} {what} {', '.join(found[:_SHOWN])}{more}")
+    problems = {
+        "lacks": [f"'{name}'" for name in missing],
+        "has unknown": [f"'{name}'" for name in unknown],
+        "does not fit:": wrong,
+    }
+    for verb, names in problems.items():
+        if names:
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            raise ValueError(f"{source} {verb} {', '.join(names[:_SHOWN])}{more}")
     network.load_state_dict(dict(arrays))

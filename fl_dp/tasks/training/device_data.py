@@ -1,8 +1,8 @@
 """Training records as tensors on the device that trains, moved there once if there is room.
 
-A simulated client's records are few and its training is short: copying them to a GPU in each
-round would take longer than the training. So the whole training set lies on the device, and a
-client's records are gathered from it there; a set that is too large stays in the host's memory.
+A simulated client's training is short: copying its few records to a GPU in each round would take
+longer than the training. So the whole training set is on the device, and a client's records are
+gathered there; a set that is too large stays in the host's memory.
 """
 
 from __future__ import annotations
@@ -16,25 +16,24 @@ from torch import Tensor
 
 from fl_dp.tasks.datasets import Dataset
 
-_SHARE = 4
-"""A quarter of the free memory is for the data; models and activations get the rest."""
+_SHARE = 4  # a quarter of the free memory is for the data, the rest for models and activations
 
 
 class DeviceData:
     """The training part of a data set, for one device.
 
     Attributes:
-        resident: Whether all of it lies on the device.
+        resident: Whether all of it is on the device.
     """
 
     def __init__(self, dataset: Dataset, device: torch.device, *, free_memory: int) -> None:
-        """Move the set if it fits.
+        """Move the training part of a set if it fits.
 
         Args:
-            dataset: Whose training part it is.
-            device: Where models train.
-            free_memory: Bytes that are free there; the set may take a quarter of them. On the CPU
-                write 0: there is nothing to be moved.
+            dataset: The set.
+            device: Device that trains models.
+            free_memory: Free bytes of the device, of which the set may take a quarter; 0 on the
+                CPU, where nothing is moved.
         """
         self._dataset = dataset
         self._device = device
@@ -48,17 +47,14 @@ class DeviceData:
 
     @property
     def resident(self) -> bool:
-        """Whether all of it lies on the device."""
+        """Whether all of it is on the device."""
         return self._resident is not None
 
     def records(self, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Return features and labels of some rows, as copies of their own on the device.
+        """Return features `(k, *input_shape)` and labels `(k,)` of some rows, copied on the device.
 
         Args:
             rows: Row numbers, int64 `(k,)`.
-
-        Returns:
-            Float32 `(k, *input_shape)` or int64 tokens, and int64 `(k,)`.
         """
         if self._resident is not None:
             chosen = torch.from_numpy(np.require(rows, np.int64, ["C", "W"])).to(self._device)
@@ -71,7 +67,7 @@ class DeviceData:
 
     def _moved(self, tensor: Tensor) -> Tensor:
         if self._device.type == "cuda":
-            # From pinned memory the copy runs beside the work that is queued before it.
+            # From pinned memory the copy runs beside work that is queued before it.
             return tensor.pin_memory().to(self._device, non_blocking=True)
         return tensor.to(self._device)
 

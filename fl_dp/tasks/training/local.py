@@ -1,7 +1,7 @@
 """Local training by plain SGD, and evaluation.
 
-There is no data loader and no optimizer object: a simulated client often holds a handful of
-records, and building those would take longer than training on them.
+There is no data loader and no optimizer object: building them would take longer than training on a
+simulated client's few records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fl_dp.clients.index_ranges import require_labels, tables_of, tokens_in_rang
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute by one thread: for a client's few records more only wait for each other."""
+    """Let torch compute in one thread: on a client's few records threads wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -41,24 +41,24 @@ def train_locally(
     batch_size: int,
     seed: int,
 ) -> None:
-    """Change a model in place by SGD on the mean loss of mini-batches, see `loss_of`.
+    """Train a model in place by SGD on the mean loss of mini-batches, see `loss_of`.
 
-    The data moves to the model's device. Without any rows the model is left as it is. Each epoch
-    visits every row once, in an order of its own; the last, smaller batch counts like any other.
+    The data move to the model's device. Without rows the model stays as it is. Each epoch visits
+    every row once, in a new order; the last, smaller batch counts like any other.
 
     Args:
-        model: To train; it comes back in the mode (train or eval) it was in.
-        features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`; on any device.
+        model: The model; it returns to its mode (train or eval).
+        features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`.
         labels: Int64 `(n,)`, or float32 where they are numbers.
         learning_rate: Step size, at least 0.
         epochs: Passes over the data, at least 1.
-        batch_size: Rows a step, at least 1.
-        seed: Seed of the order of the rows; the global random state is left alone.
+        batch_size: Rows per step, at least 1.
+        seed: Seed of the order of the rows; the global random state does not change.
 
     Raises:
         ValueError: If a number is out of its range, or features and labels differ in length.
-        IndexError: If a label is none of the classes, or a token not in the vocabulary; the model
-            is as it was, or in the middle of its training if a later batch has the token.
+        IndexError: If a label is none of the classes, or a token not in the vocabulary. The model
+            is unchanged, or partly trained if a later batch has the token.
     """
     check_training(learning_rate, epochs, batch_size)
     _check_batches(features, labels, batch_size)
@@ -66,7 +66,7 @@ def train_locally(
     if num_rows == 0:
         return
     x, y = _tensors(model, features, labels)
-    parameters = [each for each in model.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     generator = torch.Generator().manual_seed(seed)
     checked = False
     with _mode(model, training=True), tokens_in_range(tables_of(model)):
@@ -89,9 +89,9 @@ def loss_of(outputs: Tensor, labels: Tensor, *, reduction: str = "none") -> Tens
     """Return the cross-entropy of classes in nats, or the squared error of numbers.
 
     Args:
-        outputs: Of a model, `(n, num_classes)`; `(n, 1)` for numbers.
-        labels: `(n,)`, integers for classes.
-        reduction: "none" returns each row's, `(n,)`; "mean" their mean.
+        outputs: Outputs of a model, `(n, num_classes)`; `(n, 1)` for numbers.
+        labels: Labels `(n,)`, integers for classes.
+        reduction: "none" returns each row's loss, `(n,)`; "mean" their mean.
     """
     if labels.is_floating_point():
         return functional.mse_loss(outputs.squeeze(1), labels, reduction=reduction)
@@ -99,10 +99,10 @@ def loss_of(outputs: Tensor, labels: Tensor, *, reduction: str = "none") -> Tens
 
 
 class SquaredError(nn.MSELoss):
-    """The squared error of one output a record, `(n, 1)`, and labels that are numbers, `(n,)`."""
+    """Squared error of one output per record, `(n, 1)`, and labels that are numbers, `(n,)`."""
 
     def forward(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return it, reduced as `reduction` says."""
+        """Return the error, reduced as `reduction` says."""
         return super().forward(outputs.squeeze(1), labels)
 
 
@@ -115,20 +115,20 @@ def evaluate(
     max_loss: float | None = None,
     on_logits: Callable[[Tensor], object] | None = None,
 ) -> tuple[float, float]:
-    """Measure a model; it comes back unchanged, in the mode (train or eval) it was in.
+    """Measure a model, which stays unchanged and returns to its mode (train or eval).
 
     Args:
-        model: Evaluated in eval mode on its own device.
-        features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`; on any device.
-        labels: Int64 `(n,)`, or float32 in [-1, 1] where they are numbers.
-        batch_size: Rows a forward pass, at least 1; the result does not depend on it.
-        max_loss: Clip each row's loss to at most this, so that one row moves the mean by no more
-            than that over `n`; a row whose loss is NaN counts as half of it.
-        on_logits: Gets the outputs of each batch, `(k, num_classes)`, in the order of the rows.
+        model: The model, evaluated in eval mode on its own device.
+        features: As for `train_locally`.
+        labels: As for `train_locally`; numbers are in [-1, 1].
+        batch_size: Rows per forward pass, at least 1; the result does not depend on it.
+        max_loss: Upper bound to which each row's loss is clipped, so that one row moves the mean by
+            at most that over `n`; a NaN loss counts as half of it.
+        on_logits: Called with the outputs of each batch, `(k, num_classes)`, in the rows' order.
 
     Returns:
-        Mean loss (`loss_of`) and accuracy in [0, 1]; both nan if there are no rows. Of numbers
-        `closeness` stands in for accuracy.
+        Mean loss (`loss_of`) and accuracy in [0, 1]; both NaN without rows. For labels that are
+        numbers, `closeness` in place of accuracy.
 
     Raises:
         ValueError: If `batch_size` is below 1, or features and labels differ in length.
@@ -161,12 +161,12 @@ def evaluate(
 def closeness(outputs: Tensor, labels: Tensor) -> Tensor:
     """Return 1 minus the error of each prediction, `(n,)` in [0, 1].
 
-    Errors are shares of the labels' range; a prediction outside of it counts as its nearer end, one
-    that is NaN as wrong by all of it.
+    Errors are shares of the labels' range. A prediction outside of it counts as its nearer end; NaN
+    counts as wrong by the whole range.
 
     Args:
-        outputs: `(n, 1)`.
-        labels: `(n,)`, in [-1, 1].
+        outputs: Predictions `(n, 1)`.
+        labels: Labels `(n,)`, in [-1, 1].
     """
     errors = (outputs.squeeze(1).clamp(-1.0, 1.0) - labels).abs()
     return 1.0 - errors.nan_to_num(nan=2.0) / 2.0
@@ -177,29 +177,24 @@ def evaluate_with_probabilities(
     features: NDArray[np.float32] | NDArray[np.int64],
     labels: NDArray[Any],
 ) -> tuple[float, float, NDArray[np.float64]]:
-    """Measure a model as `evaluate`, which says what is raised, and keep what it predicted.
-
-    Args:
-        model: To measure.
-        features: At least one row.
-        labels: One a row.
+    """Measure a model on at least one row as `evaluate`, and return its predictions as well.
 
     Returns:
-        Loss, accuracy, and the probabilities of the classes, float64 `(n, num_classes)`; of numbers
-        the predictions, `(n,)`.
+        Loss, accuracy, and the probabilities of the classes, float64 `(n, num_classes)`; for labels
+        that are numbers the predictions, `(n,)`.
     """
-    kept: list[Tensor] = []
+    batches: list[Tensor] = []
     loss, accuracy = evaluate(
-        model, features, labels, on_logits=lambda each: kept.append(each.cpu())
+        model, features, labels, on_logits=lambda logits: batches.append(logits.cpu())
     )
-    outputs = torch.cat(kept).double()
+    outputs = torch.cat(batches).double()
     if np.issubdtype(labels.dtype, np.floating):
         return loss, accuracy, outputs.squeeze(1).numpy()
     return loss, accuracy, outputs.softmax(dim=1).numpy()
 
 
 def check_training(learning_rate: float, epochs: int, batch_size: int) -> None:
-    """Check the numbers that a training needs.
+    """Check the numbers of a training.
 
     Raises:
         ValueError: If one is out of its range.
@@ -215,14 +210,15 @@ def check_training(learning_rate: float, epochs: int, batch_size: int) -> None:
 def epoch_order(num_rows: int, batch_size: int, generator: torch.Generator) -> Tensor | None:
     """Return the order in which an epoch visits the rows, int64 `(num_rows,)` on the CPU.
 
-    None if one batch holds them all: its mean does not depend on their order, and no order saves
-    the copies.
+    None if one batch holds all rows: their mean does not depend on the order, and copies are saved.
     """
-    return None if num_rows <= batch_size else torch.randperm(num_rows, generator=generator)
+    if num_rows <= batch_size:
+        return None
+    return torch.randperm(num_rows, generator=generator)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return where a model's parameters lie; the CPU for a model without any."""
+    """Return the device of a model's parameters; the CPU for a model without any."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
@@ -247,7 +243,7 @@ def _tensors(
 def _tensor(values: NDArray[Any] | Tensor) -> Tensor:
     if isinstance(values, Tensor):
         return values
-    # Labels and tokens stay integers; everything else is what a model computes in.
+    # Labels and tokens stay integers; everything else gets the dtype of models.
     kind = np.int64 if np.issubdtype(values.dtype, np.integer) else np.float32
     # torch warns about read-only arrays, so these are copied; others are shared, not copied.
     return torch.from_numpy(np.require(values, kind, ["C", "W"]))
@@ -256,7 +252,9 @@ def _tensor(values: NDArray[Any] | Tensor) -> Tensor:
 def _batches(
     order: Tensor | None, batch_size: int, device: torch.device
 ) -> Sequence[Tensor | slice]:
-    return (slice(None),) if order is None else torch.split(order.to(device), batch_size)
+    if order is None:
+        return (slice(None),)
+    return torch.split(order.to(device), batch_size)
 
 
 @contextmanager

@@ -1,20 +1,20 @@
-"""Local training of many units at once, with the result that `train_locally` has for each.
+"""Local training of many units at once, with the result of `train_locally` for each.
 
-    >>> for places, vectors in train_together(
+    >>> for indices, vectors in train_together(
     ...     model, units, learning_rate=0.1, epochs=1, batch_size=10
     ... ):
-    ...     print(places, vectors.shape)
+    ...     print(indices, vectors.shape)
 
-A small model is trained in short calls of PyTorch that cost more than what they compute. Here the
-parameters of many units lie in one matrix, a row a unit, and `torch.vmap` computes a step of all in
-one call. Their losses are added up: none depends on another unit's parameters, so the gradient of
+A small model is trained in short calls of PyTorch, whose overhead exceeds the work. Here the
+parameters of many units are one matrix, one row per unit, and `torch.vmap` computes a step of all
+in one call. Their losses are summed: none depends on another unit's parameters, so the gradient of
 the sum is each unit's own.
 
-Units must not meet, or one could move another's update. Every operation works on each row apart;
-units are put together by the shapes of their own data alone, and data that do not fit are left out
-before anything is computed. Kernels round by how many rows there are, so these are filled up to a
-power of two: then a unit's row is the same to the bit with any others beside it. That is tested on
-CPUs; a GPU may choose its kernels by more.
+Units must not influence each other's updates. Every operation works on each row separately. Units
+are grouped only by the shapes of their own data, and data that do not fit are left out before
+anything is computed. Kernels round by the number of rows, so rows are filled up to a power of two:
+a unit's row is then the same to the bit whatever stands beside it. This is tested on CPUs; a GPU
+may choose its kernels by more.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from fl_dp.user_code import Contained, own_chance
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
-# Measured on 2 processors: with less the calls cost, with more the activations leave the cache.
+# Measured on 2 processors: with less, calls dominate; with more, activations leave the cache.
 _CPU_BYTES = 32 << 20
-_GPU_SHARE = 0.5  # of what is free: a step takes more than it saves for its gradient
+_GPU_SHARE = 0.5  # of the free memory: a step takes more than it saves for its gradient
 _MOST_UNITS = 256
-_FEWEST_ROWS = 4  # with fewer, kernels share out one row among threads
+_FEWEST_ROWS = 4  # with fewer, kernels split one row among threads
 _COPIES = 4  # of a unit's parameters: its row, the gradient, and what layers copy
 _RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
 _MIXING = (nn.modules.batchnorm._NormBase,)
@@ -58,12 +58,12 @@ _MIXING = (nn.modules.batchnorm._NormBase,)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnitData:
-    """Data that one unit is trained on.
+    """Training data of one unit.
 
     Attributes:
         features: Float32 `(n, *input_shape)`; units of integers (tokens) are left out.
         labels: Int64 `(n,)`, or float32 where they are numbers.
-        seed: Of the order of its rows.
+        seed: Seed of the order of its rows.
     """
 
     features: NDArray[np.float32] | NDArray[np.int64]
@@ -73,7 +73,7 @@ class UnitData:
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """Options that are the same for all units; `epoch_order` decides about the rest."""
+    """Options that all units share; `epoch_order` decides the rest."""
 
     learning_rate: float
     epochs: int
@@ -91,22 +91,22 @@ def train_together(
 ) -> Iterator[tuple[list[int], NDArray[np.floating]]]:
     """Train each unit from the same model as `train_locally` would, many at a time.
 
-    A model that can't be trained so is trained one unit after the other, and the log says why:
-    dropout, BatchNorm, shared parameters, other numbers than float32, or what `torch.vmap` does
-    not know. Neither the model nor the global random state is touched.
+    Some models can't be trained so: with dropout, BatchNorm, shared parameters, other numbers than
+    float32, or operations that `torch.vmap` does not know. They are trained one unit after the
+    other, and the log gives the reason. Neither the model nor the global random state changes.
 
     Args:
-        model: What all start from, with outputs `(n, classes)`, on its own device.
-        units: Their data. What does not fit the model changes nothing for the others.
+        model: The first model of all units, with outputs `(n, classes)`, on its own device.
+        units: Data of the units. Data that do not fit the model change nothing for other units.
         learning_rate: As in `train_locally`.
         epochs: As in `train_locally`.
         batch_size: As in `train_locally`.
-        chunk_size: How many units at once, at least 1; None chooses by memory.
+        chunk_size: Number of units at once, at least 1; None chooses by memory.
 
     Yields:
-        Places in `units`, and the trained models as float32 (float64 if the model has float64)
-        `(len(places), d)`: the floating-point entries of `distinct_state`, flat, in its order. Each
-        place comes at most once, in any order; one whose data do not fit never.
+        Indices into `units`, and the trained models as float32 (float64 if the model has float64)
+        `(len(indices), d)`: the floating-point entries of `distinct_state`, flat, in its order.
+        Indices come in any order, each at most once; an index whose data do not fit never comes.
 
     Raises:
         ValueError: If a number is out of its range.
@@ -116,31 +116,31 @@ def train_together(
         raise ValueError(f"chunk_size is {chunk_size}; write at least 1, or None")
     training = _Training(learning_rate=learning_rate, epochs=epochs, batch_size=batch_size)
     start = copy.deepcopy(model).train()
-    left = dict(enumerate(units))
+    pending = dict(enumerate(units))
     reason = why_not_together(start)
     if reason is None:
         try:
-            for places, vectors in _in_chunks(start, units, training, chunk_size):
-                for place in places:
-                    del left[place]
-                yield places, vectors
+            for indices, vectors in _in_chunks(start, units, training, chunk_size):
+                for index in indices:
+                    del pending[index]
+                yield indices, vectors
         except (KeyboardInterrupt, GeneratorExit):
             raise
-        except BaseException as error:  # a native library's panic, too
+        except BaseException as error:  # also a native library's panic
             reason = f"{type(error).__name__}: {error}"
         else:
             return
     _log_once(reason)
-    for place, unit in left.items():
-        said = "the data of unit %d of those trained together do not fit"
-        with Contained(said, place) as attempt, own_chance():
+    for index, unit in pending.items():
+        text = "the data of unit %d of those trained together do not fit"
+        with Contained(text, index) as attempt, own_chance():
             vector = _trained_alone(start, unit, training)
         if attempt.failure is None:
-            yield [place], vector[np.newaxis]
+            yield [index], vector[np.newaxis]
 
 
 def why_not_together(model: nn.Module) -> str | None:
-    """Return what keeps a model's units from being trained at once, None if nothing is known to."""
+    """Return why a model's units can't be trained at once; None if no reason is known."""
     state = distinct_state(model)
     for name, tensor in state.items():
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
@@ -161,8 +161,8 @@ def units_at_once(unit_bytes: int, free_bytes: int | None = None) -> int:
     """Return how many units to train at once, a power of two.
 
     Args:
-        unit_bytes: What one unit's step keeps.
-        free_bytes: Of the GPU; None on a CPU, where the cache is what counts.
+        unit_bytes: Bytes that one unit's step stores.
+        free_bytes: Free bytes of the GPU; None on a CPU, where the cache counts.
     """
     budget = _CPU_BYTES if free_bytes is None else int(_GPU_SHARE * free_bytes)
     fitting = max(1, min(budget // max(unit_bytes, 1), _MOST_UNITS))
@@ -173,7 +173,7 @@ def units_at_once(unit_bytes: int, free_bytes: int | None = None) -> int:
 class _Unit:
     """A unit whose data fit: tensors on the model's device, at least one row."""
 
-    place: int
+    index: int
     x: Tensor
     y: Tensor
     seed: int
@@ -185,20 +185,21 @@ class _Unit:
 def _in_chunks(
     model: nn.Module, units: Sequence[UnitData], training: _Training, chunk_size: int | None
 ) -> Iterator[tuple[list[int], NDArray[np.floating]]]:
-    """Yield the units as `train_together` does; what is raised does not depend on their data."""
+    """Yield as `train_together`; whether an exception is raised does not depend on the data."""
     of_shape: dict[tuple[tuple[int, ...], int], list[_Unit]] = defaultdict(list)
     empty = []
-    for place, unit in enumerate(units):
-        fitting = _unit_of(place, unit)
+    for index, unit in enumerate(units):
+        fitting = _unit_of(index, unit)
         if fitting is None:
             continue
         if not len(fitting.y):
-            empty.append(place)
+            empty.append(index)
             continue
         width = _width(len(fitting.y), training.batch_size)
         of_shape[tuple(fitting.x.shape[1:]), width].append(fitting)
     if empty:
-        yield empty, np.broadcast_to(_vector(model).numpy(), (len(empty), _vector(model).numel()))
+        vector = _vector(model).numpy()
+        yield empty, np.broadcast_to(vector, (len(empty), vector.size))
     for (shape, width), alike in of_shape.items():
         probe = copy.deepcopy(model)
         with Contained() as attempt:
@@ -209,7 +210,7 @@ def _in_chunks(
             if not torch.equal(before, after):
                 raise ValueError(f"{name} changes in training")
         fitting_labels = [unit for unit in alike if _has_labels(unit.y, classes)]
-        # Those with most steps first: the rows that are still trained stay at the top.
+        # Units with most steps first: rows that are still trained stay at the top.
         waiting = sorted(fitting_labels, key=lambda u: -u.steps(training.batch_size))
         size = chunk_size or units_at_once(unit_bytes, _free_bytes(model))
         while waiting:
@@ -222,74 +223,76 @@ def _in_chunks(
                 size = len(chunk) // 2
                 continue
             waiting = waiting[len(chunk) :]
-            yield [unit.place for unit in chunk], vectors
+            yield [unit.index for unit in chunk], vectors
 
 
-def _unit_of(place: int, unit: UnitData) -> _Unit | None:
-    """Return a unit as tensors, on the CPU; None if its data are no records with a label each.
+def _unit_of(index: int, unit: UnitData) -> _Unit | None:
+    """Return a unit as tensors on the CPU; None if its data do not fit, or are tokens (integers).
 
-    Nor for tokens, which are integers: their units are left out.
+    Data fit if there is one label per record.
     """
     if np.issubdtype(np.asarray(unit.features).dtype, np.integer):
         return None
     try:
         # torch warns about read-only arrays, so these are copied; others are shared, not copied.
         x = torch.from_numpy(np.require(unit.features, np.float32, ["C", "W"]))
-        of_numbers = np.issubdtype(np.asarray(unit.labels).dtype, np.floating)
-        y = torch.from_numpy(
-            np.require(unit.labels, np.float32 if of_numbers else np.int64, ["C", "W"])
-        )
+        is_of_numbers = np.issubdtype(np.asarray(unit.labels).dtype, np.floating)
+        kind = np.float32 if is_of_numbers else np.int64
+        y = torch.from_numpy(np.require(unit.labels, kind, ["C", "W"]))
     except (TypeError, ValueError):
         return None
     if x.dim() < 1 or y.dim() != 1 or len(x) != len(y):
         return None
-    return _Unit(place=place, x=x, y=y, seed=unit.seed)
+    return _Unit(index=index, x=x, y=y, seed=unit.seed)
 
 
 def _has_labels(labels: Tensor, outputs: int) -> bool:
-    """Whether labels are some of the classes, or numbers for a model that predicts one."""
+    """Tell whether labels are some of the classes, or numbers for a model that predicts one."""
     if labels.is_floating_point() or outputs == 1:
-        return labels.is_floating_point() and outputs == 1  # put together, they would be one kind
+        return labels.is_floating_point() and outputs == 1  # a group has labels of one kind
     return int(labels.min()) >= 0 and int(labels.max()) < outputs
 
 
 def _width(num_rows: int, batch_size: int) -> int:
-    """Return the rows of a step: few different ones, and less than half of them padding."""
+    """Return the rows of a step: few different numbers, and less than half of them padding."""
     if num_rows >= batch_size:
         return batch_size
     power: int = 1 << (num_rows - 1).bit_length()
-    return min(3 * power // 4 if num_rows <= 3 * power // 4 else power, batch_size)
+    if num_rows <= 3 * power // 4:
+        power = 3 * power // 4
+    return min(power, batch_size)
 
 
 def _probed(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Return the number of classes, and bytes that a unit's step keeps for its gradient.
+    """Return the number of classes, and the bytes that a unit's step stores for its gradient.
 
     Raises:
-        ValueError: If the model does not return one row of logits a record.
-        Exception: Whatever it raises if it does not take such records.
+        ValueError: If the model does not return one row of logits per record.
+        Exception: Any exception of a model that does not take such records.
     """
     device = device_of(model)
-    kept: dict[int, int] = {}
+    gpus = [device] if device.type == "cuda" else []
+    stored: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        stored[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     with (
-        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.random.fork_rng(devices=gpus),
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):
         logits = model(torch.ones(shape, device=device))
     if logits.dim() != 2 or len(logits) != shape[0]:
         raise ValueError(f"the model returns {tuple(logits.shape)} for {shape[0]} records")
-    return logits.shape[1], sum(kept.values()) + _COPIES * 4 * _vector(model).numel()
+    return logits.shape[1], sum(stored.values()) + _COPIES * 4 * _vector(model).numel()
 
 
 def _trained_at_once(
     model: nn.Module, chunk: Sequence[_Unit], width: int, training: _Training
 ) -> NDArray[np.floating]:
-    """Return the trained rows of a chunk; its units stand in the order of falling steps."""
+    """Return the trained rows of a chunk, whose units are sorted by falling steps."""
     device = device_of(model)
     rows = _vector(model).to(device).repeat(_filled_up(len(chunk)), 1)
     x = torch.cat([unit.x for unit in chunk]).to(device)
@@ -311,8 +314,8 @@ def _trained_at_once(
             active = int(np.count_nonzero(steps > step))
             computed = slice(_filled_up(active))
             parameters = {
-                name: torch.unflatten(rows[computed, place], 1, shape).requires_grad_()
-                for name, (place, shape) in columns.items()
+                name: torch.unflatten(rows[computed, span], 1, shape).requires_grad_()
+                for name, (span, shape) in columns.items()
             }
             batch = order[computed, step]
             features = side_by_side(x[batch]) if images else x[batch]
@@ -339,8 +342,8 @@ def _epoch(
 ) -> tuple[Tensor, Tensor]:
     """Return the rows of each unit's steps and their weights in the mean, `(units, steps, width)`.
 
-    Rows are counted through the chunk. What is missing in a batch is filled with a row of the
-    unit's own, of weight zero: zeros as records might divide by zero. So are missing units.
+    Rows are counted through the chunk. Batches are filled up with a row of the same unit, of weight
+    zero: zeros as records might divide by zero.
     """
     most = chunk[0].steps(batch_size)
     rows = torch.zeros(_filled_up(len(chunk)), most * width, dtype=torch.int64)
@@ -350,7 +353,9 @@ def _epoch(
         count = len(unit.y)
         order = epoch_order(count, batch_size, generator)
         rows[index] = before
-        rows[index, :count] = before + (torch.arange(count) if order is None else order)
+        if order is None:
+            order = torch.arange(count)
+        rows[index, :count] = before + order
         last = (count - 1) // batch_size * batch_size
         weights[index, :last] = 1.0 / batch_size
         weights[index, last:count] = 1.0 / (count - last)
@@ -360,7 +365,7 @@ def _epoch(
 
 
 def _columns(model: nn.Module) -> dict[str, tuple[slice, torch.Size]]:
-    """Return where each trainable parameter lies in a row, and its shape."""
+    """Return the columns of each trainable parameter in a row, and its shape."""
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     columns, start = {}, 0
     for name, tensor in distinct_state(model).items():
@@ -380,7 +385,7 @@ def _trained_alone(model: nn.Module, unit: UnitData, training: _Training) -> NDA
 
 def _vector(model: nn.Module) -> Tensor:
     """Return the floating-point entries of a model's state, flat, on the CPU."""
-    entries = [each for each in distinct_state(model).values() if each.is_floating_point()]
+    entries = [tensor for tensor in distinct_state(model).values() if tensor.is_floating_point()]
     wide = any(tensor.dtype == torch.float64 for tensor in entries)
     dtype = torch.float64 if wide else torch.float32
     return torch.cat([tensor.detach().reshape(-1).to("cpu", dtype) for tensor in entries])
@@ -390,9 +395,9 @@ def _free_bytes(model: nn.Module) -> int | None:
     device = device_of(model)
     if device.type != "cuda":
         return None
-    # What PyTorch keeps for later counts as taken, and is free for us.
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(torch.cuda.mem_get_info(device)[0] + kept)
+    # Memory that PyTorch caches counts as taken, and is free for us.
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + cached)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Layers over channels for many models at once: the channels of all models side by side.
 
-`torch.vmap` moves the models into the batch of a pooling layer and parts a convolution from its
-bias. Both copy whole activations, and lose the order of memory in which these layers are fast,
+`torch.vmap` moves the models into the batch of a pooling layer and separates a convolution from its
+bias. Both copy whole activations, and lose the memory order in which these layers are fast,
 channels last. Here the models' channels stay side by side and nothing is copied: a convolution of
 all models is one grouped convolution.
 
@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 class UnitsAsChannels(TorchFunctionMode):
     """Inside `torch.vmap`, runs conv2d, max_pool2d and group_norm with the models as channels.
 
-    The results are those of `torch.vmap` but for rounding. Other functions are left alone.
+    The results equal those of `torch.vmap` except for rounding. Other functions are unchanged.
     """
 
     def __torch_function__(
@@ -43,11 +43,10 @@ def side_by_side(images: Tensor) -> Tensor:
 
 
 class _Together(torch.autograd.Function):
-    """Calls a layer once for all models; autograd sees that call and nothing of this."""
+    """Calls a layer once for all models; autograd sees only that call."""
 
     @staticmethod
     def forward(call: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        """Run the layer of one model."""
         return call(1, *tensors)
 
     @staticmethod
@@ -62,12 +61,10 @@ class _Together(torch.autograd.Function):
         x: Tensor,
         *parameters: Tensor | None,
     ) -> tuple[Tensor, int]:
-        """Run the layer of all models."""
         units = info.batch_size
-        merged = [_merged(x, in_dims[1], units, 1)] + [
-            None if parameter is None else _merged(parameter, dim, units, 0)
-            for parameter, dim in zip(parameters, in_dims[2:], strict=True)
-        ]
+        merged: list[Tensor | None] = [_merged(x, in_dims[1], units, 1)]
+        for parameter, dim in zip(parameters, in_dims[2:], strict=True):
+            merged.append(None if parameter is None else _merged(parameter, dim, units, 0))
         return torch.unflatten(call(units, *merged), 1, (units, -1)), 1
 
 

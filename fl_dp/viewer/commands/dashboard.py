@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fl_dp.commands.console import err, fail, failures_told, tell, warn
+from fl_dp.commands.console import err, exit_on_errors, fail, tell, warn
 
 if TYPE_CHECKING:
     from fl_dp.viewer.dashboard.started_runs import StartedRuns
@@ -60,7 +60,7 @@ def dashboard(
     `--token-file` or the variable FL_DP_DASHBOARD_TOKEN. It reads what runs have written and
     changes nothing, unless `--allow-start` lets it start simulations.
     """
-    with failures_told():
+    with exit_on_errors():
         from fl_dp.viewer.dashboard.access import Door, check_token, new_token
         from fl_dp.viewer.dashboard.serve import Address, listening_socket, serve
         from fl_dp.viewer.dashboard.site import Dashboard

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fl_dp.commands.console import failures_told, require_one_of, tell
+from fl_dp.commands.console import exit_on_errors, require_one_of, tell
 
 if TYPE_CHECKING:
     from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image
@@ -64,7 +64,7 @@ def report(
 
     Nothing is verified here: `fl-dp ledger` does that.
     """
-    with failures_told():
+    with exit_on_errors():
         from fl_dp.viewer.report.page_words import LANGUAGES
 
         require_one_of("--language", language, LANGUAGES)

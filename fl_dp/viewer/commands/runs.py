@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fl_dp.commands.console import (
     AsJson,
-    failures_told,
+    exit_on_errors,
     note,
     out,
     print_json,
@@ -48,7 +48,7 @@ def runs(
     A run is silent if it neither ended nor wrote anything for ten minutes and five of its rounds.
     Nothing is verified here: `fl-dp ledger` does that.
     """
-    with failures_told():
+    with exit_on_errors():
         from fl_dp.viewer.found_runs import RunsFolder, RunState
         from fl_dp.viewer.runs_view import ORDERS, in_order, runs_json, runs_table
 

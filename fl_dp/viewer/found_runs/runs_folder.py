@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fl_dp.app.run_process import PROCESS, is_there
+from fl_dp.app.run_process import PROCESS, is_running
 from fl_dp.promise import is_promise
 from fl_dp.tasks.metrics import Score
 
@@ -194,7 +194,7 @@ class RunsFolder:
         elif state is None:
             rounds_done = 0 if last is None else last.round
             all_rounds = last is not None and planned is not None and rounds_done >= planned
-            alive = None if process is None else is_there(process)
+            alive = None if process is None else is_running(process)
             state = state_of(
                 done=all_rounds or "statistic.json" in files,
                 rounds_done=rounds_done,

@@ -116,7 +116,7 @@ def test_a_round_is_one_message_for_each_processor_of_the_cluster() -> None:
     many = Cluster(address="a:1", members=(Member(host="a", cpus=400, gpus=0),), has_token=True)
     assert busy_workers(settings.simulation, many.machine) == 400
     assert many.caution is None and "runs programs as you" in str(TWO.caution)
-    assert "2 machines: 10.0.0.1 (4 CPUs), 10.0.0.2 (2 CPUs)" in TWO.told
+    assert "2 machines: 10.0.0.1 (4 CPUs), 10.0.0.2 (2 CPUs)" in TWO.summary
 
 
 def test_the_command_asks_the_cluster_and_says_that_it_has_no_token(
@@ -124,7 +124,7 @@ def test_the_command_asks_the_cluster_and_says_that_it_has_no_token(
 ) -> None:
     monkeypatch.setattr(cluster, "cluster_at", lambda address: TWO)
     asked = ["simulation.ray_address=10.0.0.1:6379", f"output_dir={tmp_path}"]
-    [job] = find_jobs(asked, multirun=False).each
+    [job] = find_jobs(asked, multirun=False).trainings
     said = " ".join(capsys.readouterr().err.split())
     assert "has 2 machines" in said and "asks for no token" in said
     assert "simulation.engine=cluster" in job.sent

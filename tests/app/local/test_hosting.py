@@ -85,7 +85,7 @@ def test_a_small_table_is_trained_in_one_process_by_itself(tmp_path: Path, task:
 
 
 def test_a_run_s_folder_keeps_the_engine_that_was_taken(tmp_path: Path) -> None:
-    [job] = find_jobs([f"output_dir={tmp_path}"], multirun=False).each
+    [job] = find_jobs([f"output_dir={tmp_path}"], multirun=False).trainings
     assert compose_settings(job.sent).simulation.engine == "in_process"
 
 
@@ -193,7 +193,7 @@ def test_undecided_is_one_client_a_node() -> None:
 
 def test_the_server_is_sent_the_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = find_jobs([f"output_dir={tmp_path}", "simulation.workers=4"], multirun=False)
-    [job] = jobs.each
+    [job] = jobs.trainings
     assert job.settings.simulation.units_per_node == 50
     assert compose_settings(job.sent).simulation.units_per_node == 50
     said = [line for line in capsys.readouterr().err.splitlines() if "simulation uses" in line]
@@ -208,7 +208,7 @@ def test_a_sweep_says_once_what_was_decided(
 ) -> None:
     cells = ["privacy.epsilon=2,4,8", f"output_dir={tmp_path}", "simulation.workers=4"]
     jobs = find_jobs(cells, multirun=True)
-    assert {job.settings.simulation.units_per_node for job in jobs.each} == {50}
+    assert {job.settings.simulation.units_per_node for job in jobs.trainings} == {50}
     assert capsys.readouterr().err.count("simulation uses") == 1
 
 
@@ -218,7 +218,7 @@ def test_a_sweep_over_tasks_starts_as_many_as_the_most_demanding_allows(
 ) -> None:
     monkeypatch.setattr(Machine, "here", classmethod(lambda cls: machine(cpus=4)))
     jobs = find_jobs([f"task={tasks}", f"output_dir={tmp_path}"], multirun=True)
-    assert [job.settings.simulation.engine for job in jobs.each].count("in_process") == 1
+    assert [job.settings.simulation.engine for job in jobs.trainings].count("in_process") == 1
     assert jobs.side_by_side == 1  # by digits alone, as many as there are processors
 
 
@@ -231,7 +231,7 @@ def test_a_resumed_run_keeps_its_number_on_any_machine(
 ) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create(decided(cpus=7))
-    [job] = find_jobs([f"resume={folder.path}"], multirun=False).each
+    [job] = find_jobs([f"resume={folder.path}"], multirun=False).trainings
     assert job.settings.simulation.units_per_node == 29
     assert "simulation uses" not in capsys.readouterr().err
 

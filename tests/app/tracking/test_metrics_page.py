@@ -107,7 +107,7 @@ def test_a_run_tells_the_page_what_it_tells_any_tracker() -> None:
     with TrackedRun([page]) as run:
         run.start(RunStart(name="run", rounds=1, promise={"promise/epsilon": 1.0, "seed": 7}))
         run.released({"round": 0, "test_loss": 2.0, "participants": 3, "seconds": 1.5})
-        run._followers[0].tell_no_more()
+        run._followers[0].finish()
         run._followers[0].wait(240.0)
         clock.now += 60
         shown = scrape(page)

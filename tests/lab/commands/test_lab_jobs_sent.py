@@ -33,7 +33,7 @@ def test_a_choice_trains_what_was_charged(
     monkeypatch.setattr(tune, "_score", lost)
     given = ["tune.by=stopping", "tune.mean_runs=8", "privacy.insecure_seed=2"]
     swept = with_candidates([*asked, MODELS, *given, f"output_dir={tmp_path}"])
-    [job] = find_jobs(swept, multirun=False).each
+    [job] = find_jobs(swept, multirun=False).trainings
     with pytest.raises(ValueError, match="every training of the choice failed"):
         tune._best_of_many(job, err)
     assert len({digest_of(each.settings) for each in seen}) == 2  # both candidates were drawn

@@ -291,7 +291,7 @@ def test_a_training_that_fails_is_counted_and_the_others_go_on(
         """A queue whose first training fails, whose second is stopped by hand."""
 
         def __init__(self, jobs: Jobs, console: Any) -> None:
-            [self.job] = jobs.each
+            [self.job] = jobs.trainings
 
         def work_off(self) -> list[Any]:
             begun.append(self.job.path.name)

@@ -104,7 +104,7 @@ def test_threads_change_no_bit(
     assert torch.get_num_threads() == threads
     torch.set_num_threads(1)
     try:
-        alone = [encoder._each(some)[:count] for some, count in encoder._batches(images[:100])]
+        alone = [encoder._vectors(some)[:count] for some, count in encoder._batches(images[:100])]
     finally:
         torch.set_num_threads(threads)
     np.testing.assert_array_equal(vectors, torch.cat(alone).numpy())
@@ -186,7 +186,7 @@ def test_a_file_holds_them_for_others(
     assert encoder.statistics is not None
     encoder.statistics.save(tmp_path / "features.safetensors")
     read = PublicStatistics.read(tmp_path / "features.safetensors")
-    elsewhere = plain(name).by(read)
+    elsewhere = plain(name).with_statistics(read)
     np.testing.assert_array_equal(elsewhere(images), encoder(images))
 
 

@@ -33,12 +33,12 @@ class Client(NumPyClient):
             learning_rate=float(self.config["learning-rate"]),
             epochs=int(self.config["local-epochs"]),
         )
-        # Everybody weighs 1: how many records a client has is its own business.
+        # Every client weighs 1: the number of its records stays private.
         return list(get_arrays(model).values()), 1, {}
 
 
 def num_hosted(context: Context, config: dict[str, Any]) -> int:
-    """Return how many clients a node hosts; none of them sees another's records."""
+    """Return the number of clients of a node; none of them sees another's records."""
     return int(context.run_config["clients-per-node"])
 
 

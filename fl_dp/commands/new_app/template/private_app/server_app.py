@@ -23,7 +23,7 @@ def main(grid: Grid, context: Context) -> None:
     """Train within a privacy budget, and write down what was promised and spent."""
     config: dict[str, Any] = dict(context.run_config)
     rounds = config["num-server-rounds"]
-    # Absolute: where Flower starts a ServerApp is not where its user stands.
+    # Absolute: Flower starts a ServerApp in another folder than its user's.
     folder = Path(config["runs-folder"]).expanduser() / str(context.run_id)
     folder.mkdir(mode=0o700, parents=True)
 

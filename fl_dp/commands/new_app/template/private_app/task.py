@@ -17,7 +17,7 @@ Records: TypeAlias = tuple[Tensor, Tensor]
 def build_model() -> nn.Module:
     """Return an untrained model.
 
-    Yours must have no batch statistics (BatchNorm): they would tell of single records.
+    Yours must have no batch statistics (BatchNorm): they would reveal single records.
     """
     return nn.Linear(64, 10)
 
@@ -25,11 +25,11 @@ def build_model() -> nn.Module:
 def load_client(client: int, num_clients: int) -> Records:
     """Return the records of one client, who is the privacy unit.
 
-    Yours are read from where the client lies. Scale them by constants that are public.
+    Yours are read on the client's own machine. Scale them by public constants.
 
     Args:
-        client: From 0 to `num_clients - 1`.
-        num_clients: How many there are.
+        client: Index of the client, from 0 to `num_clients - 1`.
+        num_clients: Number of clients.
     """
     features, labels = _digits()
     mine = torch.arange(len(labels)) % 5 != 0  # the rest is public
@@ -55,7 +55,7 @@ def train(model: nn.Module, records: Records, *, learning_rate: float, epochs: i
 
 @torch.no_grad()
 def accuracy(model: nn.Module, records: Records) -> float:
-    """Return the fraction of records whose label a model finds."""
+    """Return the fraction of records whose label the model predicts."""
     features, labels = records
     return float((model(features).argmax(dim=1) == labels).float().mean())
 
@@ -63,5 +63,5 @@ def accuracy(model: nn.Module, records: Records) -> float:
 @cache
 def _digits() -> Records:
     features, labels = load_digits(return_X_y=True)
-    # Pixels are from 0 to 16, whoever wrote them.
+    # Pixels are from 0 to 16 for every writer.
     return torch.tensor(features / 16.0, dtype=torch.float32), torch.tensor(labels)

@@ -20,8 +20,8 @@ def run_app(run_id: int, **changed: Any) -> None:
     """Run the app with some of its settings changed."""
     config = CONFIG | changed
     nodes = config["num-clients"] // config["clients-per-node"]
-    places = [{"partition-id": node, "num-partitions": nodes} for node in range(nodes)]
-    grid = InProcessGrid(client_app.app, places, run_id=run_id, run_config=config)
+    node_configs = [{"partition-id": node, "num-partitions": nodes} for node in range(nodes)]
+    grid = InProcessGrid(client_app.app, node_configs, run_id=run_id, run_config=config)
     server_app.app(grid, Context(run_id, 0, {}, RecordDict(), config))
 
 
@@ -30,8 +30,8 @@ def test_a_run_learns_and_spends_no_more_than_its_budget(
 ) -> None:
     """The noise differs from run to run; at chance the accuracy would be 0.1."""
     run_app(1, **{"runs-folder": str(tmp_path)})
-    said = capsys.readouterr().out
-    assert float(said.split("Accuracy on public records: ")[1].split()[0]) > 0.5
+    output = capsys.readouterr().out
+    assert float(output.split("Accuracy on public records: ")[1].split()[0]) > 0.5
     with PrivacyLedger.read(tmp_path / "1" / "ledger.db") as ledger:
         assert 0 < ledger.epsilon().best <= CONFIG["epsilon"]
         assert ledger.rounds_committed == CONFIG["num-server-rounds"]
